@@ -1,0 +1,1 @@
+"""Configs, installed as `tfidf_tune.configs`; `tfidf-tune ls` shows their names."""

@@ -1,0 +1,54 @@
+"""Full fine-tuning of a torchtune model on one device, all weights trained.
+
+    tune run tfidf_tune/recipes/full_finetune.py --config tinyllama/1.1B_full_memorization
+    tfidf-tune run full_finetune --config tinyllama/1.1B_full_memorization batch_size=4
+
+Keys: :class:`tfidf_tune.training.FinetuneConfig`. The run's folder gets ``checkpoint_10pct`` to ``checkpoint_100pct``,
+each a complete Hugging Face model, ``metrics.jsonl`` and ``config.yaml``.
+"""
+
+from functools import partial
+
+from omegaconf import DictConfig
+from torchtune import config
+
+from tfidf_tune import training
+
+
+@training.recipe
+def recipe_main(user_cfg: DictConfig) -> None:
+    """Check everything, then load, train, and save at the milestones."""
+    cfg = training.check_config(user_cfg, training.FinetuneConfig)
+    run = training.open_run(cfg)
+
+    # What can be wrong is found here, before the first weight is read.
+    checkpointer = config.instantiate(cfg.checkpointer)
+    model = training.build_model(cfg.model, run)
+    training.require_no_lora(model)
+    checkpointer.check_model(model)
+    tokenizer = training.build_tokenizer(cfg, model)
+    loss = training.build_loss(cfg).to(run.device)
+    dataset = training.build_dataset(cfg, tokenizer, model)
+    dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
+
+    training.load_model(model, checkpointer, run)
+    training.prepare_model(model, loss, cfg)
+    optimizer = training.build_optimizer(cfg, model)
+    lr_scheduler = training.build_lr_scheduler(cfg, optimizer, training.count_steps(cfg, dataloader))
+
+    with training.open_progress(cfg, run, training.count_steps(cfg, dataloader)) as progress:
+        training.train(
+            cfg,
+            model,
+            loss,
+            optimizer,
+            lr_scheduler,
+            dataloader,
+            device=run.device,
+            progress=progress,
+            save=partial(checkpointer.save_model, model),
+        )
+
+
+if __name__ == "__main__":
+    recipe_main()

@@ -1,0 +1,19 @@
+"""The TF-IDF loss for torchtune's own recipes, without a change to them.
+
+The stock recipes compare the *name* of the loss class: only one called ``CEWithChunkedOutputLoss`` gets chunks of
+logits and labels ``[b, s]``; for any other the labels are flattened and with them the sequences that term frequencies
+need. And ``compile: True`` wraps the whole loss unless it is a subclass of torchtune's. Hence name and base class.
+"""
+
+from torchtune.modules import loss as torchtune_loss
+
+from tfidf_tune.loss._weighted_cross_entropy import TFIDFCrossEntropyLoss
+
+
+class CEWithChunkedOutputLoss(TFIDFCrossEntropyLoss, torchtune_loss.CEWithChunkedOutputLoss):  # type: ignore[misc]
+    """:class:`~tfidf_tune.loss.TFIDFCrossEntropyLoss` under the name that the stock recipes know.
+
+    ``tune run full_finetune_single_device --config ... loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss``
+
+    The arguments are those of :class:`~tfidf_tune.loss.TFIDFCrossEntropyLoss`.
+    """

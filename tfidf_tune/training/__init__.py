@@ -1,0 +1,46 @@
+"""The steps that recipes are made of, in the order in which a recipe takes them."""
+
+from tfidf_tune.training._checkpointer import HFCheckpointer
+from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config
+from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer
+from tfidf_tune.training._entry_point import config_path, recipe
+from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
+from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
+from tfidf_tune.training._milestones import milestone_name, milestone_steps
+from tfidf_tune.training._model import build_model, load_model, prepare_model
+from tfidf_tune.training._optim import build_loss, build_lr_scheduler, build_optimizer
+from tfidf_tune.training._run import Run, open_run
+from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
+
+__all__ = [
+    "FinetuneConfig",
+    "HFCheckpointer",
+    "JSONLinesLogger",
+    "LoRAFinetuneConfig",
+    "LoRASettings",
+    "ProgressLog",
+    "Run",
+    "StepResult",
+    "build_dataloader",
+    "build_dataset",
+    "build_loss",
+    "build_lr_scheduler",
+    "build_model",
+    "build_optimizer",
+    "build_tokenizer",
+    "check_config",
+    "config_path",
+    "count_steps",
+    "load_model",
+    "milestone_name",
+    "milestone_steps",
+    "open_progress",
+    "open_run",
+    "prepare_model",
+    "recipe",
+    "require_no_lora",
+    "shift_labels",
+    "train",
+    "train_adapters_only",
+    "train_step",
+]

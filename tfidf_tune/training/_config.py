@@ -1,0 +1,138 @@
+"""The keys of a recipe's config, and their check before any work begins."""
+
+import difflib
+import inspect
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torchtune.config._errors import InstantiationError
+from torchtune.config._utils import _get_component_from_path
+
+
+@dataclass
+class FinetuneConfig:
+    """Keys that both recipes know; names are torchtune's where it has the same thing.
+
+    Components (``model``, ``loss``, ...) are sections with ``_component_`` and keyword arguments.
+    """
+
+    output_dir: str = MISSING
+    """Folder of the run: checkpoints, metrics.jsonl, config.yaml."""
+    model: Any = MISSING
+    checkpointer: Any = MISSING
+    tokenizer: Any = MISSING
+    dataset: Any = MISSING
+    collate_fn: str = "torchtune.data.padded_collate_sft"
+    loss: Any = MISSING
+    """A tfidf_tune.loss component: the objective."""
+    optimizer: Any = MISSING
+    lr_scheduler: Any = None
+    """Called with the optimizer and num_training_steps. Null: a constant learning rate."""
+    metric_logger: Any = MISSING
+    """torchtune's loggers; metrics.jsonl is written in any case."""
+    seed: int | None = None
+    shuffle: bool = True
+    batch_size: int = MISSING
+    """Sequences of a mini-batch: what the loss sees at once."""
+    gradient_accumulation_steps: int = 1
+    epochs: int = 1
+    max_steps: int | None = None
+    """Optimizer steps after which the run ends, if the epochs have not ended it."""
+    clip_grad_norm: float | None = 1.0
+    save_at_percent: list[int] = field(default_factory=lambda: [10, 25, 50, 75, 100])
+    """Shares of the run, in percent of its steps, after which a checkpoint is written."""
+    device: str = "cpu"
+    dtype: str = "fp32"
+    enable_activation_checkpointing: bool = False
+    compile: bool = False
+    log_every_n_steps: int = 1
+    log_peak_memory_stats: bool = False
+
+
+@dataclass
+class LoRAFinetuneConfig(FinetuneConfig):
+    """Keys of the LoRA recipe."""
+
+    merge_adapter: bool = False
+    """Write checkpoints as complete models with the adapter merged, not as PEFT adapters."""
+
+
+_DTYPES = ("fp32", "bf16")
+_COMPONENTS = ("model", "checkpointer", "tokenizer", "dataset", "loss", "optimizer", "metric_logger")
+_OPTIONAL_COMPONENTS = ("lr_scheduler",)
+
+Schema = TypeVar("Schema", bound=FinetuneConfig)
+
+
+def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
+    """Check a recipe's config against its keys, their types, and the signatures of its components.
+
+    Args:
+        cfg (DictConfig): what the user gave: file and overrides.
+        schema (type[Schema]): the recipe's keys.
+
+    Returns:
+        Schema: the config with defaults filled in (in fact a DictConfig that behaves like the schema, so that
+        components can be instantiated from it).
+
+    Raises:
+        ValueError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component cannot
+            be found or does not take the arguments given.
+    """
+    known = [entry.name for entry in fields(schema)]
+    for key in cfg:
+        if key not in known:
+            raise ValueError(f"config: no key '{key}'{_suggestion(str(key), known)}")
+    try:
+        checked = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), cfg))
+        OmegaConf.resolve(checked)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"config: {str(error).splitlines()[0]} (key '{getattr(error, 'full_key', '')}')") from error
+    missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
+    if missing:
+        raise ValueError(f"config: missing {', '.join(missing)}")
+    for key in (*_COMPONENTS, *_OPTIONAL_COMPONENTS):
+        if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
+            _check_component(key, checked[key])
+    _check_values(cast(FinetuneConfig, checked))
+    return cast(Schema, checked)
+
+
+def _check_values(cfg: FinetuneConfig) -> None:
+    for key in ("batch_size", "gradient_accumulation_steps", "epochs", "log_every_n_steps"):
+        if getattr(cfg, key) < 1:
+            raise ValueError(f"config: {key} is {getattr(cfg, key)}, it has to be at least 1")
+    if cfg.max_steps is not None and cfg.max_steps < 1:
+        raise ValueError(f"config: max_steps is {cfg.max_steps}, it has to be at least 1, or null for no limit")
+    if cfg.clip_grad_norm is not None and not cfg.clip_grad_norm > 0:
+        raise ValueError(f"config: clip_grad_norm is {cfg.clip_grad_norm}, it has to be positive, or null for none")
+    if cfg.dtype not in _DTYPES:
+        raise ValueError(f"config: dtype is '{cfg.dtype}', possible are {', '.join(_DTYPES)}")
+    if not cfg.save_at_percent or not all(0 < percent <= 100 for percent in cfg.save_at_percent):
+        raise ValueError(
+            f"config: save_at_percent is {list(cfg.save_at_percent)}, it has to list whole percents from 1 to 100"
+        )
+
+
+def _check_component(key: str, section: Any) -> None:
+    if not OmegaConf.is_dict(section) or "_component_" not in section:
+        raise ValueError(f"config: {key} has to be a section with `_component_`")
+    path = section["_component_"]
+    try:
+        component = _get_component_from_path(path)
+    except (InstantiationError, ValueError) as error:
+        raise ValueError(f"config: {key}: no component '{path}': {str(error).splitlines()[-1]}") from error
+    parameters = inspect.signature(component).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters]
+    for argument in section:
+        if argument != "_component_" and argument not in names:
+            raise ValueError(f"config: {key}: {path} has no argument '{argument}'{_suggestion(str(argument), names)}")
+
+
+def _suggestion(name: str, possible: list[str]) -> str:
+    close = difflib.get_close_matches(name, possible, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; possible are {', '.join(sorted(possible))}"

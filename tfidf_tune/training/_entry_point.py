@@ -1,0 +1,59 @@
+"""How a recipe is started: configs by name, and errors of the user's in one message."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from torchtune import config
+
+
+def config_path(name: str) -> str:
+    """Find the file of a config.
+
+    Args:
+        name (str): a path, or the name of one of the configs that come with the package
+            (``tinyllama/1.1B_lora_memorization``).
+
+    Returns:
+        str: the path.
+
+    Raises:
+        FileNotFoundError: If there is neither such a file nor such a name.
+    """
+    if Path(name).is_file():
+        return name
+    folder = Path(str(files("tfidf_tune.configs")))
+    packaged = folder / f"{name}.yaml"
+    if packaged.is_file():
+        return str(packaged)
+    names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    raise FileNotFoundError(f"no config file {name}, and no config of that name; there are: {', '.join(names)}")
+
+
+def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
+    """Make a function of a config the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
+
+    What is wrong with config, data or checkpoint is reported in one message without a traceback, exit code 1.
+
+    Args:
+        main (Callable[[DictConfig], None]): the recipe.
+
+    Returns:
+        Callable[[], Any]: reads ``sys.argv``; the recipe itself stays at hand as ``__wrapped__``.
+    """
+
+    @wraps(main)
+    def entry_point() -> Any:
+        try:
+            if "--config" in sys.argv[1:-1]:
+                position = sys.argv.index("--config") + 1
+                sys.argv[position] = config_path(sys.argv[position])
+            return config.parse(main)()
+        except (ValueError, FileNotFoundError) as error:
+            sys.exit(f"error: {error}")
+
+    return entry_point

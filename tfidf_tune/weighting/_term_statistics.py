@@ -1,0 +1,102 @@
+"""Token statistics inside one mini-batch, as pure functions.
+
+Shape suffixes: B rows, S positions in a row.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+TermFrequency = Literal["count", "log", "binary"]
+TERM_FREQUENCIES: tuple[TermFrequency, ...] = get_args(TermFrequency)
+
+
+def occurrences(keys_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """Count how often each key occurs in its own row.
+
+    Sorting brings equal keys together, so that the count of a key is the length of its run. The work
+    is that of one sort of ``[b, s]``; nothing of the size of the vocabulary is made.
+
+    Args:
+        keys_BS (Tensor): integer keys of shape ``[b, s]``.
+
+    Returns:
+        tuple[Tensor, Tensor]: ``counts`` int64 ``[b, s]``, the number of positions of the row that hold
+        the same key; ``is_representative`` bool ``[b, s]``, true at exactly one position of each distinct key of a row.
+    """
+    sorted_BS, order_BS = keys_BS.sort(dim=-1)
+    starts_BS = torch.ones_like(sorted_BS, dtype=torch.bool)
+    starts_BS[:, 1:] = sorted_BS[:, 1:] != sorted_BS[:, :-1]
+    run_BS = starts_BS.cumsum(dim=-1) - 1
+    run_lengths_BS = torch.zeros_like(run_BS).scatter_add_(-1, run_BS, torch.ones_like(run_BS))
+    counts_BS = torch.empty_like(run_BS).scatter_(-1, order_BS, run_lengths_BS.gather(-1, run_BS))
+    is_representative_BS = torch.empty_like(starts_BS).scatter_(-1, order_BS, starts_BS)
+    return counts_BS, is_representative_BS
+
+
+def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
+    r"""Turn counts within a document into term frequencies.
+
+    ``count`` is the paper's :math:`\mathrm{tf} = c`; ``log`` is the sublinear :math:`1 + \ln c`;
+    ``binary`` is 1, which leaves IDF alone.
+
+    Args:
+        counts (Tensor): occurrences of each token in its document, integer, at least 1, any shape.
+        form (TermFrequency): one of ``count``, ``log``, ``binary``.
+
+    Returns:
+        Tensor: float32, same shape.
+    """
+    if form == "count":
+        return counts.float()
+    if form == "log":
+        return 1 + counts.float().log()
+    return torch.ones_like(counts, dtype=torch.float32)
+
+
+def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:
+    r"""Smoothed inverse document frequency, :math:`\mathrm{idf} = \ln\frac{1 + N}{1 + \mathrm{df}} + 1`.
+
+    Source: "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy Loss", section
+    3.1. With nothing counted yet (N = 0, df = 0) it is 1.
+
+    Args:
+        document_frequency (Tensor): df, the number of documents that contain the token, integer, any shape.
+        num_documents (Tensor): N, the number of documents counted, integer scalar.
+
+    Returns:
+        Tensor: float32, the shape of ``document_frequency``.
+    """
+    return ((1 + num_documents).float() / (1 + document_frequency).float()).log() + 1
+
+
+def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = None) -> Tensor:
+    r"""Scale weights to mean 1 over the valid tokens: :math:`w_i = w'_i / (\frac{1}{M}\sum_j w'_j)`.
+
+    With ``max_weight`` the scale :math:`c` is the one for which the mean of
+    :math:`w_i = \min(c\,w'_i, \mathrm{max\_weight})` is 1, so that a cap changes neither the mean nor the learning
+    rate that suits it. With k tokens at the cap :math:`c = (M - k\,\mathrm{max\_weight}) / \sum_{i>k} w'_i` over
+    weights in descending order, and k is the number of positions at which that c would still exceed the cap.
+
+    Args:
+        raw_weights (Tensor): non-negative, float32, any shape; positive where ``valid``.
+        valid (Tensor): bool, same shape.
+        max_weight (float | None): largest weight, at least 1. Default: None, no cap.
+
+    Returns:
+        Tensor: float32, same shape; 0 where not ``valid``; all 0 when nothing is valid.
+    """
+    raw_weights = raw_weights.masked_fill(~valid, 0)
+    num_valid = valid.sum()
+    smallest = torch.finfo(torch.float32).tiny  # stands for the sum of an empty set, never reached otherwise
+    if max_weight is None:
+        return raw_weights * (num_valid / raw_weights.sum().clamp_min(smallest))
+
+    descending = raw_weights.flatten().sort(descending=True).values
+    tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(smallest)
+    num_capped_before = torch.arange(len(descending), device=descending.device)
+    scales = (num_valid - num_capped_before * max_weight) / tail_sums
+    exceeds = (scales * descending > max_weight) & (num_capped_before < num_valid - 1)
+    scale = scales[exceeds.sum().unsqueeze(0)]
+    return (raw_weights * scale).clamp_max(max_weight)

@@ -1,0 +1,22 @@
+"""Weight 1 everywhere: plain cross-entropy on the path of the weighted losses."""
+
+import torch
+from torch import Tensor
+
+from tfidf_tune.weighting._interface import TokenWeighting
+
+
+class UniformWeighting(TokenWeighting):
+    """Weight 1 for every valid token.
+
+    Args:
+        ignore_index (int): label of the positions that do not count. Default: -100.
+    """
+
+    def __init__(self, *, ignore_index: int = -100) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+
+    def forward(self, labels: Tensor, *, vocab_size: int | None = None, document_ids: Tensor | None = None) -> Tensor:
+        """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``."""
+        return (labels != self.ignore_index).to(torch.float32)
