@@ -84,12 +84,12 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     known = [entry.name for entry in fields(schema)]
     for key in cfg:
         if key not in known:
-            raise ValueError(f"config: no key '{key}'{_suggestion(str(key), known)}")
+            raise ValueError(f"config: no key {str(key)!r}{_suggestion(str(key), known)}")
     try:
         checked = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), cfg))
         OmegaConf.resolve(checked)
     except OmegaConfBaseException as error:
-        raise ValueError(f"config: {str(error).splitlines()[0]} (key '{getattr(error, 'full_key', '')}')") from error
+        raise ValueError(f"config: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
     missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
     if missing:
         raise ValueError(f"config: missing {', '.join(missing)}")

@@ -28,7 +28,8 @@ class TFIDFWeighting(TokenWeighting):
 
     where :math:`\mathrm{tf}_i` is the number of times that token :math:`x_i` occurs in its sequence,
     :math:`\mathrm{df}(v)` the number of the window's N sequences that contain v, and M the number of valid tokens of
-    the mini-batch. Source: "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy Loss", section 3.1.
+    the mini-batch. Source: "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy
+    Loss", section 3.1.
 
     Conventions: the window includes the current mini-batch; N counts sequences with at least one valid token; a batch
     without a valid token leaves the window as it is and gets weights of 0. In ``.eval()`` mode the weights use the

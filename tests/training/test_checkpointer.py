@@ -1,0 +1,279 @@
+"""Checkpoints in and out: transformers and peft are the truth for what is written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from conftest import TINY_LLAMA, VOCAB_SIZE, make_llama
+from torch import nn
+from torchtune.models.llama2 import llama2, lora_llama2
+
+from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, build_model, load_model
+
+FLOAT32_ON_CPU = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
+TOKENS = torch.arange(40).view(2, 20)
+
+
+def loaded_model(checkpointer: HFCheckpointer, *, run: Run = FLOAT32_ON_CPU, lora: bool = False) -> nn.Module:
+    from omegaconf import OmegaConf
+
+    section = {"_component_": "torchtune.models.llama2.llama2", **TINY_LLAMA}
+    if lora:
+        section |= {
+            "_component_": "torchtune.models.llama2.lora_llama2",
+            "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+            "apply_lora_to_mlp": True,
+            "apply_lora_to_output": True,
+            "lora_rank": 4,
+            "lora_alpha": 12,
+        }
+    model = build_model(OmegaConf.create(section), run)
+    checkpointer.check_model(model)
+    load_model(model, checkpointer, run)
+    return model.eval()
+
+
+def random_adapter(checkpointer: HFCheckpointer) -> nn.Module:
+    """A model whose adapters do something: B is zero at the start."""
+    model = loaded_model(checkpointer, lora=True)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_b" in name:
+            nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def hf_logits(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(TOKENS).logits
+
+
+def test_a_loaded_checkpoint_gives_the_logits_of_transformers(tiny_checkpoint, tmp_path):
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path)))
+
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), hf_logits(tiny_checkpoint))
+
+
+def test_shards_and_their_index_are_read(tmp_path):
+    sharded = make_llama(tmp_path / "sharded", max_shard_size="40KB")
+    whole = make_llama(tmp_path / "whole")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+
+    models = [loaded_model(HFCheckpointer(checkpoint_dir=str(f), output_dir=str(tmp_path))) for f in (sharded, whole)]
+
+    weights = [model.state_dict() for model in models]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_a_model_can_be_loaded_in_bf16(tiny_checkpoint, tmp_path):
+    run = Run(torch.device("cpu"), torch.bfloat16, 0, tmp_path)
+
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path)), run=run)
+
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_changing_a_loaded_model_leaves_the_file_alone(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    before = (folder / "model.safetensors").read_bytes()
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(folder), output_dir=str(tmp_path)))
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_saved_model_loads_in_transformers_with_the_same_logits(tiny_checkpoint, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    model = loaded_model(checkpointer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+
+    folder = checkpointer.save_model(model, "checkpoint_10pct")
+
+    with torch.no_grad():
+        torch.testing.assert_close(hf_logits(folder), model(TOKENS))
+
+
+def test_a_saved_model_is_complete(tiny_checkpoint, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+
+    folder = checkpointer.save_model(loaded_model(checkpointer), "checkpoint_10pct")
+
+    names = {file.name for file in folder.iterdir()}
+    assert names == {file.name for file in tiny_checkpoint.iterdir()}
+    text = "the grey cat watched the harbour."
+    ids = [transformers.AutoTokenizer.from_pretrained(f)(text)["input_ids"] for f in (folder, tiny_checkpoint)]
+    assert ids[0] == ids[1]
+
+
+def test_the_saved_config_names_the_dtype_of_the_saved_weights(tiny_checkpoint, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    run = Run(torch.device("cpu"), torch.bfloat16, 0, tmp_path)
+
+    folder = checkpointer.save_model(loaded_model(checkpointer, run=run), "checkpoint_10pct")
+
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+
+
+def test_a_saved_adapter_loads_in_peft_with_the_same_logits(tiny_checkpoint, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    model = random_adapter(checkpointer)
+
+    folder = checkpointer.save_adapter(model, "checkpoint_10pct")
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(base, folder).eval()
+    with torch.no_grad():
+        expected = model(TOKENS)
+        assert not torch.allclose(hf_logits(tiny_checkpoint), expected)
+        torch.testing.assert_close(adapted(TOKENS).logits, expected)
+
+
+def test_an_adapter_folder_names_its_base_and_is_not_taken_for_a_model(tiny_checkpoint, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+
+    folder = checkpointer.save_adapter(random_adapter(checkpointer), "checkpoint_10pct")
+
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tiny_checkpoint)
+    assert not (folder / "config.json").exists()
+
+
+def test_a_merged_model_gives_the_logits_of_base_and_adapter(tiny_checkpoint, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    model = random_adapter(checkpointer)
+    with torch.no_grad():
+        expected = model(TOKENS)
+
+    folder = checkpointer.save_model(model, "checkpoint_10pct")
+
+    torch.testing.assert_close(hf_logits(folder), expected)
+
+
+def test_merging_leaves_the_model_in_training_alone(tiny_checkpoint, tmp_path):
+    """torchtune's merge adds to the tensors it is given, which on CPU would be the model's own."""
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    model = random_adapter(checkpointer)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    checkpointer.save_model(model, "checkpoint_10pct")
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path / "run"))
+    model = loaded_model(checkpointer)
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tfidf_tune.training._checkpointer.save_torch_state_dict", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        checkpointer.save_model(model, "checkpoint_10pct")
+
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_missing_folder_is_named():
+    with pytest.raises(FileNotFoundError, match="no such folder /no/such/folder"):
+        HFCheckpointer(checkpoint_dir="/no/such/folder", output_dir="unused")
+
+
+def test_a_hub_id_that_cannot_be_had_is_named_with_the_cause():
+    with pytest.raises(FileNotFoundError, match="nobody/nothing is no local folder and could not be had"):
+        HFCheckpointer(checkpoint_dir="nobody/nothing", output_dir="unused")
+
+
+def test_another_architecture_is_refused(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "gpt2")
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+
+    with pytest.raises(ValueError, match="of the architecture 'gpt2'; supported: llama"):
+        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(tiny_checkpoint, tmp_path, name):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    (folder / name).unlink()
+
+    with pytest.raises(FileNotFoundError, match=f"lacks {name}"):
+        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = make_llama(tmp_path / "sharded", max_shard_size="40KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+
+    with pytest.raises(FileNotFoundError, match=f"lacks {shard.name}"):
+        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 3}, "no weight layers.2."),
+        ({"num_layers": 1}, "weight layers.1..* is not in the model"),
+        ({"embed_dim": 64}, r"is \(.*32.*\) in the checkpoint, \(.*64.*\) in the model"),
+        ({"vocab_size": 400}, r"output.weight is \(320, 32\) in the checkpoint, \(400, 32\) in the model"),
+        ({"num_heads": 8, "num_kv_heads": 4}, "num_heads is 4 in the checkpoint, 8 in the model"),
+        ({"rope_base": 500_000}, "rope_base is 10000.0 in the checkpoint, 500000.0 in the model"),
+        ({"norm_eps": 1e-6}, "norm_eps is 1e-05 in the checkpoint, 1e-06 in the model"),
+        ({"max_seq_len": 128}, "max_seq_len is 64 in the checkpoint, 128 in the model"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_the_difference(tiny_checkpoint, change, message):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir="unused")
+    with torch.device("meta"):
+        model = llama2(**(TINY_LLAMA | change))
+
+    with pytest.raises(ValueError, match=message):
+        checkpointer.check_model(model)
+
+
+def test_a_rope_scaling_that_the_model_lacks_is_refused(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "scaled")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = llama2(**TINY_LLAMA)
+
+    with pytest.raises(ValueError, match="rope type is llama3 in the checkpoint, default in the model"):
+        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused").check_model(model)
+
+
+def test_lora_settings_are_read_off_the_model():
+    with torch.device("meta"):
+        model = lora_llama2(["q_proj", "output_proj"], lora_rank=4, lora_alpha=12, lora_dropout=0.1, **TINY_LLAMA)
+
+    assert LoRASettings.of(model) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
+    assert TINY_LLAMA["vocab_size"] == VOCAB_SIZE
+
+
+def test_a_plain_model_has_no_lora_settings():
+    with torch.device("meta"):
+        model = llama2(**TINY_LLAMA)
+
+    assert LoRASettings.of(model) is None
+    with pytest.raises(ValueError, match="no LoRA layers.*full_finetune"):
+        LoRASettings.require(model)
+
+
+def test_dora_is_refused():
+    with torch.device("meta"):
+        model = lora_llama2(["q_proj"], lora_rank=4, lora_alpha=12, use_dora=True, **TINY_LLAMA)
+
+    with pytest.raises(ValueError, match="DoRALinear; supported is LoRA alone"):
+        LoRASettings.of(model)

@@ -1,0 +1,218 @@
+"""The training step and loop on a tiny torchtune model."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY_LLAMA, VOCAB_SIZE
+from torch import nn
+from torchtune import training as torchtune_training
+from torchtune.models.llama2 import llama2
+
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.training import (
+    JSONLinesLogger,
+    ProgressLog,
+    milestone_steps,
+    prepare_model,
+    shift_labels,
+    train_step,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    model = llama2(**TINY_LLAMA)
+    model.set_num_output_chunks(8)
+    return model
+
+
+def make_batch(num_sequences: int, length: int = 24, *, seed: int = 0, ignored: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCAB_SIZE, (num_sequences, length), generator=generator)
+    labels = tokens.clone()
+    labels[:, :ignored] = -100
+    return {"tokens": tokens, "labels": labels}
+
+
+def gradients_of_a_step(model, loss, batches, **kwargs):
+    """Gradients as the optimizer sees them."""
+    seen = {}
+
+    class Recorder(torch.optim.SGD):
+        def step(self):
+            seen.update({name: p.grad.clone() for name, p in model.named_parameters()})
+
+    result = train_step(
+        model, loss, Recorder(model.parameters(), lr=0.0), batches, device=CPU, **({"clip_grad_norm": None} | kwargs)
+    )
+    return seen, result
+
+
+def test_labels_are_shifted_and_the_last_is_ignored():
+    assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [[2, 3, -100], [5, 6, -100]]
+
+
+def test_the_step_follows_the_cross_entropy_of_the_next_token(model):
+    batch = make_batch(3)
+    logits = torch.cat(model(batch["tokens"]), dim=1)
+    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten())
+    expected.backward()
+    expected_gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    gradients, result = gradients_of_a_step(model, CrossEntropyLoss(), [batch])
+
+    torch.testing.assert_close(result.metrics["loss"], expected.detach())
+    torch.testing.assert_close(gradients, expected_gradients)
+    assert result.num_tokens == 3 * 23
+
+
+def test_accumulated_gradients_are_those_of_the_large_batch(model):
+    """Also when the mini-batches have different numbers of valid tokens."""
+    parts = [make_batch(2, seed=0), make_batch(2, seed=1, ignored=15)]
+    whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+    accumulated, result = gradients_of_a_step(model, CrossEntropyLoss(), parts)
+    expected, expected_result = gradients_of_a_step(model, CrossEntropyLoss(), [whole])
+
+    torch.testing.assert_close(accumulated, expected)
+    torch.testing.assert_close(result.metrics["loss"], expected_result.metrics["loss"])
+    assert result.num_tokens == expected_result.num_tokens
+
+
+def test_each_mini_batch_of_an_accumulated_step_enters_the_window(model):
+    loss = TFIDFCrossEntropyLoss()
+
+    gradients_of_a_step(model, loss, [make_batch(2, seed=0), make_batch(3, seed=1)])
+
+    assert loss.weighting.window.num_documents == 5
+
+
+def test_gradients_are_clipped_and_the_norm_before_is_reported(model):
+    batch = make_batch(2)
+    free, unclipped = gradients_of_a_step(model, CrossEntropyLoss(), [batch])
+    norm = torch.sqrt(sum(g.square().sum() for g in free.values()))
+
+    clipped, result = gradients_of_a_step(model, CrossEntropyLoss(), [batch], clip_grad_norm=0.1)
+
+    torch.testing.assert_close(torch.sqrt(sum(g.square().sum() for g in clipped.values())), torch.tensor(0.1))
+    torch.testing.assert_close(result.metrics["grad_norm"], norm)
+    torch.testing.assert_close(unclipped.metrics["grad_norm"], norm)
+
+
+def test_the_unweighted_cross_entropy_and_the_spread_of_the_weights_are_reported(model):
+    batch = make_batch(2, ignored=5)
+    labels = shift_labels(batch["labels"])
+    logits = torch.cat(model(batch["tokens"]), dim=1).detach()
+    cross_entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    weights = TFIDFCrossEntropyLoss().weighting(labels, vocab_size=VOCAB_SIZE)[labels != -100]
+
+    _, result = gradients_of_a_step(model, TFIDFCrossEntropyLoss(), [batch])
+
+    torch.testing.assert_close(result.metrics["cross_entropy"], cross_entropy)
+    torch.testing.assert_close(result.metrics["weight_std"], weights.std(correction=0))
+    torch.testing.assert_close(result.metrics["weight_max"], weights.max())
+    assert result.metrics["loss"] != result.metrics["cross_entropy"]
+
+
+def test_weights_of_plain_cross_entropy_have_no_spread(model):
+    _, result = gradients_of_a_step(model, CrossEntropyLoss(), [make_batch(2)])
+
+    assert result.metrics["weight_std"] == 0
+    assert result.metrics["weight_max"] == 1
+
+
+@pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
+def test_a_step_without_valid_tokens_has_no_gradient_and_no_nan(model, loss_class):
+    batch = make_batch(2)
+    batch["labels"][:] = -100
+
+    gradients, result = gradients_of_a_step(model, loss_class(), [batch])
+
+    assert result.metrics["loss"] == 0
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients.values())
+
+
+# torch.compile's own look at an activation's .grad while it traces.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("switch", ["enable_activation_checkpointing", "compile"])
+def test_switches_of_the_step_leave_its_gradients_alone(model, recipe_config, monkeypatch, switch):
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")  # the graph is captured; no C++ compiler is needed
+    batch = make_batch(2)
+    expected, _ = gradients_of_a_step(copy.deepcopy(model), TFIDFCrossEntropyLoss(), [batch])
+    loss = TFIDFCrossEntropyLoss()
+    cfg = recipe_config(**{"compile": False, "enable_activation_checkpointing": False, switch: True})
+    prepare_model(model, loss, cfg)
+
+    gradients, _ = gradients_of_a_step(model, loss, [batch])
+
+    plain_names = {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients.items()}
+    torch.testing.assert_close(plain_names, expected)
+
+
+def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
+    """A read would make a GPU wait; what CPU alone does (the check of ids) is not counted."""
+    reads = []
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append("item"))
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: reads.append("bool") or True)
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda self: reads.append("float") or 0.0)
+
+    gradients_of_a_step(model, TFIDFCrossEntropyLoss(), [make_batch(2)])
+
+    assert reads == []
+
+
+def test_a_bf16_model_trains_close_to_fp32(model):
+    batch = make_batch(2)
+    _, expected = gradients_of_a_step(copy.deepcopy(model), TFIDFCrossEntropyLoss(), [batch])
+
+    gradients, result = gradients_of_a_step(model.to(torch.bfloat16), TFIDFCrossEntropyLoss(), [batch])
+
+    # Logits of size about 1 carry 8 bits; their errors average out over the tokens.
+    torch.testing.assert_close(result.metrics["loss"], expected.metrics["loss"], rtol=2**-8, atol=0)
+    assert {g.dtype for g in gradients.values()} == {torch.bfloat16}
+    assert result.metrics["loss"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        (100, {10: [10], 25: [25], 50: [50], 75: [75], 100: [100]}),
+        (21, {3: [10], 6: [25], 11: [50], 16: [75], 21: [100]}),
+        (3, {1: [10, 25], 2: [50], 3: [75, 100]}),
+        (1, {1: [10, 25, 50, 75, 100]}),
+    ],
+)
+def test_milestones_fall_on_the_first_step_at_which_the_share_is_done(total, expected):
+    assert milestone_steps([100, 10, 25, 50, 75, 10], total) == expected
+
+
+def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
+    progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=2)
+
+    for step in range(1, 6):
+        progress.step(step, {"loss": torch.tensor(float(step))}, torch.tensor(7))
+    progress.close()
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(2, 2.0), (4, 4.0), (5, 5.0)]
+    assert all(line["tokens_per_second_per_gpu"] > 0 for line in lines)
+    bar = capsys.readouterr().err
+    assert "loss 5.0000" in bar
+    assert "tokens/s" in bar
+    assert "5/5" in bar
+
+
+def test_set_seed_is_torchtunes():
+    """The recipes rely on it for Python's, NumPy's and torch's generators alike."""
+    torchtune_training.set_seed(seed=3)
+    first = torch.rand(1)
+    torchtune_training.set_seed(seed=3)
+
+    assert torch.equal(torch.rand(1), first)
