@@ -1,10 +1,23 @@
-"""Files and folders that are either whole or not there."""
+"""Files and folders that are either whole or not there, and what can be meant as a path."""
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def looks_like_path(text: str) -> bool:
+    """Say whether ``text`` can only be meant as a path: a hub id is ``name`` or ``owner/name``.
+
+    Args:
+        text (str): a path or a hub id, as written in a config.
+
+    Returns:
+        bool: True when it starts with ``./``, ``../``, ``/`` or ``~``, or has more than one slash.
+    """
+    return text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
 
 
 @contextmanager
@@ -21,8 +34,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         OSError: If ``folder`` exists and is not empty.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
         yield temporary
@@ -45,7 +57,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         Path: the temporary name, beside the final one and with its suffix.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
         _sync(temporary)

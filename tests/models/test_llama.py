@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import TINY_LLAMA, VOCAB_SIZE, make_llama
 from safetensors.torch import load_file
+from tiny_llama import TINY_LLAMA, VOCAB_SIZE, make_llama
 from torch import nn
 from torchtune.models.llama2 import llama2, llama2_7b, llama2_13b
 

@@ -10,9 +10,9 @@ import peft
 import pytest
 import torch
 import transformers
-from conftest import BLOCK_SIZE
 from omegaconf import OmegaConf
 from tfidf_tune.recipes import full_finetune, lora_finetune
+from tiny_llama import BLOCK_SIZE
 
 from tfidf_tune.analysis import load_model, probe, summarize
 from tfidf_tune.data import hf_tokenizer, read_probe_file
@@ -261,7 +261,7 @@ def test_a_lora_model_is_refused_by_the_full_recipe(recipe_config):
 
 
 def test_a_vocabulary_that_does_not_fit_the_tokenizer_is_refused(recipe_config, tmp_path, tiny_checkpoint, text_file):
-    from conftest import make_llama
+    from tiny_llama import make_llama
 
     small = make_llama(tmp_path / "small", vocab_size=300)
     cfg = recipe_config(

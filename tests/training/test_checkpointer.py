@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
-from conftest import TINY_LLAMA, VOCAB_SIZE, make_llama
+from tiny_llama import TINY_LLAMA, VOCAB_SIZE, make_llama
 from torch import nn
 from torchtune.models.llama2 import llama2, lora_llama2
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY_LLAMA, VOCAB_SIZE
+from tiny_llama import TINY_LLAMA, VOCAB_SIZE
 from torch import nn
 from torchtune import training as torchtune_training
 from torchtune.models.llama2 import llama2

@@ -91,8 +91,11 @@ class WeightedCrossEntropyLoss(nn.Module):
             )
         chunks = logits if isinstance(logits, list) else list(logits.chunk(self.num_output_chunks, dim=1))
         lengths = [chunk.shape[1] for chunk in chunks]
-        if sum(lengths) != labels.shape[1]:
-            raise ValueError(f"logits cover {sum(lengths)} positions, labels {labels.shape[1]}")
+        if (len(chunks[0]), sum(lengths)) != labels.shape:
+            raise ValueError(
+                f"logits cover {len(chunks[0])} rows of {sum(lengths)} positions, "
+                f"labels have shape {tuple(labels.shape)}"
+            )
         weights = self.weighting(labels, vocab_size=chunks[0].shape[-1], document_ids=document_ids)
         losses = torch.cat(
             [

@@ -1,7 +1,6 @@
 """Hugging Face checkpoints: checked against the model, read by shard, written whole."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torchtune.modules.peft import get_adapter_state_dict, get_merged_lora_ckpt
 
-from tfidf_tune._files import atomic_folder
+from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
 from tfidf_tune.training._lora import LoRASettings
 
@@ -184,10 +183,8 @@ def _find_folder(checkpoint_dir: str) -> Path:
     folder = Path(checkpoint_dir).expanduser()
     if folder.is_dir():
         return folder
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", checkpoint_dir):
-        raise FileNotFoundError(
-            f"checkpoint_dir: no such folder {checkpoint_dir}, nor is it a model id of the hub (owner/name)"
-        )
+    if looks_like_path(checkpoint_dir):
+        raise FileNotFoundError(f"checkpoint_dir: no such folder {checkpoint_dir}")
     try:
         return Path(snapshot_download(checkpoint_dir, allow_patterns=["*.safetensors", *_COMPANIONS]))
     except Exception as error:

@@ -113,6 +113,14 @@ class DocumentWindow(nn.Module):
             self.document_frequency_V = F.pad(self.document_frequency_V, (0, missing))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved_documents = state_dict.get(prefix + "num_documents_K")
+        if saved_documents is not None and len(saved_documents) != self.num_batches:
+            error_msgs: list[str] = args[-1]
+            error_msgs.append(
+                f"the saved window holds {len(saved_documents)} batches, this one {self.num_batches}: "
+                f"set num_batches to {len(saved_documents)}, or start with a new window"
+            )
+            return
         # The widths come with the data, not with the constructor, so a fresh window has to take them from the state.
         for name in ("tokens_KT", "document_frequency_V"):
             saved = state_dict.get(prefix + name)

@@ -47,12 +47,17 @@ def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
 
     Returns:
         Tensor: float32, same shape.
+
+    Raises:
+        ValueError: If ``form`` is not one of the three.
     """
     if form == "count":
         return counts.float()
     if form == "log":
         return 1 + counts.float().log()
-    return torch.ones_like(counts, dtype=torch.float32)
+    if form == "binary":
+        return torch.ones_like(counts, dtype=torch.float32)
+    raise ValueError(f"tf is '{form}': possible are {', '.join(TERM_FREQUENCIES)}")
 
 
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:

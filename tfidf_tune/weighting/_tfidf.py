@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tfidf_tune.weighting._document_window import NO_TOKEN, DocumentWindow
 from tfidf_tune.weighting._interface import TokenWeighting
+from tfidf_tune.weighting._labels import known_labels
 from tfidf_tune.weighting._term_statistics import (
     TERM_FREQUENCIES,
     TermFrequency,
@@ -79,33 +80,20 @@ class TFIDFWeighting(TokenWeighting):
             document_ids (Tensor | None): integer ``[b, s]``, non-negative. Default: None, a row is one document.
 
         Returns:
-            Tensor: float32 ``[b, s]``. On a GPU, ids outside the vocabulary get NaN: the loss shows it at once, the
-            window is not touched by them, and no check has to wait for the device.
+            Tensor: float32 ``[b, s]``. On a GPU, where no check may wait for the device, ids outside the vocabulary
+            leave the window alone and get NaN; in a loss, the cross-entropy's own device assertion stops the run.
 
         Raises:
             ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, or, on CPU, an id is outside the
-                vocabulary.
+                vocabulary or a document id negative.
         """
-        if labels.dim() != 2:
-            raise ValueError(
-                f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need the sequences apart"
-            )
-        if document_ids is not None and document_ids.shape != labels.shape:
-            raise ValueError(
-                f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
-            )
+        valid_BS, known_BS = known_labels(labels, vocab_size, self.ignore_index)
+        if document_ids is not None:
+            _check_document_ids(document_ids, labels)
         if labels.numel() == 0:
             return torch.zeros_like(labels, dtype=torch.float32)
-        valid_BS = labels != self.ignore_index
         if vocab_size is None:
             vocab_size = max(self.window.vocab_size, int(labels.masked_fill(~valid_BS, 0).max()) + 1)
-        known_BS = valid_BS & (labels >= 0) & (labels < vocab_size)
-        if labels.device.type == "cpu" and not torch.equal(known_BS, valid_BS):
-            outside = labels[valid_BS & ~known_BS][0].item()
-            raise ValueError(
-                f"labels contain the id {outside}, outside the vocabulary of {vocab_size}; "
-                f"ignored positions are marked by {self.ignore_index}"
-            )
 
         tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
         counts_BS, is_representative_BS = occurrences(_document_keys(tokens_BS, document_ids, vocab_size))
@@ -116,6 +104,15 @@ class TFIDFWeighting(TokenWeighting):
         idf_BS = inverse_document_frequency(self.window.document_frequency(tokens_BS), self.window.num_documents)
         weights_BS = unit_mean(term_frequency(counts_BS, self.tf) * idf_BS, known_BS, self.max_weight)
         return weights_BS.masked_fill(valid_BS & ~known_BS, torch.nan)
+
+
+def _check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
+    if document_ids.shape != labels.shape:
+        raise ValueError(
+            f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
+        )
+    if document_ids.device.type == "cpu" and (document_ids < 0).any():
+        raise ValueError(f"document_ids contain {document_ids.min().item()}: they have to be non-negative")
 
 
 def _document_keys(tokens_BS: Tensor, document_ids_BS: Tensor | None, vocab_size: int) -> Tensor:

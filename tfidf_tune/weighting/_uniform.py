@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tfidf_tune.weighting._interface import TokenWeighting
+from tfidf_tune.weighting._labels import known_labels
 
 
 class UniformWeighting(TokenWeighting):
@@ -18,5 +19,10 @@ class UniformWeighting(TokenWeighting):
         self.ignore_index = ignore_index
 
     def forward(self, labels: Tensor, *, vocab_size: int | None = None, document_ids: Tensor | None = None) -> Tensor:
-        """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``."""
-        return (labels != self.ignore_index).to(torch.float32)
+        """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``.
+
+        Raises:
+            ValueError: If ``labels`` is not 2-D, or, on CPU, an id is outside the vocabulary.
+        """
+        valid, _ = known_labels(labels, vocab_size, self.ignore_index)
+        return valid.to(torch.float32)

@@ -1,0 +1,65 @@
+import pytest
+
+from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
+
+WORDS = (
+    "the",
+    "a",
+    "river",
+    "stone",
+    "light",
+    "of",
+    "under",
+    "over",
+    "house",
+    "green",
+    "walks",
+    "sings",
+    "1984",
+    "café",
+)
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer_folder(tmp_path_factory):
+    """A folder with a small real tokenizer: byte-level BPE of 512 tokens."""
+    return train_embedded_tokenizer(tmp_path_factory.mktemp("tokenizer") / "bpe-512", vocab_size=512)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(embedded_tokenizer_folder):
+    return hf_tokenizer(str(embedded_tokenizer_folder))
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_folder(tmp_path_factory):
+    """A folder with nothing but tokenizer.model and config.json, SentencePiece trained as Llama's was."""
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([passage(seed, 40) for seed in range(50)]),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.vocab").unlink()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory):
+    """40 lines: short ones and ones of more than 32 tokens by turns."""
+    file = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    file.write_text("\n".join(passage(i, 60 if i % 2 else 5) for i in range(40)), encoding="utf-8")
+    return file
+
+
+def passage(seed, num_words):
+    return f"{seed}: " + " ".join(WORDS[(seed * seed + i * (seed + 3) + i * i) % len(WORDS)] for i in range(num_words))

@@ -1,0 +1,110 @@
+import ast
+import gc
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from tfidf_tune.data import _embedded, embedded_documents, train_embedded_tokenizer
+
+
+def test_the_splits_share_no_document():
+    train, validation = embedded_documents("train"), embedded_documents("validation")
+    assert not set(train) & set(validation)
+    assert 0.05 < len(validation) / len(train + validation) < 0.15
+
+
+def test_documents_are_distinct_and_not_short():
+    documents = embedded_documents("train")
+    assert len(documents) == len(set(documents))
+    assert min(map(len, documents)) >= 200
+
+
+def test_there_is_about_a_megabyte_or_more():
+    assert sum(map(len, embedded_documents("train"))) > 1_000_000
+
+
+def test_documents_keep_their_order():
+    first = embedded_documents("train")
+    _embedded._all_documents.cache_clear()
+    assert embedded_documents("train") == first
+
+
+def test_help_topics_and_docstrings_are_in():
+    documents = embedded_documents("train") + embedded_documents("validation")
+    assert any(text.startswith('The "for" statement') for text in documents)
+    assert any(text.startswith("Wrap a single paragraph of text, returning a list") for text in documents)
+
+
+def test_docstrings_of_modules_classes_methods_and_nested_functions_are_found():
+    source = '"""M"""\nclass C:\n  """C"""\n  def f(self):\n    """F\n      indented"""\n    async def g(): "G"\n'
+    assert list(_embedded._docstrings([ast.parse(source)])) == ["M", "C", "F\nindented", "G"]
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ValueError, match="splits 'train' and 'validation', not 'test'"):
+        embedded_documents("test")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_garbage_collection_is_afterwards_as_it_was(before):
+    try:
+        (gc.enable if before else gc.disable)()
+        with _embedded._garbage_collection_paused():
+            assert not gc.isenabled()
+        assert gc.isenabled() == before
+    finally:
+        gc.enable()
+
+
+def test_the_tokenizer_loads_in_transformers_with_eos_and_pad(embedded_tokenizer_folder):
+    tokenizer = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder))
+    assert len(tokenizer) == 512
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.bos_token is None
+
+
+def test_the_tokenizer_spells_any_text(tokenizer):
+    text = "naïve 東京 🙂\n\t\x00"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_tokenizer_is_the_same_each_time(embedded_tokenizer_folder, tmp_path):
+    again = train_embedded_tokenizer(tmp_path / "again", vocab_size=512)
+    assert (again / "tokenizer.json").read_bytes() == (embedded_tokenizer_folder / "tokenizer.json").read_bytes()
+
+
+def test_a_tokenizer_that_is_there_is_kept(embedded_tokenizer_folder, monkeypatch):
+    monkeypatch.setattr(_embedded, "embedded_documents", lambda split: pytest.fail("trained again"))
+    assert train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=512) == embedded_tokenizer_folder
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    assert (train_embedded_tokenizer(tmp_path, vocab_size=300) / "tokenizer.json").is_file()
+
+
+def test_a_tokenizer_of_another_size_is_refused(embedded_tokenizer_folder):
+    with pytest.raises(ValueError, match="holds 512 tokens, not a tokenizer of 600 tokens"):
+        train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=600)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+        train_embedded_tokenizer(tmp_path, vocab_size=300)
+
+
+def test_a_failed_save_leaves_no_folder(tmp_path, monkeypatch):
+    def full_disk(self, folder):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(_embedded.PreTrainedTokenizerFast, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        train_embedded_tokenizer(tmp_path / "tokenizer", vocab_size=300)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_passages_are_enough_for_a_demo(tokenizer):
+    """An experiment on the embedded corpus alone needs targets and controls of 256 tokens."""
+    lengths = np.array([len(ids) for ids in tokenizer.encode_batch(embedded_documents("train"))])
+    assert (lengths >= 256).sum() >= 200

@@ -1,0 +1,74 @@
+"""The command ``tfidf-tune``, in this process where torchtune's commands only print."""
+
+import sys
+
+import pytest
+
+from tfidf_tune import cli
+
+
+@pytest.fixture
+def run_command(monkeypatch):
+    def run(*arguments):
+        from torchtune import _recipe_registry
+
+        monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", list(_recipe_registry._ALL_RECIPES))
+        for module in ("ls", "cp", "cat", "run"):
+            __import__(f"torchtune._cli.{module}")
+        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *arguments])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        cli.main()
+
+    return run
+
+
+def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, capsys):
+    run_command("ls")
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["lora_finetune", "tinyllama/1.1B_lora_memorization"] in lines
+    assert ["full_finetune", "demo/llama_3M_full_memorization"] in lines
+    assert ["tinyllama/1.1B_full_memorization"] in lines
+    assert any(line[0] == "full_finetune_single_device" for line in lines)
+
+
+def test_cat_prints_a_config_by_name(run_command, capsys):
+    run_command("cat", "tinyllama/1.1B_lora_memorization")
+
+    assert "lora_rank: 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("full_finetune", "mine.py"), ("tinyllama/1.1B_full_memorization", "mine.yaml")]
+)
+def test_cp_copies_recipes_and_configs(run_command, tmp_path, name, file):
+    run_command("cp", name, str(tmp_path / file))
+
+    assert "checkpoint" in (tmp_path / file).read_text()
+
+
+def test_validate_takes_a_name(run_command, capsys):
+    run_command("validate", "tinyllama/1.1B_full_memorization")
+
+    assert "well-formed" in capsys.readouterr().out
+
+
+def test_validate_refuses_a_name_that_is_no_config(run_command):
+    with pytest.raises(SystemExit, match="no config of that name; there are: demo/"):
+        run_command("validate", "tinyllama/2B")
+
+
+def test_without_a_command_it_says_what_there_is(run_command, capsys):
+    run_command()
+
+    out = capsys.readouterr().out
+    assert "demo" in out
+    assert "validate" in out
+
+
+def test_demo_explains_its_options(run_command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command("demo", "--help")
+
+    assert ended.value.code == 0
+    assert "--seed" in capsys.readouterr().out

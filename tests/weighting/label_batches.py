@@ -1,0 +1,54 @@
+"""Batches of labels for the tests, and the comparison of weights with the reference."""
+
+import torch
+from tfidf_reference import IGNORED, ReferenceTFIDF
+from torch import Tensor
+
+from tfidf_tune.weighting import TFIDFWeighting
+
+EPS = torch.finfo(torch.float32).eps
+
+# Relative error of a weight in fp32, worst case: tf 2 eps (log), idf 3 (ratio, log, sum; every idf is at least 1),
+# their product 1; the mean of M <= 2**14 positive terms 14 (a cascade sum rounds log2 M times) and 1 for its
+# division by M; the last division 1. That is 22, and 2 to spare for the reference's own end in tensors.
+WEIGHT_RTOL = 24 * EPS
+
+
+def random_labels(generator: torch.Generator, rows: int, length: int, vocab_size: int, ignored: float = 0.2) -> Tensor:
+    """Draw ids from both ends of the vocabulary, small distances from the ends far more often than large ones."""
+    distance = vocab_size ** torch.rand(rows, length, generator=generator, dtype=torch.float64)
+    distance = distance.long().clamp(1, vocab_size) - 1
+    from_the_end = torch.rand(rows, length, generator=generator) < 0.5
+    labels = torch.where(from_the_end, vocab_size - 1 - distance, distance)
+    labels[torch.rand(rows, length, generator=generator) < ignored] = IGNORED
+    return labels
+
+
+def random_stream(seed: int, num_batches: int, max_rows: int, max_length: int, vocab_size: int) -> list[Tensor]:
+    """Batches of changing shapes with a valid token each; every third one has an empty row, if it has several."""
+    generator = torch.Generator().manual_seed(seed)
+    stream = []
+    for i in range(num_batches):
+        rows = int(torch.randint(1, max_rows + 1, (), generator=generator))
+        length = int(torch.randint(1, max_length + 1, (), generator=generator))
+        labels = random_labels(generator, rows, length, vocab_size)
+        if i % 3 == 0 and rows > 1:
+            labels[-1] = IGNORED
+        labels[0, -1] = vocab_size - 1
+        stream.append(labels)
+    return stream
+
+
+def assert_weights_equal_reference(weights: Tensor, expected: list[list[float]], rtol: float = WEIGHT_RTOL) -> None:
+    """No absolute tolerance: positions of weight 0 are exactly 0."""
+    torch.testing.assert_close(weights.double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=0.0)
+
+
+def assert_streams_agree(
+    weighting: TFIDFWeighting, reference: ReferenceTFIDF, stream: list[Tensor], vocab_size: int | None = None
+) -> None:
+    """Compare the weights of every batch."""
+    assert stream, "there must be batches to compare"
+    for labels in stream:
+        weights = weighting(labels, vocab_size=vocab_size)
+        assert_weights_equal_reference(weights, reference(labels.tolist()))

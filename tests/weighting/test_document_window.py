@@ -1,0 +1,125 @@
+"""The rolling window alone: against sets and a counter, and what it costs."""
+
+from collections import Counter, deque
+
+import pytest
+import torch
+
+from tfidf_tune.weighting import DocumentWindow
+
+NOTHING = -1
+
+
+def put(window, documents, vocab_size):
+    """Hand over the distinct tokens of each document, with positions in between that count for nothing."""
+    tokens = [token for document in documents for token in [*document, NOTHING]]
+    window.update(torch.tensor(tokens), torch.tensor(len(documents)), vocab_size=vocab_size)
+
+
+def random_documents(generator, vocab_size):
+    sizes = torch.randint(1, vocab_size // 2, (int(torch.randint(1, 5, (), generator=generator)),), generator=generator)
+    return [torch.randperm(vocab_size, generator=generator)[:size].tolist() for size in sizes.tolist()]
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 7, 64])
+def test_document_frequencies_equal_a_counter_over_the_last_batches(num_batches):
+    generator = torch.Generator().manual_seed(num_batches)
+    window, kept = DocumentWindow(num_batches), deque(maxlen=num_batches)
+    for _ in range(2 * num_batches + 3):
+        documents = random_documents(generator, vocab_size=23)
+        put(window, documents, 23)
+        kept.append(documents)
+        counter = Counter(token for batch in kept for document in batch for token in document)
+        assert window.document_frequency(torch.arange(23)).tolist() == [counter[i] for i in range(23)]
+        assert int(window.num_documents) == sum(len(batch) for batch in kept)
+
+
+def test_an_empty_window_has_seen_nothing():
+    window = DocumentWindow(3)
+    assert int(window.num_documents) == 0
+    assert window.vocab_size == 0
+    assert window.document_frequency(torch.tensor([[0, 5], [NOTHING, 900]])).tolist() == [[0, 0], [0, 0]]
+
+
+def test_no_token_has_a_document_frequency_of_0():
+    window = DocumentWindow(2)
+    put(window, [[0, 1], [0]], 2)
+    assert window.document_frequency(torch.tensor([0, 1, NOTHING, -100])).tolist() == [2, 1, 0, 0]
+
+
+def test_document_frequencies_are_int32_of_the_shape_of_the_tokens():
+    window = DocumentWindow(2)
+    put(window, [[0, 1]], 2)
+    found = window.document_frequency(torch.zeros(2, 3, 4, dtype=torch.int64))
+    assert found.dtype == torch.int32
+    assert found.shape == (2, 3, 4)
+
+
+def test_a_batch_without_documents_takes_no_place():
+    window = DocumentWindow(1)
+    put(window, [[0, 1]], 2)
+    before = {name: tensor.clone() for name, tensor in window.state_dict().items()}
+    window.update(torch.tensor([NOTHING, NOTHING]), torch.tensor(0), vocab_size=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in window.state_dict().items())
+    assert window.document_frequency(torch.tensor([0, 1])).tolist() == [1, 1]
+
+
+def test_the_vocabulary_grows_and_does_not_shrink():
+    window = DocumentWindow(2)
+    put(window, [[1]], 3)
+    put(window, [[1, 7]], 9)
+    put(window, [[0]], 2)
+    assert window.vocab_size >= 9
+    assert window.document_frequency(torch.arange(9)).tolist() == [1, 1, 0, 0, 0, 0, 0, 1, 0]
+
+
+def test_a_narrow_batch_that_replaces_a_wide_one_leaves_nothing_of_it():
+    window = DocumentWindow(1)
+    put(window, [list(range(20))], 20)
+    put(window, [[3]], 20)
+    put(window, [list(range(5, 15))], 20)
+    assert window.document_frequency(torch.arange(20)).tolist() == [0] * 5 + [1] * 10 + [0] * 5
+
+
+def test_the_buffers_are_integers_and_carry_no_gradient():
+    window = DocumentWindow(2)
+    put(window, [[1]], 3)
+    buffers = list(window.buffers())
+    assert buffers
+    assert all(not buffer.is_floating_point() for buffer in buffers)
+    assert not list(window.parameters())
+
+
+def test_every_buffer_is_part_of_the_state():
+    window = DocumentWindow(2)
+    put(window, [[1]], 3)
+    assert set(window.state_dict()) == {name for name, _ in window.named_buffers()}
+
+
+@pytest.mark.parametrize("num_batches", [1, 16, 64])
+@pytest.mark.parametrize(("tokens", "vocab_size"), [(2 * 128, 1000), (4 * 512, 50_304)])
+def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_vocabulary(
+    num_batches, tokens, vocab_size
+):
+    window = DocumentWindow(num_batches)
+    for _ in range(2):
+        window.update(torch.arange(tokens) % vocab_size, torch.tensor(2), vocab_size=vocab_size)
+    size = sum(buffer.numel() * buffer.element_size() for buffer in window.buffers())
+    # Beside the two tables a number for each batch of the window, and a few scalars.
+    assert size <= 4 * num_batches * tokens + 4 * vocab_size + 8 * num_batches + 64
+    assert size >= 4 * num_batches * tokens + 4 * vocab_size, "the tables must be in registered buffers"
+
+
+def test_the_window_does_not_grow_with_time():
+    window = DocumentWindow(3)
+    sizes = []
+    for _ in range(12):
+        put(window, [[0, 1, 2], [2, 3]], 5)
+        sizes.append(sum(buffer.numel() for buffer in window.buffers()))
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("num_batches", [0, -3])
+def test_a_window_of_less_than_one_batch_is_an_error(num_batches):
+    with pytest.raises(ValueError, match=str(num_batches)):
+        DocumentWindow(num_batches)

@@ -1,0 +1,157 @@
+"""The pure functions of the weighting: counts, term frequency, idf, normalisation."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from label_batches import EPS, WEIGHT_RTOL, random_labels
+from tfidf_reference import IGNORED, reference_unit_mean
+
+from tfidf_tune.weighting import inverse_document_frequency, occurrences, term_frequency, unit_mean
+
+# ---- occurrences
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 1), (1, 17), (4, 50), (2, 4096)])
+def test_occurrences_count_each_key_in_its_own_row(rows, length):
+    keys = random_labels(torch.Generator().manual_seed(length), rows, length, 40)
+    counts, _ = occurrences(keys)
+    per_row = [Counter(row) for row in keys.tolist()]
+    assert counts.tolist() == [[per_row[i][key] for key in row] for i, row in enumerate(keys.tolist())]
+
+
+def test_each_distinct_key_of_a_row_has_exactly_one_representative():
+    keys = random_labels(torch.Generator().manual_seed(0), 5, 60, 15)
+    _, is_representative = occurrences(keys)
+    assert is_representative.dtype == torch.bool
+    for row, chosen in zip(keys, is_representative, strict=True):
+        assert sorted(row[chosen].tolist()) == sorted(set(row.tolist()))
+
+
+def test_the_keys_of_one_row_do_not_run_into_the_next():
+    counts, is_representative = occurrences(torch.tensor([[1, 5], [5, 5], [5, 9]]))
+    assert counts.tolist() == [[1, 1], [2, 2], [1, 1]]
+    assert is_representative.sum(dim=1).tolist() == [2, 1, 2]
+
+
+def test_keys_may_be_as_large_as_int64_holds():
+    top = 2**63 - 1
+    counts, _ = occurrences(torch.tensor([[top, top - 1, top, -(2**63)]]))
+    assert counts.tolist() == [[2, 1, 2, 1]]
+
+
+# ---- term frequency
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("count", [1.0, 2.0, 3.0, 4096.0]),
+        ("log", [1.0, 1 + math.log(2), 1 + math.log(3), 1 + math.log(4096)]),
+        ("binary", [1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_each_form_of_term_frequency_is_its_formula(form, expected):
+    frequency = term_frequency(torch.tensor([[1, 2, 3, 4096]]), form)
+    # A logarithm and a sum, each rounded once.
+    torch.testing.assert_close(frequency, torch.tensor([expected]), rtol=2 * EPS, atol=0.0)
+
+
+# ---- idf
+
+
+@pytest.mark.parametrize("num_documents", [1, 2, 64, 1000, 100_000])
+def test_idf_is_the_smoothed_formula(num_documents):
+    found = sorted({0, 1, num_documents // 2, num_documents - 1, num_documents})
+    idf = inverse_document_frequency(torch.tensor(found), torch.tensor(num_documents))
+    expected = torch.tensor([math.log((1 + num_documents) / (1 + df)) + 1 for df in found])
+    # The logarithm rounds once, its argument before it (an absolute error of eps), the sum after it; idf >= 1.
+    torch.testing.assert_close(idf, expected, rtol=3 * EPS, atol=0.0)
+
+
+def test_idf_is_1_for_a_token_of_every_document_and_before_anything_is_counted():
+    every = inverse_document_frequency(torch.tensor([0, 7]), torch.tensor(0))
+    assert every[0].item() == 1.0
+    assert inverse_document_frequency(torch.tensor(7), torch.tensor(7)).item() == 1.0
+
+
+def test_idf_falls_with_the_document_frequency():
+    idf = inverse_document_frequency(torch.arange(65), torch.tensor(64))
+    assert (idf.diff() < 0).all()
+
+
+def test_idf_is_float32_of_the_shape_of_the_document_frequencies():
+    idf = inverse_document_frequency(torch.ones(2, 3, dtype=torch.int32), torch.tensor(4))
+    assert idf.dtype == torch.float32
+    assert idf.shape == (2, 3)
+
+
+# ---- unit mean
+
+
+def raw_weights(seed, rows=3, length=50):
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.rand(rows, length, generator=generator).square() * 9 + 1
+    valid = torch.rand(rows, length, generator=generator) < 0.7
+    return raw * valid, valid
+
+
+def reference_of(raw, valid, cap):
+    labels = torch.where(valid, 0, IGNORED).tolist()
+    return torch.tensor(reference_unit_mean(raw.tolist(), labels, cap))
+
+
+# 3 is near the largest weight without a cap; at 1.01 nearly all weights are capped.
+@pytest.mark.parametrize("cap", [None, 1.0, 1.01, 1.2, 1.5, 2.0, 3.0, 1e6])
+@pytest.mark.parametrize("seed", range(4))
+def test_unit_mean_equals_the_reference(cap, seed):
+    raw, valid = raw_weights(seed)
+    weights = unit_mean(raw, valid, cap)
+    expected = reference_of(raw, valid, cap)
+    rtol = WEIGHT_RTOL
+    if cap is not None:
+        num_valid = int(valid.sum())
+        rest = num_valid - int((expected >= cap * (1 - 1e-6)).sum()) * cap
+        # The scale is (M - k cap) / rest of the weights: the rounding of k cap, magnified by the difference.
+        rtol += num_valid * EPS / rest if rest > 1e-6 else 0.0
+    torch.testing.assert_close(weights, expected, rtol=rtol, atol=0.0)
+
+
+def test_unit_mean_looks_at_valid_positions_only():
+    raw, valid = raw_weights(9)
+    rubbish = torch.where(valid, raw, 1e6)
+    for cap in (None, 1.5):
+        assert torch.equal(unit_mean(rubbish, valid, cap), unit_mean(raw, valid, cap))
+
+
+@pytest.mark.parametrize("cap", [None, 1.0, 2.0])
+def test_unit_mean_of_nothing_valid_is_0(cap):
+    weights = unit_mean(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool), cap)
+    assert torch.equal(weights, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("cap", [None, 1.0, 2.0])
+def test_a_single_valid_token_weighs_1(cap):
+    weights = unit_mean(torch.tensor([[3.7, 1.0]]), torch.tensor([[True, False]]), cap)
+    # A reciprocal and a product, each rounded once.
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.0]]), rtol=EPS, atol=0.0)
+
+
+def test_unit_mean_does_not_depend_on_the_scale_of_the_raw_weights():
+    raw, valid = raw_weights(10)
+    for cap in (None, 1.5):
+        weights = unit_mean(raw * 1024, valid, cap)  # a power of two: no rounding
+        assert torch.equal(weights, unit_mean(raw, valid, cap))
+
+
+def test_equal_weights_at_the_edge_of_the_cap_stay_equal():
+    raw = torch.tensor([[4.0, 4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    weights = unit_mean(raw, torch.ones(1, 8, dtype=torch.bool), 1.5)
+    # Three tokens at 1.5 leave 8 - 4.5 for five equal ones.
+    torch.testing.assert_close(weights, torch.tensor([[1.5] * 3 + [0.7] * 5]), rtol=4 * EPS, atol=0.0)
+
+
+def test_an_unknown_form_of_term_frequency_is_an_error():
+    with pytest.raises(ValueError, match="tf is 'sublinear': possible are count, log, binary"):
+        term_frequency(torch.ones(1, dtype=torch.long), "sublinear")

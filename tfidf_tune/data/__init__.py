@@ -1,0 +1,41 @@
+"""Text, tokens and the memorization corpus."""
+
+from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
+from tfidf_tune.data._encoding import TextTokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, injected_corpus_dataset
+from tfidf_tune.data._injection import (
+    Candidate,
+    Injection,
+    choose_passages,
+    inject_aligned,
+    inject_concatenated,
+)
+from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
+from tfidf_tune.data._sources import load_documents, source_fingerprint
+from tfidf_tune.data._text_blocks import TextBlocksDataset, text_blocks, text_blocks_dataset
+from tfidf_tune.data._tokenizer import HFTokenizer, hf_tokenizer
+
+__all__ = [
+    "Candidate",
+    "HFTokenizer",
+    "InjectedCorpusDataset",
+    "Injection",
+    "Passage",
+    "TextBlocksDataset",
+    "TextTokenizer",
+    "choose_passages",
+    "embedded_documents",
+    "hf_tokenizer",
+    "inject_aligned",
+    "inject_concatenated",
+    "injected_corpus_dataset",
+    "load_documents",
+    "read_probe_file",
+    "source_fingerprint",
+    "text_blocks",
+    "text_blocks_dataset",
+    "tokenizer_fingerprint",
+    "tokenizer_name",
+    "train_embedded_tokenizer",
+    "write_probe_file",
+]

@@ -1,0 +1,151 @@
+"""The embedded corpus: English that every Python carries, for demos and tests without a network.
+
+It consists of the language reference behind ``help()`` (``pydoc_data.topics``) and of the docstrings of
+the standard library, read from its source files without importing them. It differs a little from one
+Python version to the next, and is the same wherever the version is the same.
+"""
+
+import ast
+import gc
+import hashlib
+import os
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tfidf_tune._files import atomic_folder
+
+END_OF_TEXT = "<|endoftext|>"
+
+_MIN_CHARACTERS = 200
+_VALIDATION_SHARE = 0.1
+# Tests, generated tables, bundled and installed packages: no prose of the standard library.
+_SKIPPED_FOLDERS = {
+    "__pycache__",
+    "dist-packages",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def embedded_documents(split: str) -> list[str]:
+    """Return the documents of the embedded corpus, distinct and in a fixed order.
+
+    A document's split follows from a hash of its text, about 10 % being validation, so no document
+    is in both.
+
+    Args:
+        split (str): ``"train"`` or ``"validation"``.
+
+    Returns:
+        list[str]: texts of at least 200 characters.
+
+    Raises:
+        ValueError: If ``split`` is neither of the two.
+    """
+    if split not in ("train", "validation"):
+        raise ValueError(f"the embedded corpus has the splits 'train' and 'validation', not {split!r}")
+    return [text for text in _all_documents() if _is_validation(text) == (split == "validation")]
+
+
+def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path:
+    """Train a byte-level BPE tokenizer on the embedded corpus and save it for ``transformers``.
+
+    ``<|endoftext|>`` is its EOS and padding token; it has no BOS token. A folder that already holds
+    such a tokenizer is kept as it is.
+
+    Args:
+        folder (str | Path): where to save; it appears only when it is whole.
+        vocab_size (int): number of tokens. Default: 4096
+
+    Returns:
+        Path: the folder.
+
+    Raises:
+        ValueError: If ``folder`` holds something else than a tokenizer of ``vocab_size`` tokens.
+    """
+    folder = Path(folder).expanduser()
+    if folder.is_dir() and any(folder.iterdir()):
+        _check_same(folder, vocab_size)
+        return folder
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(embedded_documents("train"), trainer)
+    with atomic_folder(folder) as temporary:
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+        ).save_pretrained(str(temporary))
+    return folder
+
+
+def _check_same(folder: Path, vocab_size: int) -> None:
+    file = folder / "tokenizer.json"
+    found = f"{Tokenizer.from_file(str(file)).get_vocab_size()} tokens" if file.is_file() else "no tokenizer.json"
+    if found != f"{vocab_size} tokens":
+        raise ValueError(
+            f"{str(folder)!r} is there already and holds {found}, not a tokenizer of {vocab_size} tokens: "
+            "name another folder or empty this one"
+        )
+
+
+@cache
+def _all_documents() -> tuple[str, ...]:
+    with _garbage_collection_paused():
+        texts = [text.strip() for text in (*topics.values(), *_standard_library_docstrings())]
+    return tuple(text for text in dict.fromkeys(texts) if len(text) >= _MIN_CHARACTERS)
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    # Syntax trees are many small objects without cycles: looking for cycles took three quarters of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _is_validation(text: str) -> bool:
+    return hashlib.sha256(text.encode()).digest()[0] < _VALIDATION_SHARE * 256
+
+
+def _standard_library_docstrings() -> Iterator[str]:
+    for folder, subfolders, files in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
+        for file in sorted(files):
+            if file.endswith(".py"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # odd escapes in the standard library's own strings
+                    module = ast.parse(Path(folder, file).read_bytes())
+                yield from _docstrings([module])
+
+
+def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, _Documented):
+            yield ast.get_docstring(node) or ""
+            yield from _docstrings(node.body)

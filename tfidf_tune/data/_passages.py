@@ -1,0 +1,81 @@
+"""The passages whose memorization is measured, and the file that carries them to the evaluation."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from tfidf_tune._files import atomic_file
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage that was injected into a training corpus, or a control that was not."""
+
+    id: str
+    """``target-0000`` or ``control-0000``, counted in the order of the source."""
+    kind: str
+    """``target`` or ``control``."""
+    text: str
+    """The text of ``token_ids``."""
+    token_ids: list[int]
+    """The first ``block_size`` token ids of the passage, all where it has fewer."""
+    num_injections: int
+    """How often ``token_ids`` stand whole in the corpus; 0 for a control."""
+    positions: list[list[int]]
+    """``[block, offset in the block]`` of the first token of each injection."""
+    source: str
+    """Where the passage is from."""
+    tokenizer: str
+    """The name of the tokenizer."""
+    tokenizer_fingerprint: str
+    """By this an evaluation sees that it uses the same tokenizer."""
+
+
+def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
+    """Write passages as JSON lines, whole or not at all; a file that is there is replaced.
+
+    Args:
+        path (str | Path): the file; its folder is made when missing.
+        passages (Sequence[Passage]): at least one passage.
+    """
+    with atomic_file(Path(path).expanduser()) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
+
+
+def read_probe_file(path: str | Path) -> list[Passage]:
+    """Read what :func:`write_probe_file` wrote.
+
+    Args:
+        path (str | Path): the file.
+
+    Returns:
+        list[Passage]: its passages, in order.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is empty, or a line of it is not a passage.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no such probe file: {str(path)!r}. Training writes it where the data set's probe_file says"
+        )
+    # Not splitlines(): a text may hold the other line separators of Unicode.
+    lines = path.read_bytes().split(b"\n")
+    passages = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line]
+    if not passages:
+        raise ValueError(f"the probe file {str(path)!r} is empty: write it again by building the data set")
+    return passages
+
+
+def _parse(line: bytes, where: str) -> Passage:
+    expected = [field.name for field in fields(Passage)]
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: a probe file has a passage in each line") from error
+    if not isinstance(values, dict) or set(values) != set(expected):
+        found = sorted(values) if isinstance(values, dict) else type(values).__name__
+        raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
+    return Passage(**values)

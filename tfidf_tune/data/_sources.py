@@ -1,0 +1,152 @@
+"""Where text comes from: local files, the embedded corpus, or the Hugging Face hub."""
+
+import glob
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from datasets import load_dataset
+
+from tfidf_tune._files import looks_like_path
+from tfidf_tune.data._cache import digest, file_sha256
+from tfidf_tune.data._embedded import embedded_documents
+
+EMBEDDED = "embedded"
+
+_FORMATS = {
+    suffix + compression: reader
+    for suffix, reader in {".txt": "text", ".jsonl": "json", ".json": "json"}.items()
+    for compression in ("", ".gz", ".zst")
+} | {".parquet": "parquet"}
+
+_Row = dict[str, Any]
+
+
+def load_documents(
+    source: str, *, name: str | None = None, split: str = "train", column: str = "text"
+) -> Iterator[str]:
+    """Stream the documents of a source, stripped; empty ones are dropped.
+
+    ``source`` is one of
+
+    - a local ``.txt`` (a line is a document), ``.jsonl``, ``.json`` (``.gz`` or ``.zst`` as well) or
+      ``.parquet`` file, or a folder of such files of one format, read in the order of their names;
+    - ``embedded``, English text that every Python carries;
+    - anything else is the id of a data set on the Hugging Face hub.
+
+    Args:
+        source (str): the source.
+        name (str | None): configuration of a hub data set. Local files and ``embedded`` have none.
+        split (str): split of a hub data set or of ``embedded``. Local files have none.
+        column (str): the column that holds the text. Lines of a ``.txt`` file are the column ``text``.
+
+    Returns:
+        Iterator[str]: the documents.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and nothing is there.
+        ValueError: If the files' format is unknown or mixed, all are empty or one cannot be read; if the
+            hub has no such data set or cannot be reached; if ``embedded`` has no such split; or if
+            ``column`` is missing or is not text. What only reading shows is raised while reading.
+    """
+    if source == EMBEDDED:
+        rows: Iterable[_Row] = ({"text": text} for text in embedded_documents(split))
+    elif _is_local(source):
+        rows = _local_rows(_local_files(source))
+    else:
+        rows = _hub_rows(source, name, split)
+    return _documents(rows, source, column)
+
+
+def source_fingerprint(source: str, name: str | None = None, split: str = "train", column: str = "text") -> str:
+    """Return a hash that changes when the documents of a source do.
+
+    Local files and ``embedded`` are known by their contents; a hub data set by its names alone.
+
+    Args:
+        source (str): see :func:`load_documents`.
+        name (str | None): see :func:`load_documents`.
+        split (str): see :func:`load_documents`.
+        column (str): see :func:`load_documents`.
+
+    Returns:
+        str: 16 hexadecimal digits.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and nothing is there.
+        ValueError: If the files' format is unknown or mixed, or all are empty, or ``embedded`` has no
+            such split.
+    """
+    if source == EMBEDDED:
+        return digest([EMBEDDED, embedded_documents(split), column])
+    if _is_local(source):
+        return digest(["local", [(_format(file), file_sha256(file)) for file in _local_files(source)], column])
+    return digest(["hub", source, name, split, column])
+
+
+def _documents(rows: Iterable[_Row], source: str, column: str) -> Iterator[str]:
+    for row in rows:
+        if column not in row:
+            raise ValueError(f"{source!r} has no column {column!r}: name one of its columns {sorted(row)}")
+        text = row[column]
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise ValueError(
+                f"column {column!r} of {source!r} holds {type(text).__name__}, not text: "
+                f"name a text column out of {sorted(row)}"
+            )
+        if text := text.strip():
+            yield text
+
+
+def _local_rows(files: list[Path]) -> Iterator[_Row]:
+    # One file at a time, so that an error names the file.
+    for file in files:
+        reader = _FORMATS[_format(file)]
+        failure = f"cannot read {str(file)!r}; is it a whole {reader} file?"
+        # Escaped, because `data_files` are patterns.
+        yield from _rows(failure, reader, data_files=[glob.escape(str(file))], split="train")
+
+
+def _hub_rows(source: str, name: str | None, split: str) -> Iterator[_Row]:
+    failure = (
+        f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
+        "check these names and the connection, or name a local file."
+    )
+    return _rows(failure, source, name, split=split)
+
+
+def _rows(failure: str, *args: Any, **kwargs: Any) -> Iterator[_Row]:
+    try:
+        yield from load_dataset(*args, **kwargs, streaming=True)
+    except Exception as error:  # every format and the hub have error types of their own
+        raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
+
+
+def _is_local(source: str) -> bool:
+    path = Path(source).expanduser()
+    return path.exists() or looks_like_path(source) or _format(path) in _FORMATS
+
+
+def _local_files(source: str) -> list[Path]:
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"no such file or folder: {source!r}")
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
+    if not known:
+        raise ValueError(f"{source!r} is of no known format: a text file ends in one of {', '.join(_FORMATS)}")
+    if len(readers := {_FORMATS[_format(file)] for file in known}) > 1:
+        raise ValueError(
+            f"{source!r} mixes files of the formats {sorted(readers)}: name a file or a folder of one format"
+        )
+    filled = [file for file in known if file.stat().st_size]
+    if not filled:
+        raise ValueError(f"{source!r} is empty")
+    return filled
+
+
+def _format(file: Path) -> str:
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    return "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".zst"]) else suffixes[-1:])
