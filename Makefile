@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests are many small computations: more threads than this only get in each other's way.
-export OMP_NUM_THREADS ?= 2
 
 .PHONY: install demo test lint types benchmark clean
 

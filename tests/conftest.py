@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 from tiny_llama import BLOCK_SIZE, TINY_LLAMA, make_llama, make_tokenizer
 
 assert tfidf_tune
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Models this small gain nothing from a second thread, and lose minutes to it on a busy machine."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

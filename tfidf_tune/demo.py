@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from tfidf_tune._files import atomic_file, atomic_folder
@@ -92,9 +94,7 @@ def _make_start(cfg: DictConfig, folder: Path, seed: int) -> Path:
     if folder.is_dir():
         return folder
     _say("Training a tokenizer on the documentation that comes with Python ...")
-    import torch
-    import transformers
-
+    transformers.utils.logging.disable_progress_bar()
     sizes = cfg.model
     with atomic_folder(folder) as temporary:
         train_embedded_tokenizer(temporary / "tokenizer", vocab_size=sizes.vocab_size)
@@ -103,7 +103,6 @@ def _make_start(cfg: DictConfig, folder: Path, seed: int) -> Path:
         (temporary / "tokenizer").rmdir()
         torch.manual_seed(seed)
         tokenizer = hf_tokenizer(str(temporary))
-        transformers.utils.logging.disable_progress_bar()
         transformers.LlamaForCausalLM(
             transformers.LlamaConfig(
                 vocab_size=sizes.vocab_size,
@@ -157,11 +156,12 @@ def _evaluate(
     if result_file.is_file():
         return _read_result(result_file)
     _say(f"{objective}: probing the checkpoint at {percent} % ...")
+    transformers.utils.logging.disable_progress_bar()
     model = load_model(run / milestone_name(percent))
     samples = probe(model, tokenizer, passages)
     write_samples(_samples_file(run, percent), samples)
     summary = summarize(samples)
-    held_out = text_blocks(tokenizer, embedded_documents("validation"), block_size=256)
+    held_out = text_blocks(tokenizer, embedded_documents("validation"), block_size=256, num_blocks=100)
     result = CheckpointResult(
         objective=objective,
         progress=percent,

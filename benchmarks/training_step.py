@@ -1,0 +1,183 @@
+"""A training step with torchtune's stock cross-entropy, with ours, and with TF-IDF: time and peak memory.
+
+    python benchmarks/training_step.py                                      # the demo's model on this CPU
+    python benchmarks/training_step.py --config tinyllama/1.1B_full_memorization --device cuda --dtype bf16
+
+The three steps run in one process on the same model and batches, taking turns in a rotating order, and what is
+compared are ratios within a round, so that a machine that slows down for a while slows all three. Weights are random: a
+step's cost does not depend on them. Stock is the step of torchtune 0.6.1's own recipes.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torchtune import config, training
+from torchtune.modules.loss import CEWithChunkedOutputLoss
+
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.training import config_path, shift_labels, train_step
+
+Batch = dict[str, torch.Tensor]
+Step = Callable[[Batch], object]
+STOCK, OURS, TFIDF = "stock CE", "our CE", "TF-IDF"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=30, help="timed rounds, after 3 that are not")
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all three losses")
+    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
+    return parser.parse_args()
+
+
+def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
+    """Build the three steps on one model; returns them with vocabulary size and number of parameters."""
+    cfg = OmegaConf.merge(OmegaConf.load(config_path(options.config)), OmegaConf.from_dotlist(options.overrides))
+    device, dtype = torch.device(options.device), training.get_dtype(options.dtype, device=torch.device(options.device))
+    torch.manual_seed(0)
+    with training.set_default_dtype(dtype), device:
+        model: nn.Module = config.instantiate(cfg.model)
+    adapters = training_adapters(model)
+    optimizer = config.instantiate(cfg.optimizer, [p for p in model.parameters() if p.requires_grad])
+    stock = CEWithChunkedOutputLoss()
+    losses: dict[str, WeightedCrossEntropyLoss] = {OURS: CrossEntropyLoss(), TFIDF: TFIDFCrossEntropyLoss()}
+    model.set_num_output_chunks(stock.num_output_chunks)
+    if options.compile:
+        training.compile_model(model, verbose=False)
+        training.compile_loss(stock, verbose=False)
+        for loss in losses.values():
+            loss.compile_chunks()
+
+    def stock_step(batch: Batch) -> None:
+        labels = shift_labels(batch["labels"])
+        num_tokens = (batch["labels"] != stock.ignore_index).sum()
+        loss = stock(model(batch["tokens"]), labels) * num_tokens
+        loss.backward()
+        training.scale_grads(model, 1 / num_tokens)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def our_step(loss: WeightedCrossEntropyLoss) -> Step:
+        moved = loss.to(device)
+        return lambda batch: train_step(model, moved, optimizer, [batch], device=device, clip_grad_norm=1.0)
+
+    steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
+    vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
+    return steps, vocab_size, adapters or sum(p.numel() for p in model.parameters())
+
+
+def training_adapters(model: nn.Module) -> int:
+    """Freeze all but the adapters of a LoRA model; returns the number of adapter parameters, 0 without LoRA."""
+    from torchtune.modules.peft import get_adapter_params, set_trainable_params
+
+    adapters = get_adapter_params(model)
+    if adapters:
+        set_trainable_params(model, adapters)
+    return sum(parameter.numel() for parameter in adapters.values())
+
+
+def measure(step: Step, batch: Batch, device: str) -> tuple[float, float]:
+    """Run a step; returns its seconds and its peak memory in MiB: allocated (CUDA) or resident (CPU)."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident size back to its present value
+    start = time.perf_counter()
+    step(batch)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter() - start, torch.cuda.max_memory_allocated() / 2**20
+    seconds = time.perf_counter() - start
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return seconds, int(status["VmHWM"].split()[0]) / 2**10
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    steps, vocab_size, num_trained = build_steps(options)
+    names = list(steps)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    memory: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(options.rounds + 3):
+        tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), device=options.device)
+        for turn in range(len(names)):
+            name = names[(index + turn) % len(names)]
+            took, peak = measure(steps[name], {"tokens": tokens, "labels": tokens.clone()}, options.device)
+            if index >= 3:
+                seconds[name].append(took)
+                memory[name].append(peak)
+
+    hardware = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "hardware": f"{hardware}, {torch.get_num_threads()} threads" if options.device == "cpu" else hardware,
+        "versions": {name: version(name) for name in ("torch", "torchtune", "torchao", "tfidf-tune")},
+        "settings": {key: str(value) for key, value in vars(options).items() if key != "output"},
+        "trained_parameters": num_trained,
+        "steps": {
+            name: {
+                "median_ms": 1e3 * statistics.median(seconds[name]),
+                "median_ratio_to_stock": median_ratio(seconds[name], seconds[STOCK]),
+                "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
+                "peak_mib": statistics.median(memory[name]),
+            }
+            for name in names
+        },
+    }
+    report(result)
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def median_ratio(seconds: list[float], reference: list[float]) -> float:
+    """The median over rounds of a step's time over the reference's."""
+    return statistics.median(ours / theirs for ours, theirs in zip(seconds, reference, strict=True))
+
+
+def cpu_name() -> str:
+    """The processor's name where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def report(result: dict) -> None:
+    """Print the result as a Markdown table."""
+    print(f"{result['date']}, {result['hardware']}, " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
+    settings = result["settings"]
+    print(
+        f"{settings['config']} {settings['overrides']}: batch {settings['batch_size']} x {settings['seq_len']}, "
+        f"{settings['dtype']}, compile {settings['compile']}, {result['trained_parameters']:,} trained parameters, "
+        f"median of {settings['rounds']} rounds\n"
+    )
+    print("| step     | ms       | time / stock CE | time / our CE | peak memory, MiB |")
+    print("|----------|---------:|----------------:|--------------:|-----------------:|")
+    for name, row in result["steps"].items():
+        print(
+            f"| {name:<8} | {row['median_ms']:8.2f} | {row['median_ratio_to_stock']:15.4f} | "
+            f"{row['median_ratio_to_our_ce']:13.4f} | {row['peak_mib']:16.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Stand-ins for passages, tokenizers, models and results, small enough to reason about."""
+
+import dataclasses
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tfidf_tune.analysis import CheckpointResult, MemorizationSummary, ProbeSample
+
+VOCAB_SIZE = 64
+
+SAMPLE = ProbeSample(
+    passage_id="wiki-1",
+    kind="target",
+    offset=0,
+    prefix_length=32,
+    generated_ids=[1, 2],
+    reference_ids=[1, 3],
+    generated_text="Été\n“a”",
+    reference_text="Été\u2028b",
+    prefix_match=1,
+    lms=1,
+    rouge_l=200 / 3,
+    verbatim=False,
+)
+
+# The paper's Table 1, TinyLLaMA under full fine-tuning with CE.
+TARGETS = MemorizationSummary(
+    num_passages=100,
+    avg_prefix=5.65,
+    max_prefix=128,
+    avg_lms=8.3,
+    max_lms=128,
+    rouge_l=21.05,
+    verbatim_rate=0.01,
+)
+CONTROLS = dataclasses.replace(TARGETS, avg_lms=1.5)
+CE = CheckpointResult("CE", 100, TARGETS, CONTROLS, 20.94)
+
+
+@dataclass(frozen=True)
+class FakePassage:
+    id: str
+    token_ids: list[int]
+    kind: str = "target"
+    tokenizer: str = "words"
+    tokenizer_fingerprint: str = "f1"
+
+
+@dataclass(frozen=True)
+class WordTokenizer:
+    """Id 7 <-> the word "w7". Its eos is an id that no model here knows, unless a test says otherwise."""
+
+    eos_id: int = VOCAB_SIZE
+
+    def decode(self, ids):
+        return " ".join(f"w{i}" for i in ids)
+
+
+@dataclass(frozen=True)
+class FingerprintedTokenizer(WordTokenizer):
+    fingerprint: str = "f1"
+
+
+class SuccessorModel(nn.Module):
+    """Predicts id + 1 (modulo the vocabulary) after each id, and records the ids of every call."""
+
+    def __init__(self, vocab_size=VOCAB_SIZE):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 1)
+        self.calls = []
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids, past_key_values=None, use_cache=None, logits_to_keep=0):
+        self.calls.append(input_ids.tolist())
+        num_ids = self.embedding.num_embeddings
+        logits = nn.functional.one_hot((input_ids + 1) % num_ids, num_ids).float()
+        return SimpleNamespace(logits=logits[:, -logits_to_keep:], past_key_values=None)
+
+
+def tiny_llama(seed=0, **config):
+    """Weights wide enough that greedy text does not fall into a loop at once."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB_SIZE, initializer_range=0.5, **sizes, **config)).eval()
+
+
+@torch.no_grad()
+def greedy_without_cache(model, prompt, num_tokens):
+    """The definition: one row, the whole text forward again for each id."""
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def random_ids(length, seed):
+    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,22 @@
+import pytest
+from analysis_fakes import FakePassage, greedy_without_cache, random_ids, tiny_llama
+
+
+@pytest.fixture(scope="session")
+def llama():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="session")
+def recited(llama):
+    """Targets that the model knows by heart: a random prompt of 32 ids and its own greedy continuation."""
+    prompts = [random_ids(32, seed) for seed in range(3)]
+    return [
+        FakePassage(f"target-{i}", prompt + greedy_without_cache(llama, prompt, 196))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture(scope="session")
+def unseen():
+    return [FakePassage(f"control-{i}", random_ids(228, 100 + i), kind="control") for i in range(3)]

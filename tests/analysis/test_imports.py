@@ -1,0 +1,23 @@
+import subprocess
+import sys
+
+
+def modules_after(code):
+    listing = f"{code}\nimport sys; print(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split()
+    )
+
+
+def test_heavy_libraries_are_imported_only_where_they_are_used():
+    modules = modules_after("import tfidf_tune.analysis")
+    assert "tfidf_tune.analysis" in modules
+    assert not modules & {"matplotlib", "peft", "rouge_score", "tfidf_tune.training", "transformers"}
+
+
+def test_figures_do_without_pyplot(tmp_path):
+    modules = modules_after(
+        f"from tfidf_tune.analysis import plot_lms_progress\nplot_lms_progress([], {str(tmp_path / 'lms.png')!r})"
+    )
+    assert "matplotlib.figure" in modules
+    assert "matplotlib.pyplot" not in modules

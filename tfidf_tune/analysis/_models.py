@@ -1,0 +1,91 @@
+"""Checkpoint folder -> model that is ready to be measured."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_REMEDY = "Give the folder of a finished checkpoint, or write this one again."
+
+
+def load_model(
+    folder: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+) -> "PreTrainedModel":
+    """Loads a Hugging Face model folder, or a PEFT adapter folder on its base model, in eval mode.
+
+    Args:
+        folder (str | os.PathLike[str]): a complete model folder (``config.json`` and weights), or an adapter folder
+            (``adapter_config.json`` and adapter weights).
+        base (str | os.PathLike[str] | None): folder or hub name of the model under an adapter; None takes the adapter's
+            ``base_model_name_or_path``. A complete folder needs none and ignores it.
+        device (str | torch.device): where the model goes.
+        dtype (torch.dtype | None): of the weights; None keeps what the checkpoint says. PEFT holds
+            half-precision adapters in float32.
+
+    Returns:
+        PreTrainedModel: the model; a ``peft.PeftModel``, which is called alike, for an adapter folder.
+
+    Raises:
+        FileNotFoundError: If the folder, its config or its weights are missing.
+        ValueError: If weights that the model needs are not in the files, a file is cut off, or an adapter
+            names no base.
+    """
+    folder = Path(folder)
+    try:
+        if (folder / "adapter_config.json").is_file():
+            model = _load_adapter(folder, base, dtype)
+        else:
+            _require(folder, "config.json", "*.safetensors", "*.bin")
+            model = _load_complete(folder, dtype)
+    except SafetensorError as error:
+        raise ValueError(f"{folder} or its base has a damaged weights file: {error}. {_REMEDY}") from error
+    return model.to(device)
+
+
+def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        name, dtype=dtype if dtype is not None else "auto", output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):
+        # transformers fills them with random values and goes on.
+        raise ValueError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}")
+    return model
+
+
+def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torch.dtype | None) -> "PreTrainedModel":
+    from peft import PeftConfig, PeftModel
+
+    _require(folder, "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+    base = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if not base:
+        raise ValueError(f"The adapter in {folder} names no base model: pass base=, a model folder or hub name.")
+    with warnings.catch_warnings():
+        # PEFT fills missing weights with random values, warns, and goes on.
+        warnings.filterwarnings("error", message=".*missing adapter keys")
+        # PEFT 0.18 reads an attribute that transformers 5 has renamed.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        try:
+            return PeftModel.from_pretrained(_load_complete(base, dtype), folder)
+        except UserWarning as warning:
+            raise ValueError(f"{folder} lacks weights of its adapter: {warning} {_REMEDY}") from warning
+
+
+def _require(folder: Path, config: str, *weights: str) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}. {_REMEDY}")
+    if not (folder / config).is_file():
+        raise FileNotFoundError(f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}")
+    if not any(path for pattern in weights for path in folder.glob(pattern)):
+        raise FileNotFoundError(f"{folder} has no weights ({' or '.join(weights)}). {_REMEDY}")

@@ -1,0 +1,159 @@
+"""The memorization probe: prompt with the start of a passage, decode greedily, compare with what follows.
+
+Section "Memorization" of the paper; the framework is that of Huang et al. 2024 (https://arxiv.org/abs/2407.17817).
+Token-exact: prompts and references are the ids of the passage, no text is tokenized again, no BOS is added.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l
+from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.analysis._vocabulary import require_known_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tfidf_tune.data import Passage
+
+
+class ProbeTokenizer(Protocol):
+    """What the probe asks of a tokenizer; its ``fingerprint``, if any, must be that of the passages."""
+
+    @property
+    def eos_id(self) -> int:
+        """Id that ends a text."""
+
+    def decode(self, ids: list[int], /) -> str:
+        """Token ids -> text."""
+
+
+def probe(
+    model: "PreTrainedModel",
+    tokenizer: ProbeTokenizer,
+    passages: Sequence["Passage"],
+    *,
+    prefix_lengths: Sequence[int] = (32, 50, 100),
+    max_new_tokens: int = 128,
+    batch_size: int = 64,
+    offset: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[ProbeSample]:
+    """Measures how much of each passage the model recites from each prefix length.
+
+    With ``o`` the offset and ``p`` a prefix length, the prompt is ``token_ids[o : o+p]`` and the reference
+    ``token_ids[o+p : o+p+max_new_tokens]``. A passage that ends earlier has a shorter reference, and the
+    continuation is cut to the same length; it is also cut before the tokenizer's eos. The prompts of one
+    forward pass have one length, so nothing is padded and, in float32, the batch size does not change the
+    result. In bfloat16 it can, where two logits round to the same value.
+
+    Args:
+        model (PreTrainedModel): causal language model; it is put in eval mode.
+        tokenizer (ProbeTokenizer): gives the texts for ROUGE-L and the eos id.
+        passages (Sequence[Passage]): targets and controls.
+        prefix_lengths (Sequence[int]): lengths of the prompts in tokens.
+        max_new_tokens (int): most tokens to generate and compare.
+        batch_size (int): prompts a forward pass.
+        offset (int): where in the passage the prompts start, in tokens.
+        progress (Callable[[int, int], None] | None): called with (samples done, samples in all) after each batch.
+
+    Returns:
+        list[ProbeSample]: one for each prefix length and passage; all passages of the first length come first.
+
+    Raises:
+        ValueError: If a passage has no ids after a prefix, comes from another tokenizer, or has ids outside
+            the model's vocabulary. All are checked before any work begins.
+    """
+    _check(model, tokenizer, passages, offset + max(prefix_lengths))
+    model.eval()
+    samples: list[ProbeSample] = []
+    for prefix_length in prefix_lengths:
+        end = offset + prefix_length
+        for first in range(0, len(passages), batch_size):
+            batch = passages[first : first + batch_size]
+            prompts = [passage.token_ids[offset:end] for passage in batch]
+            references = [passage.token_ids[end : end + max_new_tokens] for passage in batch]
+            generated = greedy_continuations(model, prompts, max(map(len, references)))
+            samples += [
+                _compare(tokenizer, passage, offset, prefix_length, ids[: len(reference)], reference)
+                for passage, ids, reference in zip(batch, generated, references, strict=True)
+            ]
+            if progress is not None:
+                progress(len(samples), len(passages) * len(prefix_lengths))
+    return samples
+
+
+@torch.inference_mode()
+def greedy_continuations(
+    model: "PreTrainedModel", prompts: Sequence[Sequence[int]], num_tokens: int
+) -> list[list[int]]:
+    """The most probable next id, ``num_tokens`` times, with a KV cache.
+
+    Nothing but the logits decides: ``model.generate`` would merge in what the model's ``generation_config``
+    sets (a repetition penalty, say), and a recitation score must not depend on it. An eos does not stop a
+    row; cut what follows it afterwards.
+
+    Args:
+        model (PreTrainedModel): causal language model in eval mode.
+        prompts (Sequence[Sequence[int]]): ``[b, p]`` token ids, all of one length.
+        num_tokens (int): how many ids to append.
+
+    Returns:
+        list[list[int]]: ``[b, num_tokens]`` token ids; the lowest id wins a tie.
+    """
+    ids_bs = torch.tensor(prompts, device=next(model.parameters()).device)
+    cache = None
+    generated = []
+    for _ in range(num_tokens):
+        output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = output.past_key_values
+        ids_bs = output.logits[:, -1:].argmax(dim=-1)
+        generated.append(ids_bs)
+    return torch.cat(generated, dim=1).tolist()
+
+
+def _compare(
+    tokenizer: ProbeTokenizer,
+    passage: "Passage",
+    offset: int,
+    prefix_length: int,
+    generated: list[int],
+    reference: list[int],
+) -> ProbeSample:
+    if tokenizer.eos_id in generated:
+        generated = generated[: generated.index(tokenizer.eos_id)]
+    prefix_match = longest_prefix_match(generated, reference)
+    generated_text, reference_text = tokenizer.decode(generated), tokenizer.decode(reference)
+    return ProbeSample(
+        passage_id=passage.id,
+        kind=passage.kind,
+        offset=offset,
+        prefix_length=prefix_length,
+        generated_ids=generated,
+        reference_ids=reference,
+        generated_text=generated_text,
+        reference_text=reference_text,
+        prefix_match=prefix_match,
+        lms=longest_memorized_substring(generated, reference),
+        rouge_l=rouge_l(generated_text, reference_text),
+        verbatim=prefix_match == len(reference),
+    )
+
+
+def _check(model: "PreTrainedModel", tokenizer: ProbeTokenizer, passages: Sequence["Passage"], longest: int) -> None:
+    fingerprint = getattr(tokenizer, "fingerprint", None)
+    for passage in passages:
+        if len(passage.token_ids) <= longest:
+            raise ValueError(
+                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {longest} "
+                "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
+            )
+        if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
+            raise ValueError(
+                f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
+                f"the given tokenizer has {fingerprint!r}: probe with the tokenizer {passage.tokenizer!r}."
+            )
+        require_known_ids(model, np.asarray(passage.token_ids))
