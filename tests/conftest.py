@@ -119,7 +119,7 @@ def recipe_config(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Cal
             }
         )
         for key, value in overrides.items():
-            OmegaConf.update(cfg, key, value)
+            OmegaConf.update(cfg, key, value, merge=False)
         return cfg
 
     return make

@@ -296,7 +296,8 @@ def test_tfidf_tune_run_starts_the_recipe_by_name(recipe_config, tmp_path):
         "tfidf_tune.cli", "run", "full_finetune", "--config", "demo/llama_3M_full_memorization", *model,
         f"checkpointer.checkpoint_dir={cfg.checkpointer.checkpoint_dir}", f"output_dir={tmp_path / 'run'}",
         f"dataset.source={cfg.dataset.source}", f"dataset.target_source={cfg.dataset.source}", "dataset.block_size=32",
-        "dataset.min_target_tokens=32", "dataset.num_base=20", "dataset.num_targets=2", "dataset.num_repeats=2", "max_steps=1",
+        "dataset.min_target_tokens=32", "dataset.num_base=20", "dataset.num_targets=2", "dataset.num_repeats=2",
+        "max_steps=1",
         cwd=tmp_path,
     )  # fmt: skip
 

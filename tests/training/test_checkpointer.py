@@ -211,6 +211,25 @@ def test_a_missing_file_is_named(tiny_checkpoint, tmp_path, name):
         HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
 
 
+def test_a_file_that_is_cut_off_is_named(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with torch.device("meta"):
+        model = llama2(**TINY_LLAMA)
+
+    with pytest.raises(ValueError, match=r"^/.*model\.safetensors is damaged .*: fetch or write it again$"):
+        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused").check_model(model)
+
+
+def test_a_config_that_is_no_json_is_named(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    (folder / "config.json").write_text("{")
+
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+
+
 def test_a_missing_shard_is_named(tmp_path):
     folder = make_llama(tmp_path / "sharded", max_shard_size="40KB")
     shard = sorted(folder.glob("model-*.safetensors"))[1]

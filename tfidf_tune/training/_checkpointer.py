@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict, snapshot_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torchtune.modules.peft import get_adapter_state_dict, get_merged_lora_ckpt
 
@@ -54,10 +54,11 @@ class HFCheckpointer:
             model (nn.Module): torchtune model, with or without LoRA.
 
         Raises:
-            ValueError: If settings, names or shapes differ; the message names them.
+            ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
+        hf_weights = self._meta_weights()
         try:
-            weights = self.family.hf_to_tune(self._meta_weights(), self.hf_config)
+            weights = self.family.hf_to_tune(hf_weights, self.hf_config)
         except (ValueError, RuntimeError) as error:
             raise ValueError(
                 f"the checkpoint {self.folder} is not of the family that its config says: {error}"
@@ -97,7 +98,7 @@ class HFCheckpointer:
             dtype (torch.dtype): dtype that they get.
         """
         for file in self.weight_files:
-            with safe_open(file, framework="pt") as shard:
+            with _open_weights(file) as shard:
                 # A copy, because what safetensors gives may be a view of the file.
                 state_dict = {
                     name: shard.get_tensor(name).to(device, dtype, copy=True)
@@ -167,7 +168,7 @@ class HFCheckpointer:
         """Names and shapes of all weights, from the headers of the files."""
         weights: dict[str, Tensor] = {}
         for file in self.weight_files:
-            with safe_open(file, framework="pt") as shard:
+            with _open_weights(file) as shard:
                 for name in shard.keys():  # noqa: SIM118
                     weights[name] = torch.empty(shard.get_slice(name).get_shape(), device="meta")
         return weights
@@ -217,6 +218,13 @@ def _find_weight_files(folder: Path) -> list[Path]:
             f"({_SINGLE_FILE}, or shards named by {_WEIGHTS_INDEX})"
         )
     return files
+
+
+def _open_weights(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}): fetch or write it again") from error
 
 
 def _base_weights(model: nn.Module) -> dict[str, Tensor]:

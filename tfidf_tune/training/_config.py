@@ -60,7 +60,17 @@ class LoRAFinetuneConfig(FinetuneConfig):
 
 
 _DTYPES = ("fp32", "bf16")
-_COMPONENTS = ("model", "checkpointer", "tokenizer", "dataset", "loss", "optimizer", "metric_logger")
+# Components, with the names of the arguments that the recipe itself hands over.
+_COMPONENTS: dict[str, tuple[str, ...]] = {
+    "model": (),
+    "checkpointer": (),
+    "tokenizer": (),
+    "dataset": ("tokenizer",),
+    "loss": (),
+    "optimizer": ("params",),
+    "lr_scheduler": ("optimizer", "num_training_steps"),
+    "metric_logger": (),
+}
 _OPTIONAL_COMPONENTS = ("lr_scheduler",)
 
 Schema = TypeVar("Schema", bound=FinetuneConfig)
@@ -93,7 +103,7 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
     if missing:
         raise ValueError(f"config: missing {', '.join(missing)}")
-    for key in (*_COMPONENTS, *_OPTIONAL_COMPONENTS):
+    for key in _COMPONENTS:
         if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
             _check_component(key, checked[key])
     _check_values(cast(FinetuneConfig, checked))
@@ -124,13 +134,23 @@ def _check_component(key: str, section: Any) -> None:
         component = _get_component_from_path(path)
     except (InstantiationError, ValueError) as error:
         raise ValueError(f"config: {key}: no component '{path}': {str(error).splitlines()[-1]}") from error
-    parameters = inspect.signature(component).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    names = [parameter.name for parameter in parameters]
-    for argument in section:
-        if argument != "_component_" and argument not in names:
-            raise ValueError(f"config: {key}: {path} has no argument '{argument}'{_suggestion(str(argument), names)}")
+    parameters = inspect.signature(component).parameters
+    given = {str(argument) for argument in section if argument != "_component_"}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for argument in given - parameters.keys():
+            raise ValueError(
+                f"config: {key}: {path} has no argument '{argument}'{_suggestion(argument, [*parameters])}"
+            )
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in given
+        and name not in _COMPONENTS[key]
+    ]
+    if missing:
+        raise ValueError(f"config: {key}: {path} needs {', '.join(missing)}")
 
 
 def _suggestion(name: str, possible: list[str]) -> str:

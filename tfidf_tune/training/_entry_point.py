@@ -37,7 +37,7 @@ def config_path(name: str) -> str:
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
     """Make a function of a config the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
-    What is wrong with config, data or checkpoint is reported in one message without a traceback, exit code 1.
+    What is wrong with config, data, checkpoint or disk is reported in one message without a traceback, exit code 1.
 
     Args:
         main (Callable[[DictConfig], None]): the recipe.
@@ -53,7 +53,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
                 position = sys.argv.index("--config") + 1
                 sys.argv[position] = config_path(sys.argv[position])
             return config.parse(main)()
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             sys.exit(f"error: {error}")
 
     return entry_point
