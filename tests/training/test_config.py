@@ -37,7 +37,7 @@ def test_a_good_config_gets_the_defaults(recipe_config):
         ({"optimizer.learning_rate": 1.0}, "optimizer: torch.optim.AdamW has no argument 'learning_rate'"),
         ({"lr_scheduler.num_warmup": 1}, "did you mean 'num_warmup_steps'"),
         ({"model": {"_component_": "torchtune.models.llama2.llama2", "vocab_size": 5}}, "needs num_layers, "),
-        ({"checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": "x"}}, "needs output_dir"),
+        ({"checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": "x"}}, "needs out"),
     ],
 )  # fmt: skip
 def test_a_wrong_config_is_refused(recipe_config, overrides, message):

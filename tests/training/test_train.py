@@ -150,6 +150,7 @@ def test_switches_of_the_step_leave_its_gradients_alone(model, recipe_config, mo
     cfg = recipe_config(**{"compile": False, "enable_activation_checkpointing": False, switch: True})
     prepare_model(model, loss, cfg)
 
+    assert ("compute_cross_entropy" in vars(loss)) == (switch == "compile")
     gradients, _ = gradients_of_a_step(model, loss, [batch])
 
     plain_names = {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients.items()}

@@ -53,7 +53,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
                 position = sys.argv.index("--config") + 1
                 sys.argv[position] = config_path(sys.argv[position])
             return config.parse(main)()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ImportError) as error:
             sys.exit(f"error: {error}")
 
     return entry_point

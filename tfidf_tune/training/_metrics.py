@@ -110,10 +110,10 @@ def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int) -> Iterator[P
     Yields:
         ProgressLog: closed with its loggers at the end.
     """
-    with atomic_file(run.output_dir / "config.yaml") as file:
-        OmegaConf.save(cast(DictConfig, cfg), file)
     metric_logger = config.instantiate(cfg.metric_logger)
     metric_logger.log_config(cfg)
+    with atomic_file(run.output_dir / "config.yaml") as file:
+        OmegaConf.save(cast(DictConfig, cfg), file)
     progress = ProgressLog(
         [JSONLinesLogger(run.output_dir / "metrics.jsonl"), metric_logger],
         total_steps=total_steps,
