@@ -17,15 +17,19 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 import torch
 from omegaconf import OmegaConf
 from torch import nn
 from torchtune import config, training
+from torchtune.config._utils import _merge_yaml_and_cli_args
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import config_path, shift_labels, train_step
+from tfidf_tune.training import LoRASettings, config_path, shift_labels, train_adapters_only, train_step
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
@@ -48,17 +52,19 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
-    """Build the three steps on one model; returns them with vocabulary size and number of parameters."""
-    cfg = OmegaConf.merge(OmegaConf.load(config_path(options.config)), OmegaConf.from_dotlist(options.overrides))
+    """Build the three steps on one model; returns them, the vocabulary size and the number of trained parameters."""
+    yaml_args = OmegaConf.to_container(OmegaConf.load(config_path(options.config)))
+    cfg = _merge_yaml_and_cli_args(argparse.Namespace(**yaml_args), options.overrides)  # type: ignore[arg-type]
     device, dtype = torch.device(options.device), training.get_dtype(options.dtype, device=torch.device(options.device))
     torch.manual_seed(0)
     with training.set_default_dtype(dtype), device:
         model: nn.Module = config.instantiate(cfg.model)
-    adapters = training_adapters(model)
+    if LoRASettings.of(model) is not None:
+        train_adapters_only(model)
     optimizer = config.instantiate(cfg.optimizer, [p for p in model.parameters() if p.requires_grad])
     stock = CEWithChunkedOutputLoss()
     losses: dict[str, WeightedCrossEntropyLoss] = {OURS: CrossEntropyLoss(), TFIDF: TFIDFCrossEntropyLoss()}
-    model.set_num_output_chunks(stock.num_output_chunks)
+    model.set_num_output_chunks(stock.num_output_chunks)  # type: ignore[operator]
     if options.compile:
         training.compile_model(model, verbose=False)
         training.compile_loss(stock, verbose=False)
@@ -81,17 +87,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
 
     steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
-    return steps, vocab_size, adapters or sum(p.numel() for p in model.parameters())
-
-
-def training_adapters(model: nn.Module) -> int:
-    """Freeze all but the adapters of a LoRA model; returns the number of adapter parameters, 0 without LoRA."""
-    from torchtune.modules.peft import get_adapter_params, set_trainable_params
-
-    adapters = get_adapter_params(model)
-    if adapters:
-        set_trainable_params(model, adapters)
-    return sum(parameter.numel() for parameter in adapters.values())
+    return steps, vocab_size, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def measure(step: Step, batch: Batch, device: str) -> tuple[float, float]:
@@ -161,7 +157,7 @@ def cpu_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def report(result: dict) -> None:
+def report(result: dict[str, Any]) -> None:
     """Print the result as a Markdown table."""
     print(f"{result['date']}, {result['hardware']}, " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
     settings = result["settings"]

@@ -10,7 +10,6 @@ each a complete Hugging Face model, ``metrics.jsonl`` and ``config.yaml``.
 from functools import partial
 
 from omegaconf import DictConfig
-from torchtune import config
 
 from tfidf_tune import training
 
@@ -18,25 +17,24 @@ from tfidf_tune import training
 @training.recipe
 def recipe_main(user_cfg: DictConfig) -> None:
     """Check everything, then load, train, and save at the milestones."""
-    cfg = training.check_config(user_cfg, training.FinetuneConfig)
-    run = training.open_run(cfg)
+    with training.setup_errors():  # what is wrong is told here, before the first weight is read
+        cfg = training.check_config(user_cfg, training.FinetuneConfig)
+        run = training.open_run(cfg)
+        checkpointer = training.instantiate(cfg, "checkpointer")
+        model = training.build_model(cfg, run)
+        training.require_no_lora(model)
+        checkpointer.check_model(model)
+        loss = training.build_loss(cfg).to(run.device)
+        training.check_optimizer(cfg)
+        tokenizer = training.build_tokenizer(cfg, model)
+        dataset = training.build_dataset(cfg, tokenizer)
 
-    # What can be wrong is found here, before the first weight is read.
-    checkpointer = config.instantiate(cfg.checkpointer)
-    model = training.build_model(cfg.model, run)
-    training.require_no_lora(model)
-    checkpointer.check_model(model)
-    tokenizer = training.build_tokenizer(cfg, model)
-    loss = training.build_loss(cfg).to(run.device)
-    dataset = training.build_dataset(cfg, tokenizer, model)
     dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
-
-    training.load_model(model, checkpointer, run)
-    training.prepare_model(model, loss, cfg)
-    optimizer = training.build_optimizer(cfg, model)
-    lr_scheduler = training.build_lr_scheduler(cfg, optimizer, training.count_steps(cfg, dataloader))
-
-    with training.open_progress(cfg, run, training.count_steps(cfg, dataloader)) as progress:
+    total_steps = training.count_steps(cfg, dataloader)
+    with training.open_progress(cfg, run, total_steps) as progress:
+        training.load_model(model, checkpointer, run)
+        training.prepare_model(model, loss, cfg)
+        optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         training.train(
             cfg,
             model,
@@ -44,7 +42,8 @@ def recipe_main(user_cfg: DictConfig) -> None:
             optimizer,
             lr_scheduler,
             dataloader,
-            device=run.device,
+            total_steps=total_steps,
+            run=run,
             progress=progress,
             save=partial(checkpointer.save_model, model),
         )

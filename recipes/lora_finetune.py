@@ -11,7 +11,6 @@ Keys: :class:`tfidf_tune.training.LoRAFinetuneConfig`. The run's folder gets ``c
 from functools import partial
 
 from omegaconf import DictConfig
-from torchtune import config
 
 from tfidf_tune import training
 
@@ -19,27 +18,26 @@ from tfidf_tune import training
 @training.recipe
 def recipe_main(user_cfg: DictConfig) -> None:
     """Check everything, then load, train, and save at the milestones."""
-    cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig)
-    run = training.open_run(cfg)
+    with training.setup_errors():  # what is wrong is told here, before the first weight is read
+        cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig)
+        run = training.open_run(cfg)
+        checkpointer = training.instantiate(cfg, "checkpointer")
+        model = training.build_model(cfg, run)
+        training.LoRASettings.require(model)
+        checkpointer.check_model(model)
+        loss = training.build_loss(cfg).to(run.device)
+        training.check_optimizer(cfg)
+        tokenizer = training.build_tokenizer(cfg, model)
+        dataset = training.build_dataset(cfg, tokenizer)
 
-    # What can be wrong is found here, before the first weight is read.
-    checkpointer = config.instantiate(cfg.checkpointer)
-    model = training.build_model(cfg.model, run)
-    training.LoRASettings.require(model)
-    checkpointer.check_model(model)
-    tokenizer = training.build_tokenizer(cfg, model)
-    loss = training.build_loss(cfg).to(run.device)
-    dataset = training.build_dataset(cfg, tokenizer, model)
     dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
-
-    training.load_model(model, checkpointer, run)
-    training.train_adapters_only(model)
-    training.prepare_model(model, loss, cfg)
-    optimizer = training.build_optimizer(cfg, model)
-    lr_scheduler = training.build_lr_scheduler(cfg, optimizer, training.count_steps(cfg, dataloader))
-
-    save = checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter
-    with training.open_progress(cfg, run, training.count_steps(cfg, dataloader)) as progress:
+    total_steps = training.count_steps(cfg, dataloader)
+    with training.open_progress(cfg, run, total_steps) as progress:
+        training.load_model(model, checkpointer, run)
+        training.train_adapters_only(model)
+        training.prepare_model(model, loss, cfg)
+        optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
+        save = checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter
         training.train(
             cfg,
             model,
@@ -47,7 +45,8 @@ def recipe_main(user_cfg: DictConfig) -> None:
             optimizer,
             lr_scheduler,
             dataloader,
-            device=run.device,
+            total_steps=total_steps,
+            run=run,
             progress=progress,
             save=partial(save, model),
         )

@@ -6,8 +6,6 @@ import pytest
 import tfidf_tune.configs
 import torch
 from omegaconf import OmegaConf
-from torch import nn
-from torchtune import config
 
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -15,9 +13,10 @@ from tfidf_tune.training import (
     LoRASettings,
     Run,
     build_loss,
-    build_lr_scheduler,
     build_model,
     check_config,
+    check_optimizer,
+    instantiate,
     require_no_lora,
     train_adapters_only,
 )
@@ -56,14 +55,13 @@ def test_a_config_is_right_as_far_as_can_be_seen_without_weights(file, tmp_path)
     cfg.output_dir = str(tmp_path)
     checked = check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig)
 
-    model = build_model(checked.model, Run(torch.device("cpu"), torch.float32, 0, tmp_path))
+    model = build_model(checked, Run(torch.device("cpu"), torch.float32, 0, tmp_path))
     (LoRASettings.require if is_lora else require_no_lora)(model)
     if is_lora:
         train_adapters_only(model)
     loss = build_loss(checked)
-    optimizer = config.instantiate(checked.optimizer, [nn.Parameter(torch.zeros(1))])
-    assert build_lr_scheduler(checked, optimizer, 10) is not None
-    config.instantiate(checked.metric_logger).close()
+    check_optimizer(checked)
+    instantiate(checked, "metric_logger").close()
 
     assert loss.ignore_index == -100
     assert checked.dataset.block_size <= model.max_seq_len

@@ -49,11 +49,11 @@ def _register_recipes() -> None:
 
 def _config_file(name: str) -> str:
     """The file of a config given by path or name; torchtune's ``validate`` takes paths alone."""
-    from tfidf_tune.training import config_path
+    from tfidf_tune.training import SetupError, config_path
 
     try:
         return config_path(name)
-    except FileNotFoundError as error:
+    except SetupError as error:
         sys.exit(f"error: {error}")
 
 
@@ -64,7 +64,7 @@ def _run_demo(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     from tfidf_tune.demo import run_demo
 
-    run_demo(options.output_dir, seed=options.seed)
+    run_demo(options.output_dir.expanduser(), seed=options.seed)
 
 
 if __name__ == "__main__":

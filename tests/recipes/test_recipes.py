@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import peft
@@ -16,6 +18,7 @@ from tiny_llama import BLOCK_SIZE
 
 from tfidf_tune.analysis import load_model, probe, summarize
 from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.training import SetupError
 
 MILESTONES = [f"checkpoint_{percent}pct" for percent in (10, 25, 50, 75, 100)]
 GOLDEN = Path(__file__).parent / "golden_losses.json"
@@ -73,7 +76,7 @@ def test_a_run_folder_holds_what_was_promised(recipe_config, finished, lora):
     expected = {*MILESTONES, "metrics.jsonl", "probe.jsonl", "config.yaml", "logs", "torchtune_config.yaml"}
     assert {path.name for path in run.iterdir()} <= expected
     assert {path.name for path in run.iterdir()} >= expected - {"torchtune_config.yaml"}
-    assert OmegaConf.load(run / "config.yaml").checkpointer.output_dir == str(run)
+    assert OmegaConf.load(run / "config.yaml").dataset.probe_file == str(run / "probe.jsonl")
 
 
 def test_every_milestone_of_a_full_run_generates_in_transformers(recipe_config, finished):
@@ -109,7 +112,7 @@ def test_every_milestone_of_a_lora_run_loads_in_peft_and_changes_the_base(recipe
 def test_merged_checkpoints_are_the_same_model_as_base_and_adapter(recipe_config, finished, tmp_path):
     adapter_run = finished(recipe_config, lora=True)
     cfg = OmegaConf.load(adapter_run / "config.yaml")
-    cfg.merge_adapter, cfg.output_dir, cfg.checkpointer.output_dir = True, *[str(tmp_path / "merged")] * 2
+    cfg.merge_adapter, cfg.output_dir = True, str(tmp_path / "merged")
     merged_run = run_recipe(cfg, lora=True)
     tokens = torch.arange(20)[None]
 
@@ -228,14 +231,19 @@ def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_conf
     ("lora", "overrides", "message"),
     [
         (False, {"batch_sise": 4}, "no key 'batch_sise'"),
-        (False, {"checkpointer.checkpoint_dir": "/no/such/folder"}, "no such folder /no/such/folder"),
-        (False, {"dataset.block_size": 65, "dataset.min_target_tokens": 65}, "65, the model takes at most 64"),
+        (False, {"checkpointer.checkpoint_dir": "/no/such/folder"}, "checkpointer: no such folder /no/such/folder"),
+        (False, {"dataset.block_size": 65, "dataset.min_target_tokens": 65}, "block_size is 65, above max_seq_len 64"),
         (False, {"model.num_layers": 3}, "does not fit the checkpoint"),
         (False, {"dataset.num_base": 8, "dataset.num_repeats": 1, "batch_size": 13}, "12 sequences, one step .* = 13"),
         (False, {"dataset.packed": True}, "has no argument 'packed'"),
         (False, {"loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}, "take tfidf_tune's objectives"),
         (False, {"dataset.num_targets": 1000}, "1000"),
+        (False, {"optimizer.lr": "abc"}, "config: optimizer"),
+        (False, {"model.num_heads": "x"}, "config: model"),
+        (False, {"model.num_heads": 5}, "config: model|does not fit"),
+        (False, {"dataset.block_size": "abc"}, "config: dataset"),
         (True, {"model.lora_attn_modules": []}, "Must pass one or more"),
+        (True, {"model.quantize_base": True}, "quantize_base is true"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_and_leaves_nothing_behind(recipe_config, tmp_path, lora, overrides, message):
@@ -243,11 +251,20 @@ def test_bad_input_is_refused_and_leaves_nothing_behind(recipe_config, tmp_path,
     for key, value in overrides.items():
         OmegaConf.update(cfg, key, value)
 
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises(SetupError, match=message):
         run_recipe(cfg, lora=lora)
 
-    run = tmp_path / "run"
-    assert not run.exists() or {path.name for path in run.iterdir()} <= {"probe.jsonl"}
+    # Only a data set that was built and found too small has written its probe file.
+    left = [path.name for path in (tmp_path / "run").glob("*")]
+    assert left == (["probe.jsonl"] if "12 sequences" in message else [])
+
+
+def test_a_logger_whose_package_is_missing_is_refused(recipe_config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    cfg = recipe_config(metric_logger={"_component_": "torchtune.training.metric_logging.WandBLogger"})
+
+    with pytest.raises(SetupError, match="config: metric_logger: ImportError: .*pip install wandb"):
+        run_recipe(cfg)
 
 
 def test_a_plain_model_is_refused_by_the_lora_recipe(recipe_config):
@@ -304,6 +321,40 @@ def test_tfidf_tune_run_starts_the_recipe_by_name(recipe_config, tmp_path):
     assert finished.returncode == 0, finished.stderr
     assert (tmp_path / "run" / "checkpoint_100pct" / "model.safetensors").is_file()
     assert "Skipping import of cpp extensions" not in finished.stderr
+
+
+def test_several_processes_end_with_a_clear_message(recipe_config, tmp_path):
+    OmegaConf.save(recipe_config(), tmp_path / "mine.yaml")
+
+    finished = run_process(
+        "torchtune._cli.tune", "run", "--nproc_per_node", "2", "tfidf_tune/recipes/full_finetune.py",
+        "--config", "mine.yaml", cwd=tmp_path,
+    )  # fmt: skip
+
+    assert finished.returncode != 0
+    assert "error: 2 processes were started; the recipes run on one process so far" in finished.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "message"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 1, "SIGTERM")]
+)
+def test_a_run_that_is_ended_leaves_no_half_checkpoint(recipe_config, tmp_path, sent, code, message):
+    OmegaConf.save(recipe_config(epochs=500), tmp_path / "mine.yaml")
+    command = ["torchtune._cli.tune", "run", "tfidf_tune/recipes/full_finetune.py", "--config", "mine.yaml"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == code
+    assert message in stderr.strip().splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 
 
 def test_an_error_of_the_users_ends_the_process_with_one_message(recipe_config, tmp_path):

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import peft
 import pytest
 import torch
 import transformers
-from tiny_llama import TINY_LLAMA, VOCAB_SIZE, make_llama
+from tiny_llama import TINY_LLAMA, make_llama
 from torch import nn
 from torchtune.models.llama2 import llama2, lora_llama2
 
@@ -30,8 +31,9 @@ def loaded_model(checkpointer: HFCheckpointer, *, run: Run = FLOAT32_ON_CPU, lor
             "apply_lora_to_output": True,
             "lora_rank": 4,
             "lora_alpha": 12,
+            "lora_dropout": 0.25,
         }
-    model = build_model(OmegaConf.create(section), run)
+    model = build_model(OmegaConf.create({"model": section}), run)
     checkpointer.check_model(model)
     load_model(model, checkpointer, run)
     return model.eval()
@@ -53,7 +55,7 @@ def hf_logits(folder: Path) -> torch.Tensor:
 
 
 def test_a_loaded_checkpoint_gives_the_logits_of_transformers(tiny_checkpoint, tmp_path):
-    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path)))
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)))
 
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS), hf_logits(tiny_checkpoint))
@@ -64,7 +66,7 @@ def test_shards_and_their_index_are_read(tmp_path):
     whole = make_llama(tmp_path / "whole")
     assert len(list(sharded.glob("*.safetensors"))) > 1
 
-    models = [loaded_model(HFCheckpointer(checkpoint_dir=str(f), output_dir=str(tmp_path))) for f in (sharded, whole)]
+    models = [loaded_model(HFCheckpointer(checkpoint_dir=str(f))) for f in (sharded, whole)]
 
     weights = [model.state_dict() for model in models]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
@@ -73,7 +75,7 @@ def test_shards_and_their_index_are_read(tmp_path):
 def test_a_model_can_be_loaded_in_bf16(tiny_checkpoint, tmp_path):
     run = Run(torch.device("cpu"), torch.bfloat16, 0, tmp_path)
 
-    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path)), run=run)
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)), run=run)
 
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
@@ -81,7 +83,7 @@ def test_a_model_can_be_loaded_in_bf16(tiny_checkpoint, tmp_path):
 def test_changing_a_loaded_model_leaves_the_file_alone(tiny_checkpoint, tmp_path):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
     before = (folder / "model.safetensors").read_bytes()
-    model = loaded_model(HFCheckpointer(checkpoint_dir=str(folder), output_dir=str(tmp_path)))
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(folder)))
 
     with torch.no_grad():
         for parameter in model.parameters():
@@ -91,22 +93,24 @@ def test_changing_a_loaded_model_leaves_the_file_alone(tiny_checkpoint, tmp_path
 
 
 def test_a_saved_model_loads_in_transformers_with_the_same_logits(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = loaded_model(checkpointer)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
 
-    folder = checkpointer.save_model(model, "checkpoint_10pct")
+    folder = tmp_path / "checkpoint_10pct"
+    checkpointer.save_model(model, folder)
 
     with torch.no_grad():
         torch.testing.assert_close(hf_logits(folder), model(TOKENS))
 
 
 def test_a_saved_model_is_complete(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
 
-    folder = checkpointer.save_model(loaded_model(checkpointer), "checkpoint_10pct")
+    folder = tmp_path / "checkpoint_10pct"
+    checkpointer.save_model(loaded_model(checkpointer), folder)
 
     names = {file.name for file in folder.iterdir()}
     assert names == {file.name for file in tiny_checkpoint.iterdir()}
@@ -116,20 +120,22 @@ def test_a_saved_model_is_complete(tiny_checkpoint, tmp_path):
 
 
 def test_the_saved_config_names_the_dtype_of_the_saved_weights(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     run = Run(torch.device("cpu"), torch.bfloat16, 0, tmp_path)
 
-    folder = checkpointer.save_model(loaded_model(checkpointer, run=run), "checkpoint_10pct")
+    folder = tmp_path / "checkpoint_10pct"
+    checkpointer.save_model(loaded_model(checkpointer, run=run), folder)
 
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
 
 
 def test_a_saved_adapter_loads_in_peft_with_the_same_logits(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = random_adapter(checkpointer)
 
-    folder = checkpointer.save_adapter(model, "checkpoint_10pct")
+    folder = tmp_path / "checkpoint_10pct"
+    checkpointer.save_adapter(model, folder)
 
     base = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32)
     adapted = peft.PeftModel.from_pretrained(base, folder).eval()
@@ -140,38 +146,42 @@ def test_a_saved_adapter_loads_in_peft_with_the_same_logits(tiny_checkpoint, tmp
 
 
 def test_an_adapter_folder_names_its_base_and_is_not_taken_for_a_model(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
 
-    folder = checkpointer.save_adapter(random_adapter(checkpointer), "checkpoint_10pct")
+    folder = tmp_path / "checkpoint_10pct"
+    checkpointer.save_adapter(random_adapter(checkpointer), folder)
 
-    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tiny_checkpoint)
+    adapter_config = json.loads((folder / "adapter_config.json").read_text())
+    assert adapter_config["base_model_name_or_path"] == str(tiny_checkpoint)
+    assert adapter_config["lora_dropout"] == 0.25
     assert not (folder / "config.json").exists()
 
 
 def test_a_merged_model_gives_the_logits_of_base_and_adapter(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = random_adapter(checkpointer)
     with torch.no_grad():
         expected = model(TOKENS)
 
-    folder = checkpointer.save_model(model, "checkpoint_10pct")
+    folder = tmp_path / "checkpoint_10pct"
+    checkpointer.save_model(model, folder)
 
     torch.testing.assert_close(hf_logits(folder), expected)
 
 
 def test_merging_leaves_the_model_in_training_alone(tiny_checkpoint, tmp_path):
     """torchtune's merge adds to the tensors it is given, which on CPU would be the model's own."""
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = random_adapter(checkpointer)
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
-    checkpointer.save_model(model, "checkpoint_10pct")
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir=str(tmp_path / "run"))
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = loaded_model(checkpointer)
 
     def full_disk(*_: object) -> None:
@@ -179,19 +189,19 @@ def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch
 
     monkeypatch.setattr("tfidf_tune.training._checkpointer.save_torch_state_dict", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        checkpointer.save_model(model, "checkpoint_10pct")
+        checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_missing_folder_is_named():
     with pytest.raises(FileNotFoundError, match="no such folder /no/such/folder"):
-        HFCheckpointer(checkpoint_dir="/no/such/folder", output_dir="unused")
+        HFCheckpointer(checkpoint_dir="/no/such/folder")
 
 
 def test_a_hub_id_that_cannot_be_had_is_named_with_the_cause():
     with pytest.raises(FileNotFoundError, match="nobody/nothing is no local folder and could not be had"):
-        HFCheckpointer(checkpoint_dir="nobody/nothing", output_dir="unused")
+        HFCheckpointer(checkpoint_dir="nobody/nothing")
 
 
 def test_another_architecture_is_refused(tiny_checkpoint, tmp_path):
@@ -199,7 +209,7 @@ def test_another_architecture_is_refused(tiny_checkpoint, tmp_path):
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
 
     with pytest.raises(ValueError, match="of the architecture 'gpt2'; supported: llama"):
-        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+        HFCheckpointer(checkpoint_dir=str(folder))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -208,7 +218,7 @@ def test_a_missing_file_is_named(tiny_checkpoint, tmp_path, name):
     (folder / name).unlink()
 
     with pytest.raises(FileNotFoundError, match=f"lacks {name}"):
-        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+        HFCheckpointer(checkpoint_dir=str(folder))
 
 
 def test_a_file_that_is_cut_off_is_named(tiny_checkpoint, tmp_path):
@@ -219,7 +229,7 @@ def test_a_file_that_is_cut_off_is_named(tiny_checkpoint, tmp_path):
         model = llama2(**TINY_LLAMA)
 
     with pytest.raises(ValueError, match=r"^/.*model\.safetensors is damaged .*: fetch or write it again$"):
-        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused").check_model(model)
+        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
 
 
 def test_a_config_that_is_no_json_is_named(tiny_checkpoint, tmp_path):
@@ -227,7 +237,7 @@ def test_a_config_that_is_no_json_is_named(tiny_checkpoint, tmp_path):
     (folder / "config.json").write_text("{")
 
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+        HFCheckpointer(checkpoint_dir=str(folder))
 
 
 def test_a_missing_shard_is_named(tmp_path):
@@ -236,7 +246,7 @@ def test_a_missing_shard_is_named(tmp_path):
     shard.unlink()
 
     with pytest.raises(FileNotFoundError, match=f"lacks {shard.name}"):
-        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused")
+        HFCheckpointer(checkpoint_dir=str(folder))
 
 
 @pytest.mark.parametrize(
@@ -253,12 +263,63 @@ def test_a_missing_shard_is_named(tmp_path):
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_the_difference(tiny_checkpoint, change, message):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), output_dir="unused")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     with torch.device("meta"):
         model = llama2(**(TINY_LLAMA | change))
 
     with pytest.raises(ValueError, match=message):
         checkpointer.check_model(model)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("hidden_act", "gelu", "hidden_act is gelu in the checkpoint, silu in the model"),
+        ("tie_word_embeddings", True, "tie_word_embeddings is True in the checkpoint, False in the model"),
+        ("quantization_config", {"bits": 4}, "quantization_config is {'bits': 4} in the checkpoint, None in the model"),
+    ],
+)
+def test_what_shapes_do_not_show_is_compared_too(tiny_checkpoint, tmp_path, setting, value, message):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {setting: value}))
+    with torch.device("meta"):
+        model = llama2(**TINY_LLAMA)
+
+    with pytest.raises(ValueError, match=message):
+        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[]", "holds a list, not an object"), ('{"model_type": "llama"}', "config.json lacks num_attention_heads")],
+)
+def test_a_config_without_the_essentials_is_refused(tiny_checkpoint, tmp_path, content, message):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    (folder / "config.json").write_text(content)
+    with torch.device("meta"):
+        model = llama2(**TINY_LLAMA)
+
+    with pytest.raises(ValueError, match=message):
+        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
+
+
+def test_an_index_without_a_weight_map_is_refused(tmp_path):
+    folder = make_llama(tmp_path / "sharded", max_shard_size="40KB")
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+    with pytest.raises(ValueError, match="has no weight_map"):
+        HFCheckpointer(checkpoint_dir=str(folder))
+
+
+def test_the_size_of_heads_is_the_checkpoints(tmp_path):
+    """head_dim need not be hidden_size / num_attention_heads; torchtune's Llama-2 builder has it so, and says no."""
+    folder = make_llama(tmp_path / "wide_heads", head_dim=16)
+    with torch.device("meta"):
+        model = llama2(**TINY_LLAMA)
+
+    with pytest.raises(ValueError, match=r"q_proj.weight is \(64, 32\) in the checkpoint, \(32, 32\) in the model"):
+        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
 
 
 def test_a_rope_scaling_that_the_model_lacks_is_refused(tiny_checkpoint, tmp_path):
@@ -270,7 +331,7 @@ def test_a_rope_scaling_that_the_model_lacks_is_refused(tiny_checkpoint, tmp_pat
         model = llama2(**TINY_LLAMA)
 
     with pytest.raises(ValueError, match="rope type is llama3 in the checkpoint, default in the model"):
-        HFCheckpointer(checkpoint_dir=str(folder), output_dir="unused").check_model(model)
+        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
 
 
 def test_lora_settings_are_read_off_the_model():
@@ -278,7 +339,14 @@ def test_lora_settings_are_read_off_the_model():
         model = lora_llama2(["q_proj", "output_proj"], lora_rank=4, lora_alpha=12, lora_dropout=0.1, **TINY_LLAMA)
 
     assert LoRASettings.of(model) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
-    assert TINY_LLAMA["vocab_size"] == VOCAB_SIZE
+
+
+def test_a_rank_of_0_is_refused():
+    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+        model = lora_llama2(["q_proj"], lora_rank=0, lora_alpha=12, **TINY_LLAMA)
+
+    with pytest.raises(ValueError, match="lora_rank is 0, it has to be at least 1"):
+        LoRASettings.of(model)
 
 
 def test_a_plain_model_has_no_lora_settings():

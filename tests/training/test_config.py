@@ -1,9 +1,18 @@
 """A wrong config is refused before any work, in one message that says what to change."""
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
-from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, check_config, config_path, open_run
+from tfidf_tune.training import (
+    FinetuneConfig,
+    LoRAFinetuneConfig,
+    SetupError,
+    check_config,
+    check_optimizer,
+    config_path,
+    open_run,
+)
 
 
 def test_a_good_config_gets_the_defaults(recipe_config):
@@ -37,7 +46,11 @@ def test_a_good_config_gets_the_defaults(recipe_config):
         ({"optimizer.learning_rate": 1.0}, "optimizer: torch.optim.AdamW has no argument 'learning_rate'"),
         ({"lr_scheduler.num_warmup": 1}, "did you mean 'num_warmup_steps'"),
         ({"model": {"_component_": "torchtune.models.llama2.llama2", "vocab_size": 5}}, "needs num_layers, "),
-        ({"checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": "x"}}, "needs out"),
+        ({"tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer"}}, "tokenizer: .*hf_tokenizer needs path"),
+        ({"loss._component_": "tfidf_tune.loss"}, "loss: 'tfidf_tune.loss' is no class or function"),
+        ({"loss._component_": "tfidf_tune.loss.token_cross_entropy"}, "needs logits, labels"),
+        ({"loss._component_": None}, "loss has to be a section with `_component_`"),
+        ({"collate_fn": "foo.bar"}, "collate_fn: no component 'foo.bar'"),
     ],
 )  # fmt: skip
 def test_a_wrong_config_is_refused(recipe_config, overrides, message):
@@ -59,6 +72,8 @@ def test_the_lora_recipe_knows_one_key_more(recipe_config):
 
 def test_the_schedule_may_be_left_out(recipe_config):
     assert check_config(recipe_config(lr_scheduler=None), FinetuneConfig).lr_scheduler is None
+    # `lr_scheduler=null` on torchtune's command line
+    assert check_config(recipe_config(**{"lr_scheduler._component_": None}), FinetuneConfig).lr_scheduler is None
 
 
 def test_a_config_is_found_by_path_and_by_name(tmp_path):
@@ -70,7 +85,7 @@ def test_a_config_is_found_by_path_and_by_name(tmp_path):
 
 
 def test_a_name_that_is_no_config_lists_those_there_are():
-    with pytest.raises(FileNotFoundError, match=r"no config of that name; there are: .*tinyllama/1\.1B_full_mem"):
+    with pytest.raises(SetupError, match=r"no config of that name; there are: .*tinyllama/1\.1B_full_mem"):
         config_path("tinyllama/2B")
 
 
@@ -81,13 +96,52 @@ def test_a_folder_with_checkpoints_is_not_written_to(recipe_config, tmp_path):
         open_run(check_config(recipe_config(), FinetuneConfig))
 
 
-def test_a_device_that_is_not_there_is_refused(recipe_config):
-    with pytest.raises(ValueError, match="device 'cuda:99' with dtype 'fp32' cannot be had here"):
-        open_run(check_config(recipe_config(device="cuda:99"), FinetuneConfig))
+@pytest.mark.parametrize("device", ["cuda", "cuda:99", "meta", "tpu"])
+def test_a_device_that_is_not_there_is_refused_and_never_replaced_by_another(recipe_config, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(SetupError, match=f"device '{device}' cannot be had here, possible are cpu, cuda where present"):
+        open_run(check_config(recipe_config(device=device), FinetuneConfig))
+
+
+def test_an_output_dir_that_cannot_be_a_folder_is_refused(recipe_config, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(SetupError, match="cannot be written: .*/file is no folder"):
+        open_run(check_config(recipe_config(output_dir=str(tmp_path / "file" / "run")), FinetuneConfig))
+
+
+def test_a_home_folder_is_written_out(recipe_config, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    cfg = check_config(recipe_config(output_dir="~/runs/mine"), FinetuneConfig)
+
+    assert cfg.output_dir == str(tmp_path / "runs" / "mine")
+    assert cfg.dataset.probe_file == str(tmp_path / "runs" / "mine" / "probe.jsonl")
+
+
+def test_without_a_seed_one_is_drawn_and_kept_for_all_who_refer_to_it(recipe_config):
+    drawn = [check_config(recipe_config(seed=None), FinetuneConfig) for _ in range(2)]
+
+    assert drawn[0].seed == drawn[0].dataset.seed
+    assert drawn[0].seed != drawn[1].seed
 
 
 def test_several_processes_are_refused(recipe_config, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.training._run.utils.get_world_size_and_rank", lambda: (2, 0))
+    monkeypatch.setenv("WORLD_SIZE", "2")
 
     with pytest.raises(ValueError, match="2 processes were started"):
         open_run(check_config(recipe_config(), FinetuneConfig))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"optimizer.lr": "abc"}, "config: optimizer: .*abc|config: optimizer: TypeError"),
+        ({"optimizer.lr": -1.0}, "config: optimizer: Invalid learning rate"),
+        ({"lr_scheduler.num_warmup_steps": "x"}, "config: lr_scheduler: TypeError"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_built_is_refused(recipe_config, overrides, message):
+    with pytest.raises(SetupError, match=message):
+        check_optimizer(check_config(recipe_config(**overrides), FinetuneConfig))

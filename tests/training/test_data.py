@@ -1,5 +1,6 @@
 """The order and shape of the batches that a run is trained on."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,20 @@ import torch
 from tiny_llama import TINY_LLAMA
 from torchtune.models.llama2 import llama2
 
-from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.training import FinetuneConfig, Run, build_dataloader, build_dataset, check_config, train
+from tfidf_tune.training import (
+    FinetuneConfig,
+    Run,
+    SetupError,
+    build_dataloader,
+    build_dataset,
+    build_loss,
+    build_tokenizer,
+    check_config,
+    train,
+)
 
 TOKENIZER = SimpleNamespace(pad_id=0)
+CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -27,7 +38,7 @@ class Numbers(torch.utils.data.Dataset):
 
 def make_loader(recipe_config, *, seed=0, **overrides):
     cfg = check_config(recipe_config(**overrides), FinetuneConfig)
-    run = Run(torch.device("cpu"), torch.float32, seed, Path("unused"))
+    run = replace(CPU_RUN, seed=seed)
     return cfg, build_dataloader(cfg, Numbers(), TOKENIZER, run)
 
 
@@ -57,7 +68,7 @@ def test_each_epoch_has_an_order_of_its_own(recipe_config, monkeypatch):
 
     train(
         cfg, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), optimizer, None, loader,
-        device=torch.device("cpu"), progress=progress, save=lambda name: None,
+        total_steps=10, run=CPU_RUN, progress=progress, save=lambda folder: None,
     )  # fmt: skip
 
     assert seen == order(loader, 0) + order(loader, 1)
@@ -85,10 +96,40 @@ def test_short_sequences_are_padded_and_their_padding_is_ignored(recipe_config):
     assert batch["labels"].tolist()[3] == [3, 3, 3, -100, -100]
 
 
-def test_a_tokenizer_that_allows_more_than_the_model_is_refused(recipe_config, tiny_checkpoint):
-    cfg = check_config(recipe_config(), FinetuneConfig)
+@pytest.fixture
+def model():
     with torch.device("meta"):
-        model = llama2(**TINY_LLAMA)
+        return llama2(**TINY_LLAMA)
 
-    with pytest.raises(ValueError, match="tokenizer.max_seq_len is 65, the model takes at most 64 tokens: lower it"):
-        build_dataset(cfg, hf_tokenizer(str(tiny_checkpoint), max_seq_len=65), model)
+
+def test_a_tokenizer_that_allows_more_than_the_model_is_refused(recipe_config, model):
+    cfg = check_config(recipe_config(**{"tokenizer.max_seq_len": 65}), FinetuneConfig)
+
+    with pytest.raises(SetupError, match="tokenizer.max_seq_len is 65, the model takes at most 64: lower it"):
+        build_tokenizer(cfg, model)
+
+
+def test_a_tokenizer_without_a_limit_gets_the_models(recipe_config, model):
+    """Else torchtune's data sets would hand over longer texts, which the model refuses in the middle of the run."""
+    assert build_tokenizer(check_config(recipe_config(), FinetuneConfig), model).max_seq_len == 64
+
+
+def test_the_default_block_size_is_held_against_the_models_limit_too(recipe_config, model, text_file):
+    dataset = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file)}
+    cfg = check_config(recipe_config(dataset=dataset), FinetuneConfig)
+
+    with pytest.raises(SetupError, match="block_size is 256, above max_seq_len 64, the tokenizer's own or the model's"):
+        build_dataset(cfg, build_tokenizer(cfg, model))
+
+
+def test_packing_is_refused(recipe_config, model, text_file):
+    dataset = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "text", "packed": True}
+    cfg = check_config(recipe_config(dataset=dataset), FinetuneConfig)
+
+    with pytest.raises(SetupError, match="packed is true; a row of several documents would count as one sequence"):
+        build_dataset(cfg, build_tokenizer(cfg, model))
+
+
+def test_a_loss_that_ignores_other_labels_than_data_sets_mark_is_refused(recipe_config):
+    with pytest.raises(SetupError, match="ignore_index is 0; data sets mark ignored labels by -100"):
+        build_loss(check_config(recipe_config(**{"loss.ignore_index": 0}), FinetuneConfig))

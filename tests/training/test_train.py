@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from tiny_llama import TINY_LLAMA, VOCAB_SIZE
 from torch import nn
-from torchtune import training as torchtune_training
 from torchtune.models.llama2 import llama2
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
@@ -210,10 +209,35 @@ def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
     assert "5/5" in bar
 
 
-def test_set_seed_is_torchtunes():
-    """The recipes rely on it for Python's, NumPy's and torch's generators alike."""
-    torchtune_training.set_seed(seed=3)
-    first = torch.rand(1)
-    torchtune_training.set_seed(seed=3)
+@pytest.fixture
+def progress(tmp_path):
+    progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=1)
+    yield progress
+    progress.close()
 
-    assert torch.equal(torch.rand(1), first)
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_ends_the_run_at_the_next_entry(progress, loss):
+    with pytest.raises(RuntimeError, match=f"the loss is {loss} at step 3"):
+        progress.step(3, {"loss": torch.tensor(loss)}, torch.tensor(7))
+
+
+def test_a_run_without_labels_ends_at_the_next_entry(progress):
+    with pytest.raises(RuntimeError, match="no label was left to learn from up to step 1"):
+        progress.step(1, {"loss": torch.tensor(0.0)}, torch.tensor(0))
+
+
+def test_time_spent_on_checkpoints_is_left_out_of_the_tokens_per_second(tmp_path, monkeypatch, progress):
+    clock = [0.0]
+    monkeypatch.setattr("tfidf_tune.training._metrics.time.perf_counter", lambda: clock[0])
+    progress.restart_clock()
+
+    clock[0] += 2
+    progress.step(1, {"loss": torch.tensor(1.0)}, torch.tensor(10))
+    clock[0] += 100  # a checkpoint is written
+    progress.restart_clock()
+    clock[0] += 4
+    progress.step(2, {"loss": torch.tensor(1.0)}, torch.tensor(10))
+
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["tokens_per_second_per_gpu"] for line in lines] == [5.0, 2.5]

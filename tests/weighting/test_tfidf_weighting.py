@@ -536,3 +536,19 @@ def test_a_cap_below_1_is_an_error():
 def test_a_negative_document_id_is_an_error():
     with pytest.raises(ValueError, match="document_ids contain -1: they have to be non-negative"):
         TFIDFWeighting()(torch.tensor([[1, 2]]), document_ids=torch.tensor([[0, -1]]))
+
+
+def test_the_window_follows_the_labels_to_their_device():
+    """torchtune's stock recipes do not move their loss. The meta device stands for a GPU: mixing them is an error."""
+    weighting = TFIDFWeighting()
+
+    weights = weighting(torch.zeros(2, 5, dtype=torch.long, device="meta"), vocab_size=10)
+
+    assert weights.device.type == "meta"
+    assert weighting.window.device.type == "meta"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_labels_that_are_no_integers_are_an_error(dtype):
+    with pytest.raises(ValueError, match=f"labels are {dtype}, expected integer token ids"):
+        TFIDFWeighting()(torch.zeros(1, 2, dtype=dtype))

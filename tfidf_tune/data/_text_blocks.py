@@ -165,6 +165,6 @@ def check_block_size(tokenizer: TextTokenizer, block_size: int) -> None:
         raise ValueError(f"block_size must be positive, got {block_size}")
     if tokenizer.max_seq_len is not None and block_size > tokenizer.max_seq_len:
         raise ValueError(
-            f"block_size {block_size} exceeds the tokenizer's max_seq_len {tokenizer.max_seq_len}: "
-            "lower block_size or raise max_seq_len"
+            f"block_size is {block_size}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or the "
+            "model's limit: lower block_size"
         )

@@ -1,14 +1,15 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config
+from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate
 from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer
 from tfidf_tune.training._entry_point import config_path, recipe
+from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._model import build_model, load_model, prepare_model
-from tfidf_tune.training._optim import build_loss, build_lr_scheduler, build_optimizer
+from tfidf_tune.training._optim import build_loss, build_optimizer, check_optimizer
 from tfidf_tune.training._run import Run, open_run
 from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
 
@@ -20,17 +21,19 @@ __all__ = [
     "LoRASettings",
     "ProgressLog",
     "Run",
+    "SetupError",
     "StepResult",
     "build_dataloader",
     "build_dataset",
     "build_loss",
-    "build_lr_scheduler",
     "build_model",
     "build_optimizer",
     "build_tokenizer",
     "check_config",
+    "check_optimizer",
     "config_path",
     "count_steps",
+    "instantiate",
     "load_model",
     "milestone_name",
     "milestone_steps",
@@ -39,6 +42,7 @@ __all__ = [
     "prepare_model",
     "recipe",
     "require_no_lora",
+    "setup_errors",
     "shift_labels",
     "train",
     "train_adapters_only",

@@ -31,7 +31,6 @@ class HFCheckpointer:
 
     Args:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
-        output_dir (str): folder of the run, in which checkpoints are written.
 
     Raises:
         FileNotFoundError: If ``checkpoint_dir`` is neither a folder nor can be had from the hub, or a file of the
@@ -39,9 +38,8 @@ class HFCheckpointer:
         ValueError: If its architecture is not one of the supported families.
     """
 
-    def __init__(self, *, checkpoint_dir: str, output_dir: str) -> None:
+    def __init__(self, *, checkpoint_dir: str) -> None:
         self.checkpoint_dir = checkpoint_dir
-        self.output_dir = Path(output_dir)
         self.folder = _find_folder(checkpoint_dir)
         self.hf_config: HFConfig = _read_json(self.folder / "config.json")
         self.family: ModelFamily = _find_family(self.hf_config, self.folder)
@@ -72,12 +70,11 @@ class HFCheckpointer:
             for name in expected.keys() & found.keys()
             if found[name] != expected[name]
         ]
-        if not problems:
-            problems = [
-                f"{name} is {theirs} in the checkpoint, {ours} in the model"
-                for name, theirs, ours in self.family.settings(model, self.hf_config)
-                if theirs != ours
-            ]
+        problems += [
+            f"{name} is {theirs} in the checkpoint, {ours} in the model"
+            for name, theirs, ours in self.family.settings(model, self.hf_config)
+            if theirs != ours
+        ]
         limit = self.hf_config.get("max_position_embeddings")
         if limit is not None and getattr(model, "max_seq_len", 0) > limit:
             problems.append(f"max_seq_len is {limit} in the checkpoint, {model.max_seq_len} in the model")
@@ -106,15 +103,12 @@ class HFCheckpointer:
                 }
             model.load_state_dict(self.family.hf_to_tune(state_dict, self.hf_config), strict=False, assign=True)
 
-    def save_model(self, model: nn.Module, name: str) -> Path:
+    def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
 
         Args:
             model (nn.Module): torchtune model.
-            name (str): name of the folder in ``output_dir``.
-
-        Returns:
-            Path: the folder.
+            folder (Path): what to write; it must not exist.
         """
         lora = LoRASettings.of(model)
         # Merging works in place, so it gets copies; without LoRA the model's own tensors do.
@@ -122,21 +116,17 @@ class HFCheckpointer:
         if lora is not None:
             state_dict = get_merged_lora_ckpt(state_dict, rank=lora.rank, alpha=lora.alpha)
         dtype = next(iter(state_dict.values())).dtype
-        with atomic_folder(self.output_dir / name) as folder:
-            self._copy_companions(folder)
-            _write_json(folder / "config.json", _with_dtype(self.hf_config, dtype))
-            save_torch_state_dict(self.family.tune_to_hf(state_dict, self.hf_config), folder)
-        return self.output_dir / name
+        with atomic_folder(folder) as temporary:
+            self._copy_companions(temporary)
+            _write_json(temporary / "config.json", _with_dtype(self.hf_config, dtype))
+            save_torch_state_dict(self.family.tune_to_hf(state_dict, self.hf_config), temporary)
 
-    def save_adapter(self, model: nn.Module, name: str) -> Path:
+    def save_adapter(self, model: nn.Module, folder: Path) -> None:
         """Write the LoRA adapters as a folder that ``peft`` loads onto the untouched base model.
 
         Args:
             model (nn.Module): torchtune model with LoRA.
-            name (str): name of the folder in ``output_dir``.
-
-        Returns:
-            Path: the folder.
+            folder (Path): what to write; it must not exist.
         """
         from peft import LoraConfig  # imports transformers: seconds that a failing start need not cost
         from safetensors.torch import save_file
@@ -153,16 +143,15 @@ class HFCheckpointer:
             target_modules=self.family.peft_target_modules(lora.module_names),
             inference_mode=True,
         )
-        with atomic_folder(self.output_dir / name) as folder:
-            self._copy_companions(folder)
+        with atomic_folder(folder) as temporary:
+            self._copy_companions(temporary)
             # The folder is an adapter, not a model: a config.json would make loaders take it for one.
-            (folder / "config.json").unlink()
-            adapter_config.save_pretrained(folder)
+            (temporary / "config.json").unlink()
+            adapter_config.save_pretrained(temporary)
             save_file(
                 {key: value.contiguous() for key, value in weights.items()},
-                folder / "adapter_model.safetensors",
+                temporary / "adapter_model.safetensors",
             )
-        return self.output_dir / name
 
     def _meta_weights(self) -> StateDict:
         """Names and shapes of all weights, from the headers of the files."""
@@ -185,12 +174,12 @@ def _find_folder(checkpoint_dir: str) -> Path:
     if folder.is_dir():
         return folder
     if looks_like_path(checkpoint_dir):
-        raise FileNotFoundError(f"checkpoint_dir: no such folder {checkpoint_dir}")
+        raise FileNotFoundError(f"no such folder {checkpoint_dir}")
     try:
         return Path(snapshot_download(checkpoint_dir, allow_patterns=["*.safetensors", *_COMPANIONS]))
     except Exception as error:
         raise FileNotFoundError(
-            f"checkpoint_dir: {checkpoint_dir} is no local folder and could not be had from the Hugging Face hub "
+            f"{checkpoint_dir} is no local folder and could not be had from the Hugging Face hub "
             f"({type(error).__name__}: {str(error).splitlines()[0]}); give a folder, or check the id, the network "
             "and, for gated models, `hf auth login`"
         ) from error
@@ -207,7 +196,10 @@ def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
 
 def _find_weight_files(folder: Path) -> list[Path]:
     if (folder / _WEIGHTS_INDEX).is_file():
-        weight_map: dict[str, str] = _read_json(folder / _WEIGHTS_INDEX)["weight_map"]
+        index = _read_json(folder / _WEIGHTS_INDEX)
+        weight_map: dict[str, str] = index.get("weight_map", {})
+        if not weight_map:
+            raise ValueError(f"{folder / _WEIGHTS_INDEX} has no weight_map: fetch or write it again")
         files = [folder / name for name in sorted(set(weight_map.values()))]
     else:
         files = [folder / _SINGLE_FILE]
@@ -241,9 +233,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
     return content
 
 

@@ -2,13 +2,18 @@
 
 import difflib
 import inspect
+import random
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torchtune import config
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
+
+from tfidf_tune.training._errors import SetupError, setup_errors
 
 
 @dataclass
@@ -88,57 +93,88 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         components can be instantiated from it).
 
     Raises:
-        ValueError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component cannot
+        SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component cannot
             be found or does not take the arguments given.
     """
     known = [entry.name for entry in fields(schema)]
     for key in cfg:
         if key not in known:
-            raise ValueError(f"config: no key {str(key)!r}{_suggestion(str(key), known)}")
+            raise SetupError(f"config: no key {str(key)!r}{_suggestion(str(key), known)}")
     try:
         checked = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), cfg))
+        _settle(checked)
         OmegaConf.resolve(checked)
     except OmegaConfBaseException as error:
-        raise ValueError(f"config: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
+        raise SetupError(f"config: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
     missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
     if missing:
-        raise ValueError(f"config: missing {', '.join(missing)}")
+        raise SetupError(f"config: missing {', '.join(missing)}")
     for key in _COMPONENTS:
         if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
             _check_component(key, checked[key])
+    _find_component("collate_fn", checked.collate_fn)
     _check_values(cast(FinetuneConfig, checked))
     return cast(Schema, checked)
+
+
+def instantiate(cfg: FinetuneConfig, key: str, *args: Any, **kwargs: Any) -> Any:
+    """Build a component of a checked config.
+
+    Args:
+        cfg (FinetuneConfig): the checked config.
+        key (str): the component's key.
+        *args (Any): positional arguments that the recipe hands over.
+        **kwargs (Any): keyword arguments that the recipe hands over.
+
+    Returns:
+        Any: the component; None if the config has none under that key.
+
+    Raises:
+        SetupError: If it cannot be built from the settings given; the message names the key.
+    """
+    section = getattr(cfg, key)
+    with setup_errors(f"config: {key}"):
+        return config.instantiate(section, *args, **kwargs)
+
+
+def _settle(cfg: DictConfig) -> None:
+    """Fix what other keys refer to: the folder's full name, a seed where none is given, components given as null."""
+    if not OmegaConf.is_missing(cfg, "output_dir"):
+        cfg.output_dir = str(Path(cfg.output_dir).expanduser())
+    if cfg.seed is None:
+        cfg.seed = random.SystemRandom().randrange(2**31)
+    for key in _OPTIONAL_COMPONENTS:
+        # `key=null` on the command line arrives as a section whose component is null.
+        if OmegaConf.is_dict(cfg[key]) and cfg[key].get("_component_") is None:
+            cfg[key] = None
 
 
 def _check_values(cfg: FinetuneConfig) -> None:
     for key in ("batch_size", "gradient_accumulation_steps", "epochs", "log_every_n_steps"):
         if getattr(cfg, key) < 1:
-            raise ValueError(f"config: {key} is {getattr(cfg, key)}, it has to be at least 1")
+            raise SetupError(f"config: {key} is {getattr(cfg, key)}, it has to be at least 1")
     if cfg.max_steps is not None and cfg.max_steps < 1:
-        raise ValueError(f"config: max_steps is {cfg.max_steps}, it has to be at least 1, or null for no limit")
+        raise SetupError(f"config: max_steps is {cfg.max_steps}, it has to be at least 1, or null for no limit")
     if cfg.clip_grad_norm is not None and not cfg.clip_grad_norm > 0:
-        raise ValueError(f"config: clip_grad_norm is {cfg.clip_grad_norm}, it has to be positive, or null for none")
+        raise SetupError(f"config: clip_grad_norm is {cfg.clip_grad_norm}, it has to be positive, or null for none")
     if cfg.dtype not in _DTYPES:
-        raise ValueError(f"config: dtype is '{cfg.dtype}', possible are {', '.join(_DTYPES)}")
+        raise SetupError(f"config: dtype is '{cfg.dtype}', possible are {', '.join(_DTYPES)}")
     if not cfg.save_at_percent or not all(0 < percent <= 100 for percent in cfg.save_at_percent):
-        raise ValueError(
+        raise SetupError(
             f"config: save_at_percent is {list(cfg.save_at_percent)}, it has to list whole percents from 1 to 100"
         )
 
 
 def _check_component(key: str, section: Any) -> None:
-    if not OmegaConf.is_dict(section) or "_component_" not in section:
-        raise ValueError(f"config: {key} has to be a section with `_component_`")
+    if not OmegaConf.is_dict(section) or not section.get("_component_"):
+        raise SetupError(f"config: {key} has to be a section with `_component_`")
     path = section["_component_"]
-    try:
-        component = _get_component_from_path(path)
-    except (InstantiationError, ValueError) as error:
-        raise ValueError(f"config: {key}: no component '{path}': {str(error).splitlines()[-1]}") from error
+    component = _find_component(key, path)
     parameters = inspect.signature(component).parameters
     given = {str(argument) for argument in section if argument != "_component_"}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for argument in given - parameters.keys():
-            raise ValueError(
+            raise SetupError(
                 f"config: {key}: {path} has no argument '{argument}'{_suggestion(argument, [*parameters])}"
             )
     missing = [
@@ -150,7 +186,17 @@ def _check_component(key: str, section: Any) -> None:
         and name not in _COMPONENTS[key]
     ]
     if missing:
-        raise ValueError(f"config: {key}: {path} needs {', '.join(missing)}")
+        raise SetupError(f"config: {key}: {path} needs {', '.join(missing)}")
+
+
+def _find_component(key: str, path: str) -> Any:
+    try:
+        component = _get_component_from_path(path)
+    except (InstantiationError, ValueError) as error:
+        raise SetupError(f"config: {key}: no component '{path}': {str(error).splitlines()[-1]}") from error
+    if not callable(component):
+        raise SetupError(f"config: {key}: '{path}' is no class or function")
+    return component
 
 
 def _suggestion(name: str, possible: list[str]) -> str:

@@ -1,16 +1,15 @@
-"""Tokenizer, data set and loader, checked against the model."""
+"""Tokenizer, data set and loader; the tokenizer is checked against the model."""
 
 from collections.abc import Mapping, Sized
 from functools import partial
 from typing import Any, cast
 
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from torchtune import config
 from torchtune.config._utils import _get_component_from_path
 
-from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._run import Run
 
 Batch = Mapping[str, Tensor]
@@ -24,52 +23,48 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
         model (nn.Module): torchtune model, perhaps on the meta device.
 
     Returns:
-        Any: a torchtune tokenizer.
+        Any: a torchtune tokenizer; without a ``max_seq_len`` of its own it gets the model's.
 
     Raises:
-        ValueError: If the tokenizer has ids that the model has no embedding for.
+        SetupError: If the tokenizer has ids that the model has no embedding for, or allows longer sequences.
     """
-    tokenizer = config.instantiate(cfg.tokenizer)
+    tokenizer = instantiate(cfg, "tokenizer")
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     if tokenizer.vocab_size > vocab_size:
-        raise ValueError(
+        raise SetupError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model embeddings for {vocab_size}: "
             "take the tokenizer that belongs to the model"
         )
+    limit = cast(int, model.max_seq_len)
+    if tokenizer.max_seq_len is None:
+        tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
+    elif tokenizer.max_seq_len > limit:
+        raise SetupError(f"tokenizer.max_seq_len is {tokenizer.max_seq_len}, the model takes at most {limit}: lower it")
     return tokenizer
 
 
-def build_dataset(cfg: FinetuneConfig, tokenizer: Any, model: nn.Module) -> Dataset[Any]:
+def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """Build the data set of the config.
 
     Args:
         cfg (FinetuneConfig): the checked config.
         tokenizer (Any): a torchtune tokenizer, the data set's first argument.
-        model (nn.Module): gives the longest sequence allowed.
 
     Returns:
         Dataset[Any]: map-style data set of ``{"tokens": list[int], "labels": list[int]}``.
 
     Raises:
-        ValueError: If sequences would be longer than the model takes, rows would hold several documents, or there
-            are too few sequences for one step.
+        SetupError: If it cannot be built from the settings given, rows would hold several documents, or there are too
+            few sequences for one step.
     """
-    section = cast(DictConfig, cfg.dataset)
-    limit = cast(int, model.max_seq_len)
-    for name, length in (
-        ("dataset.block_size", section.get("block_size")),
-        ("tokenizer.max_seq_len", tokenizer.max_seq_len),
-    ):
-        if length is not None and length > limit:
-            raise ValueError(f"{name} is {length}, the model takes at most {limit} tokens: lower it")
-    if section.get("packed"):
-        raise ValueError(
-            "dataset.packed is true: a row of several documents would count as one sequence; set it to false"
+    if cfg.dataset.get("packed"):
+        raise SetupError(
+            "config: dataset: packed is true; a row of several documents would count as one sequence, set it to false"
         )
-    dataset: Dataset[Any] = config.instantiate(section, tokenizer)
+    dataset: Dataset[Any] = instantiate(cfg, "dataset", tokenizer)
     found, needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps
     if found < needed:
-        raise ValueError(
+        raise SetupError(
             f"the data set has {found} sequences, one step takes batch_size x gradient_accumulation_steps = {needed}"
         )
     return dataset

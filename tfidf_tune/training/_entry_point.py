@@ -1,5 +1,6 @@
 """How a recipe is started: configs by name, and errors of the user's in one message."""
 
+import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -9,6 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 from torchtune import config
+
+from tfidf_tune.training._errors import SetupError
 
 
 def config_path(name: str) -> str:
@@ -22,7 +25,7 @@ def config_path(name: str) -> str:
         str: the path.
 
     Raises:
-        FileNotFoundError: If there is neither such a file nor such a name.
+        SetupError: If there is neither such a file nor such a name.
     """
     if Path(name).is_file():
         return name
@@ -31,13 +34,14 @@ def config_path(name: str) -> str:
     if packaged.is_file():
         return str(packaged)
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    raise FileNotFoundError(f"no config file {name}, and no config of that name; there are: {', '.join(names)}")
+    raise SetupError(f"no config file {name}, and no config of that name; there are: {', '.join(names)}")
 
 
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
     """Make a function of a config the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
-    What is wrong with config, data, checkpoint or disk is reported in one message without a traceback, exit code 1.
+    What is wrong with config, data, checkpoint or disk is reported in one message without a traceback, exit code 1;
+    an interrupt ends with exit code 130.
 
     Args:
         main (Callable[[DictConfig], None]): the recipe.
@@ -48,12 +52,17 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
 
     @wraps(main)
     def entry_point() -> Any:
+        # A save that is cut short then cleans up after itself, as it does on an exception.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))
         try:
             if "--config" in sys.argv[1:-1]:
                 position = sys.argv.index("--config") + 1
                 sys.argv[position] = config_path(sys.argv[position])
             return config.parse(main)()
-        except (ValueError, OSError, ImportError) as error:
+        except (SetupError, OSError) as error:
             sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            print("interrupted; the checkpoints written so far are whole", file=sys.stderr)
+            sys.exit(130)
 
     return entry_point

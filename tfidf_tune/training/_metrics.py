@@ -1,6 +1,7 @@
 """Where metrics go: the user's logger, ``metrics.jsonl``, the progress bar."""
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,11 +10,11 @@ from typing import IO, Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torchtune import config, training
+from torchtune import training
 from tqdm import tqdm
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._run import Run
 
 
@@ -71,12 +72,22 @@ class ProgressLog:
             step (int): number of the step, from 1.
             metrics (Mapping[str, torch.Tensor | float]): scalars.
             num_tokens (torch.Tensor): tokens that the step was trained on, integer scalar.
+
+        Raises:
+            RuntimeError: If, at an entry, the loss is not finite or there was no token since the last one.
         """
         self._tokens = self._tokens + num_tokens
         self._bar.update()
         if step % self._every and step != self._total_steps:
             return
         values = {name: float(value) for name, value in metrics.items()}
+        if not math.isfinite(values["loss"]):
+            raise RuntimeError(
+                f"the loss is {values['loss']} at step {step}: try a lower learning rate, fp32, clipping; "
+                "checkpoints of earlier steps are whole"
+            )
+        if not self._tokens:
+            raise RuntimeError(f"no label was left to learn from up to step {step}: the data set masks them all")
         tokens_per_second = float(self._tokens) / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
         if self._memory_device is not None:
@@ -109,8 +120,11 @@ def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int) -> Iterator[P
 
     Yields:
         ProgressLog: closed with its loggers at the end.
+
+    Raises:
+        SetupError: If the metric logger cannot be built from the settings given.
     """
-    metric_logger = config.instantiate(cfg.metric_logger)
+    metric_logger = instantiate(cfg, "metric_logger")
     metric_logger.log_config(cfg)
     with atomic_file(run.output_dir / "config.yaml") as file:
         OmegaConf.save(cast(DictConfig, cfg), file)

@@ -3,30 +3,35 @@
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import nn
-from torchtune import config, modules, training
+from torchtune import modules, training
 from torchtune.training import set_default_dtype
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._lora import initialize_adapters
 from tfidf_tune.training._run import Run
 
 
-def build_model(section: DictConfig, run: Run) -> nn.Module:
+def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
     """Build the model of the config on the meta device, where it takes neither memory nor time.
 
     Args:
-        section (DictConfig): the config's ``model``.
+        cfg (FinetuneConfig): the checked config.
         run (Run): gives the dtype.
 
     Returns:
         nn.Module: torchtune model without weights.
+
+    Raises:
+        SetupError: If it cannot be built from the settings given, or shall have quantized weights.
     """
+    if cfg.model.get("quantize_base"):
+        raise SetupError("config: model: quantize_base is true; the recipes train on fp32 and bf16 base weights so far")
     with set_default_dtype(run.dtype), torch.device("meta"):
-        model: nn.Module = config.instantiate(section)
+        model: nn.Module = instantiate(cfg, "model")
     return model
 
 

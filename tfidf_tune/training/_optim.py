@@ -1,38 +1,59 @@
 """Optimizer, learning-rate schedule and loss of the config."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
-from torchtune import config
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._errors import SetupError
 
 
 def build_loss(cfg: FinetuneConfig) -> WeightedCrossEntropyLoss:
     """Build the objective of the config.
 
     Raises:
-        ValueError: If it is not one of tfidf_tune's.
+        SetupError: If it cannot be built, is not one of tfidf_tune's, or ignores other labels than data sets mark.
     """
-    loss = config.instantiate(cfg.loss)
+    loss = instantiate(cfg, "loss")
     if not isinstance(loss, WeightedCrossEntropyLoss):
-        raise ValueError(
+        raise SetupError(
             f"loss is {cfg.loss['_component_']}: these recipes take tfidf_tune's objectives, for example "
             "tfidf_tune.loss.TFIDFCrossEntropyLoss or tfidf_tune.loss.CrossEntropyLoss"
         )
+    if loss.ignore_index != -100:
+        raise SetupError(f"config: loss: ignore_index is {loss.ignore_index}; data sets mark ignored labels by -100")
     return loss
 
 
-def build_optimizer(cfg: FinetuneConfig, model: nn.Module) -> Optimizer:
-    """Build the optimizer of the config over the trainable parameters."""
-    optimizer: Optimizer = config.instantiate(
-        cfg.optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad]
-    )
-    return optimizer
+def build_optimizer(cfg: FinetuneConfig, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
+    """Build optimizer and learning-rate schedule of the config.
+
+    Args:
+        cfg (FinetuneConfig): the checked config.
+        parameters (Iterable[nn.Parameter]): those that require no gradient are left out.
+        total_steps (int): optimizer steps of the run, which the schedule spans.
+
+    Returns:
+        tuple[Optimizer, Any]: the optimizer; the schedule, None if the config has none.
+
+    Raises:
+        SetupError: If one of them cannot be built from the settings given.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
+    if cfg.lr_scheduler is None:
+        return optimizer, None
+    return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)
 
 
-def build_lr_scheduler(cfg: FinetuneConfig, optimizer: Optimizer, total_steps: int) -> Any:
-    """Build the learning-rate schedule of the config over the steps of the run; None if it has none."""
-    return config.instantiate(cfg.lr_scheduler, optimizer, num_training_steps=total_steps)
+def check_optimizer(cfg: FinetuneConfig) -> None:
+    """Try whether optimizer and schedule can be built, on a parameter of no importance.
+
+    Raises:
+        SetupError: If one of them cannot.
+    """
+    build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

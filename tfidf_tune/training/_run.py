@@ -1,5 +1,6 @@
 """The run itself: device, dtype, seed, folder."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import torch
 from torchtune import training, utils
 
 from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._errors import SetupError, setup_errors
+
+_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -36,21 +40,30 @@ def open_run(cfg: FinetuneConfig) -> Run:
         Run: the run.
 
     Raises:
-        ValueError: If the folder already holds checkpoints, the device or dtype cannot be had, or several processes
-            were started.
+        SetupError: If several processes were started, the folder already holds checkpoints or cannot be written, or
+            the device cannot be had.
     """
-    output_dir = Path(cfg.output_dir).expanduser()
+    # Set by torchrun; torch.distributed itself knows nothing before its process group is there.
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        raise SetupError(f"{world_size} processes were started; the recipes run on one process so far")
+    output_dir = Path(cfg.output_dir)
+    _check_folder(output_dir)
+    with setup_errors(f"device '{cfg.device}' cannot be had here, possible are {', '.join(_DEVICES)} where present"):
+        device = utils.get_device(device=cfg.device)
+        if device.type not in _DEVICES or not cfg.device.startswith(device.type):
+            raise ValueError(f"torch offers '{device.type}' instead")
+    with setup_errors("config: dtype"):
+        dtype = training.get_dtype(cfg.dtype, device=device)
+    return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir)
+
+
+def _check_folder(output_dir: Path) -> None:
     earlier = sorted(path.name for path in output_dir.glob("checkpoint_*"))
     if earlier:
-        raise ValueError(
+        raise SetupError(
             f"output_dir {output_dir} already holds {', '.join(earlier)}: choose another output_dir, or move them away"
         )
-    world_size, _ = utils.get_world_size_and_rank()
-    if world_size > 1:
-        raise ValueError(f"{world_size} processes were started; the recipes run on one process so far")
-    try:
-        device = utils.get_device(device=cfg.device)
-        dtype = training.get_dtype(cfg.dtype, device=device)
-    except RuntimeError as error:
-        raise ValueError(f"device '{cfg.device}' with dtype '{cfg.dtype}' cannot be had here: {error}") from error
-    return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir)
+    nearest = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise SetupError(f"output_dir {output_dir} cannot be written: {nearest} is no folder or not writable")

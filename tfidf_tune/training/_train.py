@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +15,7 @@ from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import Batch
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
+from tfidf_tune.training._run import Run
 
 
 class StepResult(NamedTuple):
@@ -112,9 +114,10 @@ def train(
     lr_scheduler: Any,
     dataloader: DataLoader[Batch],
     *,
-    device: torch.device,
+    total_steps: int,
+    run: Run,
     progress: ProgressLog,
-    save: Callable[[str], Any],
+    save: Callable[[Path], None],
 ) -> None:
     """Train to the end of the run, saving at its milestones.
 
@@ -125,22 +128,22 @@ def train(
         optimizer (Optimizer): over the trainable parameters.
         lr_scheduler (Any): stepped after each optimizer step, or None.
         dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
-        device (torch.device): the model's device.
+        total_steps (int): optimizer steps of the run, see :func:`count_steps`.
+        run (Run): gives device and folder.
         progress (ProgressLog): takes the metrics; not closed here.
-        save (Callable[[str], Any]): writes a checkpoint of the given name.
+        save (Callable[[Path], None]): writes a checkpoint into the given folder.
     """
-    total_steps = count_steps(cfg, dataloader)
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
     model.train()
     loss.train()
     for step, batches in enumerate(islice(_steps(cfg, dataloader), total_steps), start=1):
         learning_rate = optimizer.param_groups[0]["lr"]
-        result = train_step(model, loss, optimizer, batches, device=device, clip_grad_norm=cfg.clip_grad_norm)
+        result = train_step(model, loss, optimizer, batches, device=run.device, clip_grad_norm=cfg.clip_grad_norm)
         if lr_scheduler is not None:
             lr_scheduler.step()
         progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
         for percent in milestones.get(step, []):
-            save(milestone_name(percent))
+            save(run.output_dir / milestone_name(percent))
             progress.restart_clock()
 
 

@@ -51,6 +51,11 @@ class DocumentWindow(nn.Module):
         self.register_buffer("num_updates", torch.zeros(1, dtype=torch.int64))
 
     @property
+    def device(self) -> torch.device:
+        """Where the window is; tokens have to be there too."""
+        return self.document_frequency_V.device
+
+    @property
     def num_documents(self) -> Tensor:
         """Number of documents in the window, an integer scalar on the device."""
         return self.num_documents_K.sum()

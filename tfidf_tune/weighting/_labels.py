@@ -1,5 +1,6 @@
 """What every weighting asks of its labels."""
 
+import torch
 from torch import Tensor
 
 
@@ -17,8 +18,10 @@ def known_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> t
         tuple[Tensor, Tensor]: ``valid`` and ``known``, bool ``[b, s]``: not ignored; not ignored and in the vocabulary.
 
     Raises:
-        ValueError: If ``labels`` is not 2-D, or, on CPU, a valid id is outside the vocabulary.
+        ValueError: If ``labels`` is not 2-D or not of integers, or, on CPU, a valid id is outside the vocabulary.
     """
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype}, expected integer token ids")
     if labels.dim() != 2:
         raise ValueError(
             f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need the sequences apart"

@@ -95,6 +95,8 @@ class TFIDFWeighting(TokenWeighting):
         if vocab_size is None:
             vocab_size = max(self.window.vocab_size, int(labels.masked_fill(~valid_BS, 0).max()) + 1)
 
+        if self.window.device != labels.device:  # torchtune's stock recipes do not move their loss
+            self.window.to(labels.device)
         tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
         counts_BS, is_representative_BS = occurrences(_document_keys(tokens_BS, document_ids, vocab_size))
         if self.training:
