@@ -30,10 +30,11 @@ from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import LoRASettings, config_path, shift_labels, train_adapters_only, train_step
+from tfidf_tune.weighting import TFIDFWeighting
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
-STOCK, OURS, TFIDF = "stock CE", "our CE", "TF-IDF"
+STOCK, OURS, TFIDF, WEIGHTS = "stock CE", "our CE", "TF-IDF", "weights alone"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -52,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
-    """Build the three steps on one model; returns them, the vocabulary size and the number of trained parameters."""
+    """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
     yaml_args = OmegaConf.to_container(OmegaConf.load(config_path(options.config)))
     cfg = _merge_yaml_and_cli_args(argparse.Namespace(**yaml_args), options.overrides)  # type: ignore[arg-type]
     device, dtype = torch.device(options.device), training.get_dtype(options.dtype, device=torch.device(options.device))
@@ -85,8 +86,10 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
         moved = loss.to(device)
         return lambda batch: train_step(model, moved, optimizer, [batch], device=device, clip_grad_norm=1.0)
 
-    steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
+    weighting = TFIDFWeighting()
+    steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
+    steps[WEIGHTS] = lambda batch: weighting(shift_labels(batch["labels"]), vocab_size=vocab_size)
     return steps, vocab_size, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -166,11 +169,11 @@ def report(result: dict[str, Any]) -> None:
         f"{settings['dtype']}, compile {settings['compile']}, {result['trained_parameters']:,} trained parameters, "
         f"median of {settings['rounds']} rounds\n"
     )
-    print("| step     | ms       | time / stock CE | time / our CE | peak memory, MiB |")
-    print("|----------|---------:|----------------:|--------------:|-----------------:|")
+    print("| step          | ms       | time / stock CE | time / our CE | peak memory, MiB |")
+    print("|---------------|---------:|----------------:|--------------:|-----------------:|")
     for name, row in result["steps"].items():
         print(
-            f"| {name:<8} | {row['median_ms']:8.2f} | {row['median_ratio_to_stock']:15.4f} | "
+            f"| {name:<13} | {row['median_ms']:8.2f} | {row['median_ratio_to_stock']:15.4f} | "
             f"{row['median_ratio_to_our_ce']:13.4f} | {row['peak_mib']:16.1f} |"
         )
 

@@ -25,9 +25,9 @@ def test_the_training_step_is_measured_for_all_three_losses(tmp_path):
 
     assert finished.returncode == 0, finished.stderr
     result = json.loads((tmp_path / "out.json").read_text())
-    assert list(result["steps"]) == ["stock CE", "our CE", "TF-IDF"]
+    assert list(result["steps"]) == ["stock CE", "our CE", "TF-IDF", "weights alone"]
     assert result["steps"]["stock CE"]["median_ratio_to_stock"] == 1
     assert result["steps"]["our CE"]["median_ratio_to_our_ce"] == 1
     for name, row in result["steps"].items():
-        assert f"| {name:<8} | {row['median_ms']:8.2f} |" in finished.stdout
+        assert f"| {name:<13} | {row['median_ms']:8.2f} |" in finished.stdout
         assert row["peak_mib"] > 10
