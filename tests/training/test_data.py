@@ -64,7 +64,7 @@ def test_each_epoch_has_an_order_of_its_own(recipe_config, monkeypatch):
         ),
     )
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
-    progress = SimpleNamespace(step=lambda *_: None, restart_clock=lambda: None)
+    progress = SimpleNamespace(start=lambda: None, step=lambda *_: None, restart_clock=lambda: None)
 
     train(
         cfg, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), optimizer, None, loader,

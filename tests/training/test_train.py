@@ -227,10 +227,11 @@ def test_a_run_without_labels_ends_at_the_next_entry(progress):
         progress.step(1, {"loss": torch.tensor(0.0)}, torch.tensor(0))
 
 
-def test_time_spent_on_checkpoints_is_left_out_of_the_tokens_per_second(tmp_path, monkeypatch, progress):
+def test_time_spent_on_loading_and_checkpoints_is_left_out_of_the_tokens_per_second(tmp_path, monkeypatch, progress):
     clock = [0.0]
     monkeypatch.setattr("tfidf_tune.training._metrics.time.perf_counter", lambda: clock[0])
-    progress.restart_clock()
+    clock[0] += 1000  # the model is loaded
+    progress.start()
 
     clock[0] += 2
     progress.step(1, {"loss": torch.tensor(1.0)}, torch.tensor(10))

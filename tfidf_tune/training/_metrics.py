@@ -65,6 +65,11 @@ class ProgressLog:
         self._tokens: torch.Tensor | int = 0
         self._start = time.perf_counter()
 
+    def start(self) -> None:
+        """Start bar and clock: what came before (loading the model) is no part of the run's speed."""
+        self._bar.reset()
+        self.restart_clock()
+
     def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: torch.Tensor) -> None:
         """Count a finished step; read its metrics off the device only when they are due.
 

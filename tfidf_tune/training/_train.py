@@ -136,6 +136,7 @@ def train(
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
     model.train()
     loss.train()
+    progress.start()
     for step, batches in enumerate(islice(_steps(cfg, dataloader), total_steps), start=1):
         learning_rate = optimizer.param_groups[0]["lr"]
         result = train_step(model, loss, optimizer, batches, device=run.device, clip_grad_norm=cfg.clip_grad_norm)
