@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import peft
@@ -344,12 +345,17 @@ def test_a_run_that_is_ended_leaves_no_half_checkpoint(recipe_config, tmp_path, 
     command = ["torchtune._cli.tune", "run", "tfidf_tune/recipes/full_finetune.py", "--config", "mine.yaml"]
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
+        # A shell's background job would hand down that SIGINT is ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(sent)
-    _, stderr = process.communicate(timeout=60)
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(sent)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
 
     assert process.returncode == code
     assert message in stderr.strip().splitlines()[-1]
