@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 from torchtune import config
+from yaml import YAMLError
 
 from tfidf_tune.training._errors import SetupError
 
@@ -52,15 +53,27 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], Any]:
 
     @wraps(main)
     def entry_point() -> Any:
+        begun = False
+
+        @wraps(main)
+        def begin(cfg: DictConfig) -> None:
+            nonlocal begun
+            begun = True
+            main(cfg)
+
         # A save that is cut short then cleans up after itself, as it does on an exception.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))
         try:
             if "--config" in sys.argv[1:-1]:
                 position = sys.argv.index("--config") + 1
                 sys.argv[position] = config_path(sys.argv[position])
-            return config.parse(main)()
+            return config.parse(begin)()
         except (SetupError, OSError) as error:
             sys.exit(f"error: {error}")
+        except (ValueError, AssertionError, YAMLError) as error:
+            if begun:
+                raise  # a bug of ours: its traceback is wanted
+            sys.exit(f"error: config: {error}")
         except KeyboardInterrupt:
             print("interrupted; the checkpoints written so far are whole", file=sys.stderr)
             sys.exit(130)

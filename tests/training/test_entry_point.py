@@ -1,0 +1,78 @@
+"""How a recipe is started, and how it ends when it cannot begin."""
+
+import sys
+
+import pytest
+
+from tfidf_tune.training import SetupError, recipe
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Start a recipe as torchtune does; ``cfg`` is what it was given."""
+
+    def run(body, *arguments, text="a: 1"):
+        (tmp_path / "mine.yaml").write_text(text)
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        monkeypatch.setattr(sys, "argv", ["recipe", "--config", str(tmp_path / "mine.yaml"), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            recipe(body)()
+        return ended.value.code
+
+    return run
+
+
+def test_a_recipe_gets_file_and_overrides(start):
+    seen = []
+
+    assert start(seen.append, "b.c=2") is None
+    assert seen == [{"a": 1, "b": {"c": 2}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("a: [1", [], "error: config: while parsing"),
+        ("a: 1", ["b"], "error: config: Command-line overrides must be in the form of key=value, got b"),
+        ("a: 1", ["--b"], "error: config: Additional flag arguments not supported"),
+        ("config: 1", [], "error: config: Cannot use 'config' within a config file"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_one_message(start, text, arguments, message):
+    assert start(lambda cfg: None, *arguments, text=text).startswith(message)
+
+
+def test_a_config_that_is_not_there_is_one_message(monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["recipe", "--config", "nothing.yaml"])
+
+    with pytest.raises(SystemExit, match=r"error: no config file nothing\.yaml, and no config of that name; there are"):
+        recipe(lambda cfg: None)()
+
+
+@pytest.mark.parametrize("error", [SetupError("the value 5 is too small"), OSError(28, "No space left on device")])
+def test_what_the_user_can_mend_is_one_message(start, error):
+    def body(cfg):
+        raise error
+
+    assert start(body) == f"error: {error}"
+
+
+def test_an_interrupt_ends_with_its_exit_code(start, capsys):
+    def body(cfg):
+        raise KeyboardInterrupt
+
+    assert start(body) == 130
+    assert "checkpoints written so far are whole" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
+    (tmp_path / "mine.yaml").write_text("a: 1")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["recipe", "--config", str(tmp_path / "mine.yaml")])
+
+    def body(cfg):
+        raise ValueError("an internal error")
+
+    with pytest.raises(ValueError, match="an internal error"):
+        recipe(body)()
