@@ -102,6 +102,7 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(smallest)
     num_capped_before = torch.arange(len(descending), device=descending.device)
     scales = (num_valid - num_capped_before * max_weight) / tail_sums
-    exceeds = (scales * descending > max_weight) & (num_capped_before < num_valid - 1)
-    scale = scales[exceeds.sum().unsqueeze(0)]
+    # Never so at the last valid position, where c w' = M - (M - 1) max_weight <= 1: there is a scale to take.
+    num_capped = (scales * descending > max_weight).sum().unsqueeze(0)
+    scale = scales[num_capped]
     return (raw_weights * scale).clamp_max(max_weight)
