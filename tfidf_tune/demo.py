@@ -62,6 +62,7 @@ def run_demo(output_dir: Path, *, seed: int = 0) -> list[CheckpointResult]:
         list[CheckpointResult]: one for each objective and milestone, as in the table.
     """
     start_time = time.perf_counter()
+    transformers.utils.logging.disable_progress_bar()
     cfg = OmegaConf.load(config_path(CONFIG))
     assert isinstance(cfg, DictConfig)
     digest = hashlib.sha256(OmegaConf.to_yaml(cfg).encode()).hexdigest()[:8]
@@ -94,13 +95,9 @@ def _make_start(cfg: DictConfig, folder: Path, seed: int) -> Path:
     if folder.is_dir():
         return folder
     _say("Training a tokenizer on the documentation that comes with Python ...")
-    transformers.utils.logging.disable_progress_bar()
     sizes = cfg.model
     with atomic_folder(folder) as temporary:
-        train_embedded_tokenizer(temporary / "tokenizer", vocab_size=sizes.vocab_size)
-        for file in (temporary / "tokenizer").iterdir():
-            shutil.move(file, temporary)
-        (temporary / "tokenizer").rmdir()
+        train_embedded_tokenizer(temporary, vocab_size=sizes.vocab_size)
         torch.manual_seed(seed)
         tokenizer = hf_tokenizer(str(temporary))
         transformers.LlamaForCausalLM(
@@ -156,7 +153,6 @@ def _evaluate(
     if result_file.is_file():
         return _read_result(result_file)
     _say(f"{objective}: probing the checkpoint at {percent} % ...")
-    transformers.utils.logging.disable_progress_bar()
     model = load_model(run / milestone_name(percent))
     samples = probe(model, tokenizer, passages)
     write_samples(_samples_file(run, percent), samples)

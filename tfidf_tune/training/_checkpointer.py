@@ -145,8 +145,6 @@ class HFCheckpointer:
         )
         with atomic_folder(folder) as temporary:
             self._copy_companions(temporary)
-            # The folder is an adapter, not a model: a config.json would make loaders take it for one.
-            (temporary / "config.json").unlink()
             adapter_config.save_pretrained(temporary)
             save_file(
                 {key: value.contiguous() for key, value in weights.items()},
@@ -163,9 +161,10 @@ class HFCheckpointer:
         return weights
 
     def _copy_companions(self, folder: Path) -> None:
+        """Copy what goes along unchanged: not config.json, which a model gets anew and which is not an adapter's."""
         for pattern in _COMPANIONS:
             for file in self.folder.glob(pattern):
-                if not file.name.endswith(".index.json"):
+                if file.name != "config.json" and not file.name.endswith(".index.json"):
                     shutil.copyfile(file, folder / file.name)
 
 
@@ -220,8 +219,9 @@ def _open_weights(file: Path) -> Any:
 
 
 def _base_weights(model: nn.Module) -> dict[str, Tensor]:
-    adapters = get_adapter_state_dict(model.state_dict(), device=None)
-    return {name: value for name, value in model.state_dict().items() if name not in adapters}
+    state_dict = model.state_dict()
+    adapters = get_adapter_state_dict(state_dict, device=None)
+    return {name: value for name, value in state_dict.items() if name not in adapters}
 
 
 def _with_dtype(hf_config: HFConfig, dtype: torch.dtype) -> dict[str, Any]:
