@@ -222,9 +222,32 @@ def test_a_loss_that_is_no_number_ends_the_run_at_the_next_entry(progress, loss)
         progress.step(3, {"loss": torch.tensor(loss)}, torch.tensor(7))
 
 
-def test_a_run_without_labels_ends_at_the_next_entry(progress):
-    with pytest.raises(RuntimeError, match="no label was left to learn from up to step 1"):
-        progress.step(1, {"loss": torch.tensor(0.0)}, torch.tensor(0))
+def steps_without_labels(progress, steps):
+    for step in steps:
+        progress.step(step, {"loss": torch.tensor(0.0)}, torch.tensor(0))
+
+
+@pytest.mark.parametrize(("total_steps", "last"), [(50, 10), (3, 3)])
+def test_a_run_without_any_label_ends_early(tmp_path, total_steps, last):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    progress = ProgressLog([logger], total_steps=total_steps, log_every_n_steps=1)
+    steps_without_labels(progress, range(1, last))
+
+    with pytest.raises(RuntimeError, match=f"no label was left to learn from up to step {last}: "):
+        steps_without_labels(progress, [last])
+    progress.close()
+
+
+def test_single_batches_without_labels_are_no_error(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    progress = ProgressLog([logger], total_steps=30, log_every_n_steps=1)
+
+    steps_without_labels(progress, [1, 2])
+    progress.step(3, {"loss": torch.tensor(1.0)}, torch.tensor(7))
+    steps_without_labels(progress, range(4, 31))
+    progress.close()
+
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 30
 
 
 def test_time_spent_on_loading_and_checkpoints_is_left_out_of_the_tokens_per_second(tmp_path, monkeypatch, progress):

@@ -17,6 +17,9 @@ from tfidf_tune._files import atomic_file
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._run import Run
 
+# One batch whose labels are all masked is no error; a run that begins with so many steps of them is.
+_STEPS_WITHOUT_LABELS = 10
+
 
 class JSONLinesLogger:
     """torchtune metric logger that appends one JSON object a line: ``{"step": 1, "loss": 2.5, ...}``.
@@ -62,7 +65,8 @@ class ProgressLog:
         self._every = log_every_n_steps
         self._memory_device = memory_device
         self._bar = tqdm(total=total_steps, unit="step", dynamic_ncols=True)
-        self._tokens: torch.Tensor | int = 0
+        self._tokens: torch.Tensor | int = 0  # since the last entry
+        self._tokens_seen: torch.Tensor | int = 0  # in the whole run
         self._start = time.perf_counter()
 
     def start(self) -> None:
@@ -79,9 +83,10 @@ class ProgressLog:
             num_tokens (torch.Tensor): tokens that the step was trained on, integer scalar.
 
         Raises:
-            RuntimeError: If, at an entry, the loss is not finite or there was no token since the last one.
+            RuntimeError: If, at an entry, the loss is not finite, or ten steps (or the whole run) had no token at all.
         """
         self._tokens = self._tokens + num_tokens
+        self._tokens_seen = self._tokens_seen + num_tokens
         self._bar.update()
         if step % self._every and step != self._total_steps:
             return
@@ -91,7 +96,7 @@ class ProgressLog:
                 f"the loss is {values['loss']} at step {step}: try a lower learning rate, fp32, clipping; "
                 "checkpoints of earlier steps are whole"
             )
-        if not self._tokens:
+        if not self._tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
             raise RuntimeError(f"no label was left to learn from up to step {step}: the data set masks them all")
         tokens_per_second = float(self._tokens) / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
