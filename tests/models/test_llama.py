@@ -76,8 +76,8 @@ def test_conversion_goes_by_part(tmp_path):
 
 
 def test_an_unknown_weight_is_named():
-    with pytest.raises(ValueError, match=r"'model\.layers\.0\.self_attn\.q_proj\.bias' is not a weight of a Llama"):
-        LlamaFamily().hf_to_tune({"model.layers.0.self_attn.q_proj.bias": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match=r"'model\.layers\.0\.self_attn\.dense\.weight' is not a weight .* 'llama'"):
+        LlamaFamily().hf_to_tune({"model.layers.0.self_attn.dense.weight": torch.zeros(1)}, {"model_type": "llama"})
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

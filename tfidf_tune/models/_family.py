@@ -1,42 +1,145 @@
 """What the recipes have to know of a model family to read and write its Hugging Face checkpoints."""
 
-from abc import ABC, abstractmethod
+import re
+from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torchtune.modules import TiedLinear
 
 StateDict = dict[str, Tensor]
 HFConfig = Mapping[str, Any]
+
+_HEAD = "output"
 
 
 class ModelFamily(ABC):
     """Translation between torchtune's names and shapes and those of one Hugging Face architecture.
 
     Conversions go by key, so that a state dict may be handed over in parts (shard by shard); they also work on meta
-    tensors, which is how a checkpoint is compared with a model before anything is loaded.
+    tensors, which is how a checkpoint is compared with a model before anything is loaded. A family is mostly data;
+    what it has to say beyond names is in :meth:`settings` and the two layout methods.
+
+    Attributes:
+        modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
+            Where several names stand for one module, the first is the one that is written.
+        lora_targets (ClassVar[Mapping[str, str]]): torchtune's names of linear layers -> PEFT's ``target_modules``.
+        norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
+        ignored (ClassVar[tuple[str, ...]]): ends of names that stand in older checkpoints and are no weights.
     """
 
-    @abstractmethod
+    modules: ClassVar[Mapping[str, str]]
+    lora_targets: ClassVar[Mapping[str, str]]
+    norm_weight: ClassVar[str] = "weight"
+    ignored: ClassVar[tuple[str, ...]] = ()
+
     def hf_to_tune(self, state_dict: StateDict, config: HFConfig) -> StateDict:
         """Convert (a part of) a Hugging Face state dict to torchtune's names and layout.
+
+        Args:
+            state_dict (StateDict): Hugging Face's names and layout.
+            config (HFConfig): the checkpoint's config, with all defaults.
+
+        Returns:
+            StateDict: torchtune's; a head that is tied to the embeddings is left out.
 
         Raises:
             ValueError: If a key is not one of the architecture; the message names it.
         """
+        converted: StateDict = {}
+        for key, value in state_dict.items():
+            if key.endswith(self.ignored):
+                continue
+            module, _, parameter = key.rpartition(".")
+            pattern, layer = _without_layer(module)
+            if pattern not in self.modules:
+                raise ValueError(f"'{key}' is not a weight of the architecture '{config.get('model_type')}'")
+            name = self.modules[pattern].format(layer)
+            if name == _HEAD and config["tie_word_embeddings"]:
+                continue
+            if name.endswith("norm") and parameter == "weight":
+                parameter = self.norm_weight
+            converted[f"{name}.{parameter}"] = self.to_tune_layout(name, value, config)
+        return converted
 
-    @abstractmethod
     def tune_to_hf(self, state_dict: StateDict, config: HFConfig) -> StateDict:
-        """Convert (a part of) a torchtune state dict to Hugging Face's names and layout."""
+        """Convert (a part of) a torchtune state dict to Hugging Face's names and layout.
 
-    @abstractmethod
+        Args:
+            state_dict (StateDict): torchtune's names and layout.
+            config (HFConfig): the checkpoint's config, with all defaults.
+
+        Returns:
+            StateDict: Hugging Face's.
+        """
+        converted: StateDict = {}
+        for key, value in state_dict.items():
+            name, _, parameter = key.rpartition(".")
+            if parameter == self.norm_weight and name.endswith("norm"):
+                parameter = "weight"
+            converted[f"{self._hf_module(name)}.{parameter}"] = self.to_hf_layout(name, value, config)
+        return converted
+
     def tune_to_peft(self, state_dict: StateDict, config: HFConfig) -> StateDict:
-        """Convert LoRA adapter weights to the names and layout of a PEFT adapter file."""
+        """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
 
-    @abstractmethod
+        Args:
+            state_dict (StateDict): ``....lora_a.weight`` and ``....lora_b.weight`` by torchtune's names.
+            config (HFConfig): the checkpoint's config, with all defaults.
+
+        Returns:
+            StateDict: PEFT's. The rows of B lie as those of the weight do; A has none of them.
+        """
+        converted: StateDict = {}
+        for key, value in state_dict.items():
+            name, matrix, _ = key.rsplit(".", 2)
+            value = self.to_hf_layout(name, value, config) if matrix == "lora_b" else value
+            matrix = {"lora_a": "lora_A", "lora_b": "lora_B"}[matrix]
+            converted[f"base_model.model.{self._hf_module(name)}.{matrix}.weight"] = value
+        return converted
+
     def peft_target_modules(self, module_names: Iterable[str]) -> list[str]:
-        """Translate torchtune's names of linear layers (``output_proj``) into the architecture's (``o_proj``)."""
+        """Translate torchtune's names of linear layers (``output_proj``) into PEFT's (``o_proj``)."""
+        return [self.lora_targets[name] for name in module_names]
 
-    @abstractmethod
+    def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
+        """Bring the rows of a module's weight or bias into torchtune's order; ``name`` is torchtune's."""
+        return value
+
+    def to_hf_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
+        """Bring the rows of a module's weight, bias or LoRA B into Hugging Face's order; ``name`` is torchtune's."""
+        return value
+
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
         """Yield (name, value in the checkpoint, value in the model) of settings that shapes alone do not show."""
+        yield "tie_word_embeddings", config["tie_word_embeddings"], isinstance(model.output, TiedLinear)
+        yield "quantization_config", config.get("quantization_config"), None
+        attention: Any = model.get_submodule("layers.0.attn")
+        mlp: Any = model.get_submodule("layers.0.mlp")
+        heads, activation = (
+            next(name for name in names if name in config)
+            for names in (("num_attention_heads", "n_head"), ("hidden_act", "activation_function"))
+        )
+        yield heads, config[heads], attention.num_heads
+        yield activation, _SYNONYMS.get(config[activation], config[activation]), _activation_name(mlp.activation)
+
+    def _hf_module(self, name: str) -> str:
+        pattern, layer = _without_layer(name)
+        return next(theirs for theirs, ours in self.modules.items() if ours == pattern).format(layer)
+
+
+# Other names for the tanh approximation of GELU, https://arxiv.org/abs/1606.08415
+_SYNONYMS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+
+
+def _activation_name(activation: nn.Module) -> str:
+    if isinstance(activation, nn.GELU):
+        return "gelu_pytorch_tanh" if activation.approximate == "tanh" else "gelu"
+    return type(activation).__name__.lower()
+
+
+def _without_layer(module: str) -> tuple[str, str]:
+    """``layers.3.attn`` -> ``layers.{}.attn``, ``3``."""
+    layer = re.search(r"\.(\d+)(?=\.|$)", module)
+    return (module, "") if layer is None else (module.replace(layer[0], ".{}", 1), layer[1])

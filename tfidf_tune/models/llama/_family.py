@@ -1,69 +1,108 @@
-"""Llama checkpoints: torchtune's own conversions, their arguments taken from the checkpoint's ``config.json``."""
+"""Llama checkpoints, and those of the architectures that share Llama's names."""
 
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
-from torch import nn
-from torchtune.models import convert_weights
+from torch import Tensor, nn
 
-from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict
+from tfidf_tune.models._family import HFConfig, ModelFamily
 
 
 class LlamaFamily(ModelFamily):
-    """The ``llama`` architecture of transformers: Llama-2, TinyLlama and what shares their blocks."""
+    """The ``llama`` architecture of transformers (Llama 2 to 3.3, TinyLlama), and ``mistral``, ``qwen2``, ``gemma``.
 
-    def hf_to_tune(self, state_dict: StateDict, config: HFConfig) -> StateDict:
-        """Convert names, and the rotary layout of q and k from halves to adjacent pairs."""
-        for key in state_dict:
-            if re.sub(r"\.\d+", ".{}", key) not in convert_weights._FROM_HF:
-                raise ValueError(f"'{key}' is not a weight of a Llama model")
-        converted: StateDict = convert_weights.hf_to_tune(state_dict, **_sizes(config))
-        return converted
+    They differ in what the settings compare, and in the rotary embedding: torchtune's model of Qwen2 rotates halves of
+    a head as transformers does, its other models adjacent pairs, for which the rows of q and k are reordered.
 
-    def tune_to_hf(self, state_dict: StateDict, config: HFConfig) -> StateDict:
-        """Convert names, and the rotary layout of q and k from adjacent pairs to halves."""
-        converted: StateDict = convert_weights.tune_to_hf(state_dict, **_sizes(config))
-        return converted
+    Args:
+        rotates_halves (bool): whether torchtune's model rotates halves. Default: False.
+        norm (str): class of the norms in torchtune. Default: "RMSNorm".
+    """
 
-    def tune_to_peft(self, state_dict: StateDict, config: HFConfig) -> StateDict:
-        """Convert adapter names, and the rotary layout of q's and k's B matrices."""
-        converted: StateDict = convert_weights.tune_to_peft_adapter_weights(state_dict, **_sizes(config))
-        return converted
+    modules: ClassVar = {
+        "model.embed_tokens": "tok_embeddings",
+        "model.layers.{}.input_layernorm": "layers.{}.sa_norm",
+        "model.layers.{}.self_attn.q_proj": "layers.{}.attn.q_proj",
+        "model.layers.{}.self_attn.k_proj": "layers.{}.attn.k_proj",
+        "model.layers.{}.self_attn.v_proj": "layers.{}.attn.v_proj",
+        "model.layers.{}.self_attn.o_proj": "layers.{}.attn.output_proj",
+        "model.layers.{}.post_attention_layernorm": "layers.{}.mlp_norm",
+        "model.layers.{}.mlp.gate_proj": "layers.{}.mlp.w1",
+        "model.layers.{}.mlp.down_proj": "layers.{}.mlp.w2",
+        "model.layers.{}.mlp.up_proj": "layers.{}.mlp.w3",
+        "model.norm": "norm",
+        "lm_head": "output",
+    }
+    lora_targets: ClassVar = {
+        "q_proj": "q_proj",
+        "k_proj": "k_proj",
+        "v_proj": "v_proj",
+        "output_proj": "o_proj",
+        "w1": "gate_proj",
+        "w2": "down_proj",
+        "w3": "up_proj",
+        "output": "lm_head",
+    }
+    norm_weight = "scale"
+    ignored = (".rotary_emb.inv_freq",)
 
-    def peft_target_modules(self, module_names: Iterable[str]) -> list[str]:
-        """Translate ``output_proj``, ``w1`` and the like."""
-        return [convert_weights._TO_PEFT_TARGET_MODULES[name] for name in module_names]
+    def __init__(self, *, rotates_halves: bool = False, norm: str = "RMSNorm") -> None:
+        self._rotates_halves = rotates_halves
+        self._norm = norm
+
+    def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
+        """Reorder q's and k's rows from halves to adjacent pairs."""
+        return self._reorder(name, value, config, (2, -1))
+
+    def to_hf_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
+        """Reorder q's and k's rows from adjacent pairs to halves."""
+        return self._reorder(name, value, config, (-1, 2))
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield heads, rotary embedding, norms, activation, and what these models cannot have."""
-        yield "tie_word_embeddings", bool(config.get("tie_word_embeddings", False)), False
-        yield "quantization_config", config.get("quantization_config"), None
-        yield "hidden_act", config.get("hidden_act", "silu"), "silu"
+        """Yield heads, rotary embedding, norms and attention window beside what every family has."""
+        yield from super().settings(model, config)
         attention: Any = model.get_submodule("layers.0.attn")
+        yield "num_key_value_heads", _num_kv_heads(config), attention.num_kv_heads
+        yield "head_dim", _head_dim(config), attention.head_dim
         rope: Any = attention.pos_embeddings
-        rope_config = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        yield "num_heads", _sizes(config)["num_heads"], attention.num_heads
-        yield "num_kv_heads", _sizes(config)["num_kv_heads"], attention.num_kv_heads
-        yield (
-            "rope_base",
-            float(config.get("rope_theta") or rope_config.get("rope_theta", 10_000)),
-            float(rope.base),
-        )
-        rope_type = rope_config.get("rope_type", rope_config.get("type")) or "default"
-        yield "rope type", rope_type, "llama3" if hasattr(rope, "scale_factor") else "default"
-        norm: Any = model.get_submodule("norm")
-        yield "norm_eps", float(config.get("rms_norm_eps", 1e-6)), float(norm.eps)
+        rope_config = config["rope_parameters"]
+        yield "rope_base", float(rope_config["rope_theta"]), float(rope.base)
+        is_scaled = hasattr(rope, "scale_factor")
+        yield "rope type", rope_config["rope_type"], "llama3" if is_scaled else "default"
+        if is_scaled and rope_config["rope_type"] == "llama3":
+            yield "rope scale_factor", float(rope_config["factor"]), float(rope.scale_factor)
+            yield "rope low_freq_factor", float(rope_config["low_freq_factor"]), float(rope.low_freq_factor)
+            yield "rope high_freq_factor", float(rope_config["high_freq_factor"]), float(rope.high_freq_factor)
+            yield (
+                "rope original_max_position_embeddings",
+                rope_config["original_max_position_embeddings"],
+                rope.old_context_len,
+            )
+        rotates_halves = type(rope).__name__ == "Qwen2RotaryPositionalEmbeddings"
+        yield "rotary layout", _layout_name(self._rotates_halves), _layout_name(rotates_halves)
+        norm: Any = model.norm
+        yield "norm", self._norm, type(norm).__name__
+        yield "norm_eps", float(config["rms_norm_eps"]), float(norm.eps)
+        window = config.get("sliding_window")
+        max_seq_len: Any = model.max_seq_len
+        # torchtune's models attend to everything: the same as long as no sequence is longer than the window
+        yield "sliding_window", window if window is not None and window < max_seq_len else None, None
+
+    def _reorder(self, name: str, value: Tensor, config: HFConfig, parts: tuple[int, int]) -> Tensor:
+        if self._rotates_halves or not name.endswith(("q_proj", "k_proj")):
+            return value
+        # [heads, 2, head_dim / 2, ...] in halves, [heads, head_dim / 2, 2, ...] in pairs
+        by_head = value.reshape(-1, *(size if size > 0 else _head_dim(config) // 2 for size in parts), *value.shape[1:])
+        return by_head.transpose(1, 2).reshape(value.shape)
 
 
-def _sizes(config: HFConfig) -> dict[str, int]:
-    for key in ("num_attention_heads", "hidden_size"):
-        if key not in config:
-            raise ValueError(f"config.json lacks {key}")
-    num_heads, dim = int(config["num_attention_heads"]), int(config["hidden_size"])
-    return {
-        "num_heads": num_heads,
-        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
-        "dim": dim,
-        "head_dim": int(config.get("head_dim") or dim // num_heads),
-    }
+def _num_kv_heads(config: HFConfig) -> int:
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def _head_dim(config: HFConfig) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _layout_name(rotates_halves: bool) -> str:
+    return "halves" if rotates_halves else "adjacent pairs"

@@ -38,6 +38,7 @@ def lora_tinyllama_1_1b(
     lora_rank: int = 8,
     lora_alpha: float = 16,
     lora_dropout: float = 0.0,
+    quantize_base: bool = False,
 ) -> TransformerDecoder:
     """Build TinyLlama 1.1B with LoRA on the named linear layers, as torchtune's ``lora_llama2_7b`` does.
 
@@ -49,6 +50,7 @@ def lora_tinyllama_1_1b(
         lora_rank (int): rank of the adapters. Default: 8.
         lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
         lora_dropout (float): dropout before the adapters. Default: 0.0.
+        quantize_base (bool): NF4 for all linear layers but the output projection, adapters aside. Default: False.
 
     Returns:
         TransformerDecoder: the model, randomly initialised.
@@ -60,5 +62,6 @@ def lora_tinyllama_1_1b(
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
         lora_dropout=lora_dropout,
+        quantize_base=quantize_base,
         **_TINYLLAMA_1_1B,
     )
