@@ -22,14 +22,12 @@ from typing import Any
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 from torchtune import config, training
-from torchtune.config._utils import _merge_yaml_and_cli_args
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import LoRASettings, config_path, shift_labels, train_adapters_only, train_step
+from tfidf_tune.training import LoRASettings, load_config, shift_labels, train_adapters_only, train_step
 from tfidf_tune.weighting import TFIDFWeighting
 
 Batch = dict[str, torch.Tensor]
@@ -54,8 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
     """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
-    yaml_args = OmegaConf.to_container(OmegaConf.load(config_path(options.config)))
-    cfg = _merge_yaml_and_cli_args(argparse.Namespace(**yaml_args), options.overrides)  # type: ignore[arg-type]
+    cfg = load_config(options.config, options.overrides)
     device, dtype = torch.device(options.device), training.get_dtype(options.dtype, device=torch.device(options.device))
     torch.manual_seed(0)
     with training.set_default_dtype(dtype), device:
@@ -82,9 +79,13 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    no_scaler = torch.amp.GradScaler(device.type, enabled=False)
+
     def our_step(loss: WeightedCrossEntropyLoss) -> Step:
         moved = loss.to(device)
-        return lambda batch: train_step(model, moved, optimizer, [batch], device=device, clip_grad_norm=1.0)
+        return lambda batch: train_step(
+            model, moved, optimizer, [batch], scaler=no_scaler, device=device, clip_grad_norm=1.0
+        )
 
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     weighting = TFIDFWeighting()

@@ -44,6 +44,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             loss,
             optimizer,
             lr_scheduler,
+            training.build_grad_scaler(run),
             dataloader,
             total_steps=total_steps,
             run=run,

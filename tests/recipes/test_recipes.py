@@ -244,7 +244,7 @@ def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_conf
         (False, {"model.num_heads": 5}, "config: model|does not fit"),
         (False, {"dataset.block_size": "abc"}, "config: dataset"),
         (True, {"model.lora_attn_modules": []}, "Must pass one or more"),
-        (True, {"model.quantize_base": True}, "quantize_base is true"),
+        (True, {"model.quantize_base": True}, "quantize_base is True: NF4 takes linear layers of a multiple of 16384"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_and_leaves_nothing_behind(recipe_config, tmp_path, lora, overrides, message):

@@ -183,10 +183,10 @@ def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch
     checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = loaded_model(checkpointer)
 
-    def full_disk(*_: object) -> None:
+    def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tfidf_tune.training._checkpointer.save_torch_state_dict", full_disk)
+    monkeypatch.setattr("tfidf_tune.training._weight_files.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
@@ -207,7 +207,7 @@ def test_another_architecture_is_refused(tiny_checkpoint, tmp_path):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "gpt2")
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
 
-    with pytest.raises(ValueError, match="of the architecture 'gpt2'; supported: llama"):
+    with pytest.raises(ValueError, match="of the architecture 'gpt2'; supported: gemma, gpt_neox, gptj, llama"):
         HFCheckpointer(checkpoint_dir=str(folder))
 
 
@@ -255,7 +255,7 @@ def test_a_missing_shard_is_named(tmp_path):
         ({"num_layers": 1}, "weight layers.1..* is not in the model"),
         ({"embed_dim": 64}, r"is \(.*32.*\) in the checkpoint, \(.*64.*\) in the model"),
         ({"vocab_size": 400}, r"output.weight is \(320, 32\) in the checkpoint, \(400, 32\) in the model"),
-        ({"num_heads": 8, "num_kv_heads": 4}, "num_heads is 4 in the checkpoint, 8 in the model"),
+        ({"num_heads": 8, "num_kv_heads": 4}, "num_attention_heads is 4 in the checkpoint, 8 in the model"),
         ({"rope_base": 500_000}, "rope_base is 10000.0 in the checkpoint, 500000.0 in the model"),
         ({"norm_eps": 1e-6}, "norm_eps is 1e-05 in the checkpoint, 1e-06 in the model"),
         ({"max_seq_len": 128}, "max_seq_len is 64 in the checkpoint, 128 in the model"),
@@ -291,7 +291,10 @@ def test_what_shapes_do_not_show_is_compared_too(tiny_checkpoint, tmp_path, sett
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[]", "holds a list, not an object"), ('{"model_type": "llama"}', "config.json lacks num_attention_heads")],
+    [
+        ("[]", "holds a list, not an object"),
+        ('{"model_type": "llama"}', "weights and config.json .* do not belong together"),
+    ],
 )
 def test_a_config_without_the_essentials_is_refused(tiny_checkpoint, tmp_path, content, message):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
@@ -324,7 +327,14 @@ def test_the_size_of_heads_is_the_checkpoints(tmp_path):
 def test_a_rope_scaling_that_the_model_lacks_is_refused(tiny_checkpoint, tmp_path):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "scaled")
     config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
+    config["rope_parameters"] = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         model = llama2(**TINY_LLAMA)

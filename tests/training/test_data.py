@@ -60,14 +60,14 @@ def test_each_epoch_has_an_order_of_its_own(recipe_config, monkeypatch):
     monkeypatch.setattr(
         "tfidf_tune.training._train.train_step",
         lambda model, loss, optimizer, batches, **_: (
-            seen.append(batches[0]["tokens"][:, 0].tolist()) or SimpleNamespace(metrics={}, num_tokens=0)
+            seen.append(batches[0]["tokens"][:, 0].tolist()) or SimpleNamespace(metrics={}, num_tokens=0, skipped=False)
         ),
     )
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
     progress = SimpleNamespace(start=lambda: None, step=lambda *_: None, restart_clock=lambda: None)
 
     train(
-        cfg, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), optimizer, None, loader,
+        cfg, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), optimizer, None, None, loader,
         total_steps=10, run=CPU_RUN, progress=progress, save=lambda folder: None,
     )  # fmt: skip
 

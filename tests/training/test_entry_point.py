@@ -15,9 +15,11 @@ def start(monkeypatch, tmp_path):
         (tmp_path / "mine.yaml").write_text(text)
         monkeypatch.setattr("signal.signal", lambda *_: None)
         monkeypatch.setattr(sys, "argv", ["recipe", "--config", str(tmp_path / "mine.yaml"), *arguments])
-        with pytest.raises(SystemExit) as ended:
+        try:
             recipe(body)()
-        return ended.value.code
+        except SystemExit as ended:
+            return ended.code
+        return None
 
     return run
 
@@ -34,8 +36,8 @@ def test_a_recipe_gets_file_and_overrides(start):
     [
         ("a: [1", [], "error: config: while parsing"),
         ("a: 1", ["b"], "error: config: Command-line overrides must be in the form of key=value, got b"),
-        ("a: 1", ["--b"], "error: config: Additional flag arguments not supported"),
-        ("config: 1", [], "error: config: Cannot use 'config' within a config file"),
+        ("a: 1", ["--b"], "error: config: there are no options --b; keys are given as key=value"),
+        ("- a", [], "error: config "),
     ],
 )
 def test_a_config_that_cannot_be_read_is_one_message(start, text, arguments, message):

@@ -21,6 +21,7 @@ from tfidf_tune.training import (
 )
 
 CPU = torch.device("cpu")
+NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
 
 @pytest.fixture
@@ -48,7 +49,12 @@ def gradients_of_a_step(model, loss, batches, **kwargs):
             seen.update({name: p.grad.clone() for name, p in model.named_parameters()})
 
     result = train_step(
-        model, loss, Recorder(model.parameters(), lr=0.0), batches, device=CPU, **({"clip_grad_norm": None} | kwargs)
+        model,
+        loss,
+        Recorder(model.parameters(), lr=0.0),
+        batches,
+        device=CPU,
+        **({"scaler": NO_SCALER, "clip_grad_norm": None} | kwargs),
     )
     return seen, result
 

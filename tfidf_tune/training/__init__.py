@@ -3,13 +3,13 @@
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate
 from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer
-from tfidf_tune.training._entry_point import config_path, recipe
+from tfidf_tune.training._entry_point import config_path, load_config, recipe
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._model import build_model, load_model, prepare_model
-from tfidf_tune.training._optim import build_loss, build_optimizer, check_optimizer
+from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_optimizer
 from tfidf_tune.training._run import Run, open_run
 from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
 
@@ -25,6 +25,7 @@ __all__ = [
     "StepResult",
     "build_dataloader",
     "build_dataset",
+    "build_grad_scaler",
     "build_loss",
     "build_model",
     "build_optimizer",
@@ -34,6 +35,7 @@ __all__ = [
     "config_path",
     "count_steps",
     "instantiate",
+    "load_config",
     "load_model",
     "milestone_name",
     "milestone_steps",

@@ -1,22 +1,31 @@
-"""Hugging Face checkpoints: checked against the model, read by shard, written whole."""
+"""Hugging Face checkpoints: checked against the model, read and written part by part."""
 
-import json
 import shutil
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict, snapshot_download
-from safetensors import SafetensorError, safe_open
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from torchtune.modules.peft import get_adapter_state_dict, get_merged_lora_ckpt
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
+from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
+from torchtune.modules.peft import get_merged_lora_ckpt
+from transformers import AutoConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
-from tfidf_tune.training._lora import LoRASettings
+from tfidf_tune.training._lora import LoRASettings, is_adapter
+from tfidf_tune.training._weight_files import (
+    find_weight_files,
+    read_json,
+    read_meta,
+    read_weights,
+    write_json,
+    write_weights,
+)
 
-_WEIGHTS_INDEX = "model.safetensors.index.json"
-_SINGLE_FILE = "model.safetensors"
 # What makes a folder of weights a model that others can load: config, tokenizer, prompt templates.
 _COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -25,12 +34,15 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.floa
 class HFCheckpointer:
     """Reads a Hugging Face checkpoint folder and writes folders of the same kind.
 
-    Weights are read from safetensors alone, one shard at a time, straight into a model on the meta device. What is
-    written has the names and layout of transformers (full models) or of PEFT (adapters), with config and tokenizer
-    files beside it, under a temporary name that is changed when everything is there.
+    Weights are read one by one, straight into a model on the meta device, from safetensors or, where there are none,
+    from PyTorch's ``.bin`` files, of which nothing but tensors is unpickled. What is written has the names and layout
+    of transformers (full models, layer by layer) or of PEFT (adapters), with config and tokenizer files beside it,
+    under a temporary name that is changed when everything is there.
 
     Args:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
+        revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
+        max_shard_size (str): largest file of weights that is written. Default: "5GB".
 
     Raises:
         FileNotFoundError: If ``checkpoint_dir`` is neither a folder nor can be had from the hub, or a file of the
@@ -38,12 +50,15 @@ class HFCheckpointer:
         ValueError: If its architecture is not one of the supported families.
     """
 
-    def __init__(self, *, checkpoint_dir: str) -> None:
+    def __init__(self, *, checkpoint_dir: str, revision: str | None = None, max_shard_size: str = "5GB") -> None:
         self.checkpoint_dir = checkpoint_dir
-        self.folder = _find_folder(checkpoint_dir)
-        self.hf_config: HFConfig = _read_json(self.folder / "config.json")
-        self.family: ModelFamily = _find_family(self.hf_config, self.folder)
-        self.weight_files = _find_weight_files(self.folder)
+        self.revision = revision
+        self.max_shard_size = max_shard_size
+        self.folder = _find_folder(checkpoint_dir, revision)
+        self._config_file = read_json(self.folder / "config.json")
+        self.family: ModelFamily = _find_family(self._config_file, self.folder)
+        self.hf_config: HFConfig = _read_config(self.folder)
+        self.weight_files = find_weight_files(self.folder)
 
     def check_model(self, model: nn.Module) -> None:
         """Compare a model with the checkpoint without reading weights; the model may be on the meta device.
@@ -54,15 +69,16 @@ class HFCheckpointer:
         Raises:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
-        hf_weights = self._meta_weights()
+        hf_weights = {name: value for file in self.weight_files for name, value in read_meta(file).items()}
         try:
             weights = self.family.hf_to_tune(hf_weights, self.hf_config)
         except (ValueError, RuntimeError) as error:
             raise ValueError(
-                f"the checkpoint {self.folder} is not of the family that its config says: {error}"
+                f"weights and config.json of the checkpoint {self.folder} do not belong together: {error}"
             ) from error
-        expected = {name: value.shape for name, value in _base_weights(model).items()}
+        expected = {name: value.shape for name, value in _parameters(model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
+        differing = expected.keys() ^ found.keys()
         problems = [f"no weight {name} in the checkpoint" for name in expected.keys() - found.keys()]
         problems += [f"weight {name} is not in the model" for name in found.keys() - expected.keys()]
         problems += [
@@ -70,56 +86,58 @@ class HFCheckpointer:
             for name in expected.keys() & found.keys()
             if found[name] != expected[name]
         ]
-        problems += [
-            f"{name} is {theirs} in the checkpoint, {ours} in the model"
-            for name, theirs, ours in self.family.settings(model, self.hf_config)
-            if theirs != ours
-        ]
-        limit = self.hf_config.get("max_position_embeddings")
+        if differing <= {"output.weight"}:  # else it is another architecture, without these settings
+            problems += [
+                f"{name} is {theirs} in the checkpoint, {ours} in the model"
+                for name, theirs, ours in self.family.settings(model, self.hf_config)
+                if theirs != ours
+            ]
+        limit = self.hf_config.get("max_position_embeddings", self.hf_config.get("n_positions"))
         if limit is not None and getattr(model, "max_seq_len", 0) > limit:
             problems.append(f"max_seq_len is {limit} in the checkpoint, {model.max_seq_len} in the model")
         if problems:
             shown = "\n".join(f"  {problem}" for problem in sorted(problems)[:5])
             more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
-                f"the model of the config does not fit the checkpoint {self.folder}:\n{shown}{more}\n"
+                f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
+                f"'{self.hf_config['model_type']}':\n{shown}{more}\n"
                 "change `model` or `checkpointer.checkpoint_dir` so that both are the same model"
             )
 
     def load_weights(self, model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Load the base weights, shard by shard; adapter weights are left as they are.
+        """Load the base weights, file by file; adapter weights are left as they are.
 
         Args:
-            model (nn.Module): torchtune model that :meth:`check_model` accepts, perhaps on the meta device.
+            model (nn.Module): torchtune model that :meth:`check_model` accepts, perhaps on the meta device. A weight
+                that is an NF4 tensor there becomes one of the checkpoint's weight.
             device (torch.device): where the weights go.
-            dtype (torch.dtype): dtype that they get.
+            dtype (torch.dtype): dtype that they get, and that NF4 is computed in.
         """
+        parameters = _parameters(model)
         for file in self.weight_files:
-            with _open_weights(file) as shard:
-                # A copy, because what safetensors gives may be a view of the file.
-                state_dict = {
-                    name: shard.get_tensor(name).to(device, dtype, copy=True)
-                    for name in shard.keys()  # noqa: SIM118
-                }
-            model.load_state_dict(self.family.hf_to_tune(state_dict, self.hf_config), strict=False, assign=True)
+            state_dict: StateDict = {}
+            for key, weight in read_weights(file):
+                # A copy, because what was read may be a view of the file.
+                hf_weight = {key: weight.to(device, dtype, copy=True)}
+                for name, value in self.family.hf_to_tune(hf_weight, self.hf_config).items():
+                    state_dict[name] = to_nf4(value) if isinstance(parameters[name], NF4Tensor) else value
+            model.load_state_dict(state_dict, strict=False, assign=True)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
+
+        NF4 weights are written as what they stand for, in the dtype that they are computed in.
 
         Args:
             model (nn.Module): torchtune model.
             folder (Path): what to write; it must not exist.
         """
-        lora = LoRASettings.of(model)
-        # Merging works in place, so it gets copies; without LoRA the model's own tensors do.
-        state_dict = {key: value.detach().to("cpu", copy=lora is not None) for key, value in model.state_dict().items()}
-        if lora is not None:
-            state_dict = get_merged_lora_ckpt(state_dict, rank=lora.rank, alpha=lora.alpha)
-        dtype = next(iter(state_dict.values())).dtype
+        meta = {name: value for part in self._hf_parts(model, "meta") for name, value in part.items()}
+        dtype = next(iter(meta.values())).dtype
         with atomic_folder(folder) as temporary:
             self._copy_companions(temporary)
-            _write_json(temporary / "config.json", _with_dtype(self.hf_config, dtype))
-            save_torch_state_dict(self.family.tune_to_hf(state_dict, self.hf_config), temporary)
+            write_json(temporary / "config.json", _with_dtype(self._config_file, dtype))
+            write_weights(temporary, meta, self._hf_parts(model, "cpu"), max_shard_size=self.max_shard_size)
 
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
         """Write the LoRA adapters as a folder that ``peft`` loads onto the untouched base model.
@@ -128,15 +146,17 @@ class HFCheckpointer:
             model (nn.Module): torchtune model with LoRA.
             folder (Path): what to write; it must not exist.
         """
-        from peft import LoraConfig  # imports transformers: seconds that a failing start need not cost
+        from peft import LoraConfig  # slow to import: seconds that a failing start need not cost
         from safetensors.torch import save_file
 
         lora = LoRASettings.require(model)
-        weights = self.family.tune_to_peft(get_adapter_state_dict(model.state_dict()), self.hf_config)
+        adapters = {name: value.detach().cpu() for name, value in _parameters(model).items() if is_adapter(name)}
+        weights = self.family.tune_to_peft(adapters, self.hf_config)
         is_local = Path(self.checkpoint_dir).expanduser().is_dir()
         adapter_config = LoraConfig(
             task_type="CAUSAL_LM",
             base_model_name_or_path=str(self.folder.resolve()) if is_local else self.checkpoint_dir,
+            revision=self.revision,
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
@@ -151,14 +171,15 @@ class HFCheckpointer:
                 temporary / "adapter_model.safetensors",
             )
 
-    def _meta_weights(self) -> StateDict:
-        """Names and shapes of all weights, from the headers of the files."""
-        weights: dict[str, Tensor] = {}
-        for file in self.weight_files:
-            with _open_weights(file) as shard:
-                for name in shard.keys():  # noqa: SIM118
-                    weights[name] = torch.empty(shard.get_slice(name).get_shape(), device="meta")
-        return weights
+    def _hf_parts(self, model: nn.Module, device: str) -> Iterator[StateDict]:
+        """The model in Hugging Face's names and layout, merged, layer by layer; on the meta device without values."""
+        lora = LoRASettings.of(model)
+        for _, layer in groupby(_parameters(model).items(), key=lambda item: _layer_of(item[0])):
+            # Merging works in place, so it gets copies; without LoRA the model's own tensors do.
+            part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
+            if lora is not None:
+                part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
+            yield self.family.tune_to_hf(part, self.hf_config)
 
     def _copy_companions(self, folder: Path) -> None:
         """Copy what goes along unchanged: not config.json, which a model gets anew and which is not an adapter's."""
@@ -168,20 +189,37 @@ class HFCheckpointer:
                     shutil.copyfile(file, folder / file.name)
 
 
-def _find_folder(checkpoint_dir: str) -> Path:
+def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
     folder = Path(checkpoint_dir).expanduser()
     if folder.is_dir():
+        if revision is not None:
+            raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: hub ids have them")
         return folder
     if looks_like_path(checkpoint_dir):
         raise FileNotFoundError(f"no such folder {checkpoint_dir}")
     try:
-        return Path(snapshot_download(checkpoint_dir, allow_patterns=["*.safetensors", *_COMPANIONS]))
+        for weights in ("*.safetensors", "pytorch_model*.bin"):  # some repositories have both, older ones the second
+            snapshot = Path(
+                snapshot_download(checkpoint_dir, revision=revision, allow_patterns=[weights, *_COMPANIONS])
+            )
+            if any(snapshot.glob(weights)):
+                break
     except Exception as error:
         raise FileNotFoundError(
             f"{checkpoint_dir} is no local folder and could not be had from the Hugging Face hub "
             f"({type(error).__name__}: {str(error).splitlines()[0]}); give a folder, or check the id, the network "
             "and, for gated models, `hf auth login`"
         ) from error
+    return snapshot
+
+
+def _read_config(folder: Path) -> HFConfig:
+    """The config with transformers' defaults, and today's names for what older files call otherwise."""
+    try:
+        config: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()
+    except Exception as error:  # transformers checks each key in its own way
+        raise ValueError(f"{folder / 'config.json'}: {type(error).__name__}: {error}") from error
+    return config
 
 
 def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
@@ -193,53 +231,25 @@ def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
     return FAMILIES[model_type]
 
 
-def _find_weight_files(folder: Path) -> list[Path]:
-    if (folder / _WEIGHTS_INDEX).is_file():
-        index = _read_json(folder / _WEIGHTS_INDEX)
-        weight_map: dict[str, str] = index.get("weight_map", {})
-        if not weight_map:
-            raise ValueError(f"{folder / _WEIGHTS_INDEX} has no weight_map: fetch or write it again")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-    else:
-        files = [folder / _SINGLE_FILE]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"the checkpoint {folder} lacks {', '.join(missing)}; weights are read from safetensors alone "
-            f"({_SINGLE_FILE}, or shards named by {_WEIGHTS_INDEX})"
-        )
-    return files
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters by the names that they have without activation checkpointing, which wraps layers."""
+    return {name.replace(_CHECKPOINT_PREFIX, ""): value for name, value in model.named_parameters()}
 
 
-def _open_weights(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}): fetch or write it again") from error
+def _layer_of(name: str) -> str:
+    """``layers.3.attn.q_proj.weight`` -> ``layers.3``; what is in no layer is one by itself."""
+    return ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
 
 
-def _base_weights(model: nn.Module) -> dict[str, Tensor]:
-    state_dict = model.state_dict()
-    adapters = get_adapter_state_dict(state_dict, device=None)
-    return {name: value for name, value in state_dict.items() if name not in adapters}
+def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
+    if device == "meta":
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, NF4Tensor):
+        original: Tensor = value.get_original_weight()
+        return original.to(device)
+    return value.detach().to(device, copy=copy)
 
 
-def _with_dtype(hf_config: HFConfig, dtype: torch.dtype) -> dict[str, Any]:
-    key = "torch_dtype" if "torch_dtype" in hf_config else "dtype"
-    return {**hf_config, key: _DTYPE_NAMES[dtype]}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def _with_dtype(config_file: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    key = "torch_dtype" if "torch_dtype" in config_file else "dtype"
+    return {**config_file, key: _DTYPE_NAMES[dtype]}

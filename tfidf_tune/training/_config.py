@@ -64,7 +64,8 @@ class LoRAFinetuneConfig(FinetuneConfig):
     """Write checkpoints as complete models with the adapter merged, not as PEFT adapters."""
 
 
-_DTYPES = ("fp32", "bf16")
+# Gradients in fp16 cannot be scaled back: fp16 is for frozen weights, with adapters in fp32.
+_DTYPES = {FinetuneConfig: ("fp32", "bf16"), LoRAFinetuneConfig: ("fp32", "bf16", "fp16")}
 # Components, with the names of the arguments that the recipe itself hands over.
 _COMPONENTS: dict[str, tuple[str, ...]] = {
     "model": (),
@@ -114,6 +115,9 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             _check_component(key, checked[key])
     _find_component("collate_fn", checked.collate_fn)
     _check_values(cast(FinetuneConfig, checked))
+    if checked.dtype not in _DTYPES[schema]:
+        remedy = "" if checked.dtype != "fp16" else "; fp16 needs the recipe lora_finetune"
+        raise SetupError(f"config: dtype is '{checked.dtype}', possible are {', '.join(_DTYPES[schema])}{remedy}")
     return cast(Schema, checked)
 
 
@@ -157,8 +161,6 @@ def _check_values(cfg: FinetuneConfig) -> None:
         raise SetupError(f"config: max_steps is {cfg.max_steps}, it has to be at least 1, or null for no limit")
     if cfg.clip_grad_norm is not None and not cfg.clip_grad_norm > 0:
         raise SetupError(f"config: clip_grad_norm is {cfg.clip_grad_norm}, it has to be positive, or null for none")
-    if cfg.dtype not in _DTYPES:
-        raise SetupError(f"config: dtype is '{cfg.dtype}', possible are {', '.join(_DTYPES)}")
     if not cfg.save_at_percent or not all(0 < percent <= 100 for percent in cfg.save_at_percent):
         raise SetupError(
             f"config: save_at_percent is {list(cfg.save_at_percent)}, it has to list whole percents from 1 to 100"

@@ -1,5 +1,6 @@
 """What a model's LoRA layers say about themselves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,37 @@ def require_no_lora(model: nn.Module) -> None:
         )
 
 
+def check_lora_targets(model: nn.Module, attn_modules: Sequence[str], *, output: bool) -> None:
+    """Compare the layers that shall have adapters with those that have; torchtune's builders pass over unknown names.
+
+    Args:
+        model (nn.Module): torchtune model, perhaps on the meta device.
+        attn_modules (Sequence[str]): what the config's ``lora_attn_modules`` names.
+        output (bool): the config's ``apply_lora_to_output``.
+
+    Raises:
+        ValueError: If a layer is named that the model does not have.
+    """
+    attention = model.get_submodule("layers.0.attn")
+    possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
+    for name in attn_modules:
+        if name not in possible:
+            raise ValueError(
+                f"lora_attn_modules names '{name}', which the model's attention does not have; "
+                f"possible are {', '.join(possible)}"
+            )
+    if output and not isinstance(model.output, LoRALinear):
+        raise ValueError(
+            "apply_lora_to_output is True, but the model's head is tied to its embeddings: set it to False"
+        )
+
+
+def keep_adapters_in_fp32(model: nn.Module) -> None:
+    """Give adapters float32 weights, as a base in half precision needs them for scaled gradients."""
+    for parameter in get_adapter_params(model).values():
+        parameter.data = parameter.data.float()
+
+
 def initialize_adapters(model: nn.Module, device: torch.device) -> None:
     """Give LoRA layers on the meta device their initial weights: A random, B zero.
 
@@ -79,6 +111,11 @@ def initialize_adapters(model: nn.Module, device: torch.device) -> None:
         if isinstance(layer, LoRALinear):
             layer.to_empty(device=device)
             layer.initialize_parameters()
+
+
+def is_adapter(name: str) -> bool:
+    """Tell whether a parameter of a model with LoRA belongs to an adapter."""
+    return name.endswith((".lora_a.weight", ".lora_b.weight"))
 
 
 def train_adapters_only(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -106,6 +107,10 @@ class ProgressLog:
             logger.log_dict(values, step=step)
         self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
         self.restart_clock()
+
+    def note(self, text: str) -> None:
+        """Say something beside the progress bar."""
+        self._bar.write(text, file=sys.stderr)
 
     def restart_clock(self) -> None:
         """Leave what was done since the last entry (writing a checkpoint) out of the tokens per second."""

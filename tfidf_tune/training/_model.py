@@ -4,15 +4,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune import modules, training
 from torchtune.training import set_default_dtype
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
-from tfidf_tune.training._errors import SetupError
-from tfidf_tune.training._lora import initialize_adapters
+from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._lora import check_lora_targets, initialize_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
+
+_NF4_MULTIPLE = 64 * 256  # weights of a block, blocks that share a scaler: torchao's defaults
 
 
 def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
@@ -26,12 +29,28 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
         nn.Module: torchtune model without weights.
 
     Raises:
-        SetupError: If it cannot be built from the settings given, or shall have quantized weights.
+        SetupError: If it cannot be built from the settings given.
     """
-    if cfg.model.get("quantize_base"):
-        raise SetupError("config: model: quantize_base is true; the recipes train on fp32 and bf16 base weights so far")
     with set_default_dtype(run.dtype), torch.device("meta"):
-        model: nn.Module = instantiate(cfg, "model")
+        try:
+            model: nn.Module = instantiate(cfg, "model")
+        except SetupError as error:
+            if not cfg.model.get("quantize_base"):
+                raise
+            raise SetupError(
+                f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {_NF4_MULTIPLE} "
+                "weights (64 x 256); set it to False for a model of this size"
+            ) from error
+    if "lora_attn_modules" in cfg.model:
+        with setup_errors("config: model"):
+            check_lora_targets(model, cfg.model.lora_attn_modules, output=bool(cfg.model.get("apply_lora_to_output")))
+    if run.dtype is torch.float16:
+        if any(isinstance(parameter, NF4Tensor) for parameter in model.parameters()):
+            raise SetupError(
+                "config: model: quantize_base is True with dtype 'fp16'; NF4 weights are computed in bf16 or fp32: "
+                "set dtype=bf16 or model.quantize_base=False"
+            )
+        keep_adapters_in_fp32(model)
     return model
 
 

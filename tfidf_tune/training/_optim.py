@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and loss of the config."""
+"""Optimizer, learning-rate schedule, gradient scaler and loss of the config."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._run import Run
 
 
 def build_loss(cfg: FinetuneConfig) -> WeightedCrossEntropyLoss:
@@ -48,6 +49,15 @@ def build_optimizer(cfg: FinetuneConfig, parameters: Iterable[nn.Parameter], tot
     if cfg.lr_scheduler is None:
         return optimizer, None
     return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)
+
+
+def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
+    """Build what keeps fp16 gradients from vanishing; for other dtypes it does nothing.
+
+    Returns:
+        torch.amp.GradScaler: enabled if the run's dtype is float16.
+    """
+    return torch.amp.GradScaler(run.device.type, enabled=run.dtype is torch.float16)
 
 
 def check_optimizer(cfg: FinetuneConfig) -> None:

@@ -24,11 +24,14 @@ class StepResult(NamedTuple):
     Attributes:
         metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted, comparable between
             objectives), ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before clipping.
+            Under fp16 also ``loss_scale``, what the next step's loss is multiplied by.
         num_tokens (Tensor): valid label tokens.
+        skipped (bool): whether fp16 gradients overflowed, so that the weights stayed as they were.
     """
 
     metrics: dict[str, Tensor]
     num_tokens: Tensor
+    skipped: bool
 
 
 def shift_labels(labels: Tensor, ignore_index: int = -100) -> Tensor:
@@ -50,6 +53,7 @@ def train_step(
     optimizer: Optimizer,
     batches: Sequence[Batch],
     *,
+    scaler: torch.amp.GradScaler,
     device: torch.device,
     clip_grad_norm: float | None,
 ) -> StepResult:
@@ -63,6 +67,8 @@ def train_step(
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): its gradients are cleared at the end.
         batches (Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``.
+        scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
+            does nothing.
         device (torch.device): the model's device.
         clip_grad_norm (float | None): largest gradient norm. None: the norm is measured alone.
 
@@ -76,18 +82,24 @@ def train_step(
     total = torch.zeros((), device=device)
     cross_entropy, squared_weights, weight_max = total.clone(), total.clone(), total.clone()
     for tokens, label, valid in zip(inputs, labels, num_valid, strict=True):
-        terms = loss.terms(model(tokens), label)
+        with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
+            logits = model(tokens)
+        terms = loss.terms(logits, label)
         share = valid / num_tokens.clamp_min(1)
-        torch.autograd.backward(terms.loss * share)
+        torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share
         cross_entropy += terms.cross_entropy * share
         squared_weights += terms.weights.square().sum()
         weight_max = torch.maximum(weight_max, terms.weights.max())
+    scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         float("inf") if clip_grad_norm is None else clip_grad_norm,
     )
-    optimizer.step()
+    loss_scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    skipped = scaler.get_scale() < loss_scale  # the sign of an overflow
     optimizer.zero_grad(set_to_none=True)
     variance = squared_weights / num_tokens.clamp_min(1) - 1  # the mean of the weights is 1
     metrics = {
@@ -97,7 +109,9 @@ def train_step(
         "weight_max": weight_max,
         "grad_norm": grad_norm,
     }
-    return StepResult(metrics, num_tokens)
+    if scaler.is_enabled():
+        metrics["loss_scale"] = torch.tensor(scaler.get_scale())
+    return StepResult(metrics, num_tokens, skipped)
 
 
 def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
@@ -112,6 +126,7 @@ def train(
     loss: WeightedCrossEntropyLoss,
     optimizer: Optimizer,
     lr_scheduler: Any,
+    scaler: torch.amp.GradScaler,
     dataloader: DataLoader[Batch],
     *,
     total_steps: int,
@@ -126,7 +141,8 @@ def train(
         model (nn.Module): torchtune model, ready for training.
         loss (WeightedCrossEntropyLoss): the objective.
         optimizer (Optimizer): over the trainable parameters.
-        lr_scheduler (Any): stepped after each optimizer step, or None.
+        lr_scheduler (Any): stepped after each optimizer step that was not skipped, or None.
+        scaler (torch.amp.GradScaler): see :func:`train_step`.
         dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
         total_steps (int): optimizer steps of the run, see :func:`count_steps`.
         run (Run): gives device and folder.
@@ -139,8 +155,12 @@ def train(
     progress.start()
     for step, batches in enumerate(islice(_steps(cfg, dataloader), total_steps), start=1):
         learning_rate = optimizer.param_groups[0]["lr"]
-        result = train_step(model, loss, optimizer, batches, device=run.device, clip_grad_norm=cfg.clip_grad_norm)
-        if lr_scheduler is not None:
+        result = train_step(
+            model, loss, optimizer, batches, scaler=scaler, device=run.device, clip_grad_norm=cfg.clip_grad_norm
+        )
+        if result.skipped:
+            progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scaler.get_scale():g}")
+        elif lr_scheduler is not None:
             lr_scheduler.step()
         progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
         for percent in milestones.get(step, []):
