@@ -23,7 +23,7 @@ class ModelFamily(ABC):
 
     Attributes:
         modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
-            Where several names stand for one module, the first is the one that is written.
+            Where several names stand for one module, files have the first, transformers (and so PEFT) the last.
         lora_targets (ClassVar[Mapping[str, str]]): torchtune's names of linear layers -> PEFT's ``target_modules``.
         norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
         ignored (ClassVar[tuple[str, ...]]): ends of names that stand in older checkpoints and are no weights.
@@ -78,7 +78,7 @@ class ModelFamily(ABC):
             name, _, parameter = key.rpartition(".")
             if parameter == self.norm_weight and name.endswith("norm"):
                 parameter = "weight"
-            converted[f"{self._hf_module(name)}.{parameter}"] = self.to_hf_layout(name, value, config)
+            converted[f"{self._hf_modules(name)[0]}.{parameter}"] = self.to_hf_layout(name, value, config)
         return converted
 
     def tune_to_peft(self, state_dict: StateDict, config: HFConfig) -> StateDict:
@@ -96,7 +96,7 @@ class ModelFamily(ABC):
             name, matrix, _ = key.rsplit(".", 2)
             value = self.to_hf_layout(name, value, config) if matrix == "lora_b" else value
             matrix = {"lora_a": "lora_A", "lora_b": "lora_B"}[matrix]
-            converted[f"base_model.model.{self._hf_module(name)}.{matrix}.weight"] = value
+            converted[f"base_model.model.{self._hf_modules(name)[-1]}.{matrix}.weight"] = value
         return converted
 
     def peft_target_modules(self, module_names: Iterable[str]) -> list[str]:
@@ -124,9 +124,9 @@ class ModelFamily(ABC):
         yield heads, config[heads], attention.num_heads
         yield activation, _SYNONYMS.get(config[activation], config[activation]), _activation_name(mlp.activation)
 
-    def _hf_module(self, name: str) -> str:
+    def _hf_modules(self, name: str) -> list[str]:
         pattern, layer = _without_layer(name)
-        return next(theirs for theirs, ours in self.modules.items() if ours == pattern).format(layer)
+        return [theirs.format(layer) for theirs, ours in self.modules.items() if ours == pattern]
 
 
 # Other names for the tanh approximation of GELU, https://arxiv.org/abs/1606.08415

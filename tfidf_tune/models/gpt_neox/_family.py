@@ -22,7 +22,7 @@ class GPTNeoXFamily(ModelFamily):
         "gpt_neox.layers.{}.mlp.dense_4h_to_h": "layers.{}.mlp.w2",
         "gpt_neox.final_layer_norm": "norm",
         "embed_out": "output",
-        "lm_head": "output",  # transformers 5 in memory; it writes and reads embed_out
+        "lm_head": "output",
     }
     lora_targets: ClassVar = {
         "query_key_value": "query_key_value",

@@ -1,0 +1,204 @@
+"""Every family against transformers' own model: logits, gradients, generation, names."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_llama import VOCAB_SIZE
+from tiny_models import FAMILY_MODELS, MODELS
+from torchtune.generation import generate
+
+from tfidf_tune.models import FAMILIES
+
+SHAPES = [(1, 1), (3, 17), (2, 64)]
+
+
+def load_pair(name):
+    tiny = MODELS[name]
+    hf_model = tiny.build_hf()
+    model = tiny.build().eval()
+    hf_config = hf_model.config.to_dict()
+    model.load_state_dict(FAMILIES[tiny.model_type].hf_to_tune(hf_model.state_dict(), hf_config))
+    return model, hf_model, FAMILIES[tiny.model_type], hf_config
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_logits_are_those_of_transformers(name, shape):
+    model, hf_model, _, _ = load_pair(name)
+    tokens = torch.randint(VOCAB_SIZE, shape)
+
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), hf_model(tokens).logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_gradient_is_that_of_transformers(name):
+    """Gradients are laid out as weights are, so that they go through the same conversion."""
+    model, hf_model, family, hf_config = load_pair(name)
+    tokens = torch.randint(VOCAB_SIZE, (3, 17))
+    for logits in (model(tokens), hf_model(tokens).logits):
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+    gradients = {key: value.grad for key, value in model.named_parameters()}
+    expected = family.hf_to_tune({key: value.grad for key, value in hf_model.named_parameters()}, hf_config)
+
+    assert all(value.abs().max() > 0 for value in expected.values())
+    torch.testing.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_forty_greedy_tokens_through_the_kv_cache_are_those_of_transformers(name, batch_size):
+    model, hf_model, _, _ = load_pair(name)
+    prompts = torch.randint(1, VOCAB_SIZE, (batch_size, 11))
+    hf_model.generation_config.eos_token_id = None
+
+    model.setup_caches(batch_size, torch.float32, decoder_max_seq_len=51)
+    tokens, _ = generate(model, prompts, max_generated_tokens=40, pad_id=-1, top_k=1)
+    expected = hf_model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, do_sample=False, pad_token_id=0
+    )
+
+    assert expected.shape == (batch_size, 51)
+    assert tokens.tolist() == expected.tolist()
+    assert len({token for row in tokens[:, 11:].tolist() for token in row}) > 2, "a loop would show little"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_conversion_there_and_back_is_bitwise(name):
+    _, hf_model, family, hf_config = load_pair(name)
+    written = dict(hf_model.state_dict())
+    if MODELS[name].tied:
+        del written["lm_head.weight"]
+
+    back = family.tune_to_hf(family.hf_to_tune(written, hf_config), hf_config)
+
+    # Checkpoints of GPT-NeoX say embed_out, transformers' module is lm_head
+    back = {key.replace("embed_out", "lm_head"): value for key, value in back.items()}
+    assert back.keys() == written.keys()
+    assert all(torch.equal(back[key], written[key]) for key in written)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_conversion_goes_by_part(name):
+    """A checkpoint of several shards is converted shard by shard."""
+    _, hf_model, family, hf_config = load_pair(name)
+    whole = family.hf_to_tune(hf_model.state_dict(), hf_config)
+
+    parts = {}
+    for key, value in hf_model.state_dict().items():
+        parts |= family.hf_to_tune({key: value}, hf_config)
+
+    assert parts.keys() == whole.keys()
+    assert all(torch.equal(parts[key], whole[key]) for key in whole)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_settings_agree_between_a_model_and_its_checkpoint(name):
+    model, _, family, hf_config = load_pair(name)
+
+    settings = list(family.settings(model, hf_config))
+
+    assert len(settings) >= 6
+    assert [setting for setting in settings if setting[1] != setting[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "key"),
+    [
+        ("gpt_neox", {"rotary_pct": 1.0}, "rotary dimensions of a head"),
+        ("gpt_neox", {"rope_base": 500.0}, "rope_base"),
+        ("gpt_neox", {"norm_eps": 1e-3}, "norm_eps"),
+        ("gpt_neox", {"use_parallel_residual": False}, "use_parallel_residual"),
+        ("gpt_neox", {"num_heads": 8}, "num_attention_heads"),
+        ("gptj", {"rotary_dim": 16}, "rotary_dim"),
+        ("gptj", {"norm_eps": 1e-3}, "norm_eps"),
+        ("gptj", {"num_heads": 8}, "n_head"),
+        ("llama", {"num_kv_heads": 4}, "num_key_value_heads"),
+        ("llama3_2-tied", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("llama3_2-tied", {"scale_factor": 8}, "rope scale_factor"),
+        ("llama", {"_component_": "torchtune.models.llama3_2.llama3_2"}, "rope type"),
+        ("llama", {"_component_": "torchtune.models.qwen2.qwen2"}, "rotary layout"),
+        ("llama", {"_component_": "torchtune.models.gemma.gemma", "head_dim": 16}, "norm"),
+        ("gemma-tied", {"_component_": "torchtune.models.mistral.mistral", "head_dim": None}, "activation"),
+    ],
+)
+def test_a_setting_that_differs_is_noticed(name, changed, key):
+    from omegaconf import OmegaConf
+    from torchtune import config
+
+    section = {k: v for k, v in (MODELS[name].section() | changed).items() if v is not None}
+    with torch.device("meta"):
+        model = config.instantiate(OmegaConf.create(section))
+    hf_config = MODELS[name].hf_config().to_dict()
+
+    differing = [s[0] for s in FAMILIES[MODELS[name].model_type].settings(model, hf_config) if s[1] != s[2]]
+
+    assert (key if key != "activation" else "hidden_act") in differing
+
+
+def test_a_sliding_window_shorter_than_the_model_is_noticed():
+    tiny = MODELS["mistral"]
+    with torch.device("meta"):
+        model = tiny.build()
+    family = FAMILIES["mistral"]
+
+    def window(size):
+        config = tiny.hf_config().to_dict() | {"sliding_window": size}
+        return next(s[1:] for s in family.settings(model, config) if s[0] == "sliding_window")
+
+    assert window(None) == (None, None)
+    assert window(64) == (None, None)
+    assert window(63) == (63, None)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_an_unknown_weight_is_named(name):
+    _, _, family, hf_config = load_pair(name)
+
+    with pytest.raises(ValueError, match=rf"'model.layers.0.foo.weight' is not a weight .*{hf_config['model_type']}"):
+        family.hf_to_tune({"model.layers.0.foo.weight": torch.zeros(1)}, hf_config)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"),
+    [
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("gpt_neox", "gpt_neox.layers.3.attention.rotary_emb.inv_freq"),
+        ("gpt_neox", "gpt_neox.layers.3.attention.bias"),
+        ("gpt_neox", "gpt_neox.layers.3.attention.masked_bias"),
+        ("gptj", "transformer.h.3.attn.bias"),
+        ("gptj", "transformer.h.3.attn.masked_bias"),
+    ],
+)
+def test_buffers_of_older_checkpoints_are_passed_over(model_type, key):
+    assert FAMILIES[model_type].hf_to_tune({key: torch.zeros(1)}, {"tie_word_embeddings": False}) == {}
+
+
+# torch looks at .grad of what a checkpointed layer is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_switches_of_training_leave_logits_and_gradients_alone(name, monkeypatch):
+    """Chunked logits, activation checkpointing and compile find torchtune's layers in our models."""
+    from torchtune import training
+    from torchtune.modules import TransformerSelfAttentionLayer
+
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    model, _, _, _ = load_pair(name)
+    tokens = torch.randint(VOCAB_SIZE, (2, 24))
+    expected = model(tokens)
+    expected.sum().backward()
+    gradients = {key: value.grad for key, value in model.named_parameters()}
+    model.zero_grad()
+
+    model.set_num_output_chunks(4)
+    training.compile_model(model, verbose=False)
+    training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
+    chunks = model(tokens)
+    sum(chunk.sum() for chunk in chunks).backward()
+
+    assert len(chunks) == 4
+    torch.testing.assert_close(torch.cat(chunks, dim=1), expected)
+    after = {key.replace("_checkpoint_wrapped_module.", ""): value.grad for key, value in model.named_parameters()}
+    assert sum("_checkpoint_wrapped_module" in key for key, _ in model.named_parameters()) > 0
+    torch.testing.assert_close(after, gradients)
