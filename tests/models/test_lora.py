@@ -27,7 +27,7 @@ def lora_flags(name, everywhere):
 
 
 def assert_close_up_to_a_rounding(actual, expected, dtype):
-    """NF4 layers add their bias in a step of its own: a rounding more for each of 2 x 4 layers, forward and backward."""
+    """NF4 layers add their bias in a step of its own: a rounding more for 2 x 4 layers, forward and backward."""
     if dtype is torch.float32:
         torch.testing.assert_close(actual, expected)
     else:

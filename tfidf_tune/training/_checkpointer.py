@@ -78,15 +78,10 @@ class HFCheckpointer:
             ) from error
         expected = {name: value.shape for name, value in _parameters(model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
-        differing = expected.keys() ^ found.keys()
-        problems = [f"no weight {name} in the checkpoint" for name in expected.keys() - found.keys()]
-        problems += [f"weight {name} is not in the model" for name in found.keys() - expected.keys()]
-        problems += [
-            f"{name} is {tuple(found[name])} in the checkpoint, {tuple(expected[name])} in the model"
-            for name in expected.keys() & found.keys()
-            if found[name] != expected[name]
-        ]
-        if differing <= {"output.weight"}:  # else it is another architecture, without these settings
+        # What tells most stands first: names, settings, shapes.
+        problems = [f"no weight {name} in the checkpoint" for name in sorted(expected.keys() - found.keys())]
+        problems += [f"weight {name} is not in the model" for name in sorted(found.keys() - expected.keys())]
+        if expected.keys() ^ found.keys() <= {"output.weight"}:  # else another architecture, without these settings
             problems += [
                 f"{name} is {theirs} in the checkpoint, {ours} in the model"
                 for name, theirs, ours in self.family.settings(model, self.hf_config)
@@ -95,8 +90,13 @@ class HFCheckpointer:
         limit = self.hf_config.get("max_position_embeddings", self.hf_config.get("n_positions"))
         if limit is not None and getattr(model, "max_seq_len", 0) > limit:
             problems.append(f"max_seq_len is {limit} in the checkpoint, {model.max_seq_len} in the model")
+        problems += [
+            f"{name} is {tuple(found[name])} in the checkpoint, {tuple(expected[name])} in the model"
+            for name in sorted(expected.keys() & found.keys())
+            if found[name] != expected[name]
+        ]
         if problems:
-            shown = "\n".join(f"  {problem}" for problem in sorted(problems)[:5])
+            shown = "\n".join(f"  {problem}" for problem in problems[:5])
             more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "

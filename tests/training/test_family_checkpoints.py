@@ -1,0 +1,358 @@
+"""Checkpoints of every family, in and out, in every form: shards, .bin, tied heads, NF4, fp16."""
+
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from omegaconf import OmegaConf
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_models import FAMILY_MODELS, MODELS
+from torch import nn
+from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
+
+from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
+from tfidf_tune.training import _weight_files as weight_files
+
+TOKENS = torch.arange(1, 41).view(2, 20)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def make_checkpoint(name, folder, *, dim=64, **kwargs) -> Path:
+    MODELS[name].build_hf(dim).save_pretrained(folder, **kwargs)
+    return folder
+
+
+def make_model(name, checkpointer, *, dim=64, dtype="fp32", **lora) -> nn.Module:
+    run = Run(torch.device("cpu"), DTYPES[dtype], 0, Path("unused"))
+    model = build_model(OmegaConf.create({"model": MODELS[name].section(dim, **lora)}), run)
+    checkpointer.check_model(model)
+    load_model(model, checkpointer, run)
+    for key, parameter in model.named_parameters():
+        if "lora_b" in key:  # zero at the start
+            nn.init.normal_(parameter, std=0.1)
+    return model.eval()
+
+
+def hf_logits(folder, dtype=torch.float32):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS)
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "60KB"}], ids=["whole", "shards"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_loaded_and_what_was_saved_is_the_model_of_transformers(name, shards, tmp_path):
+    base = make_checkpoint(name, tmp_path / "base", **shards)
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base), **shards)
+    model = make_model(name, checkpointer)
+
+    torch.testing.assert_close(logits(model), hf_logits(base))
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+
+    saved = tmp_path / "run" / "checkpoint_10pct"
+    torch.testing.assert_close(hf_logits(saved), logits(model))
+    assert {file.name for file in saved.iterdir()} >= {"config.json", "generation_config.json"}
+    assert (len(list(saved.glob("*.safetensors"))) > 1) is bool(shards)
+    # Not a bit is lost between a checkpoint that was not trained and its copy, nor a name
+    weights = [{k: v for file in f.glob("*.safetensors") for k, v in load_file(file).items()} for f in (base, saved)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logits(name, everywhere, tmp_path):
+    flags = {"apply_lora_to_mlp": True} | ({} if MODELS[name].tied else {"apply_lora_to_output": True})
+    base = make_checkpoint(name, tmp_path / "base")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model(name, checkpointer, lora=True, **(flags if everywhere else {"lora_dropout": 0.1}))
+
+    checkpointer.save_adapter(model, tmp_path / "run" / "checkpoint_10pct")
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_25pct")
+
+    adapted = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        tmp_path / "run" / "checkpoint_10pct",
+    ).eval()
+    assert not torch.allclose(logits(model), hf_logits(base))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(TOKENS).logits, logits(model))
+    torch.testing.assert_close(hf_logits(tmp_path / "run" / "checkpoint_25pct"), logits(model))
+    adapter_config = json.loads((tmp_path / "run" / "checkpoint_10pct" / "adapter_config.json").read_text())
+    assert (adapter_config["r"], adapter_config["lora_alpha"]) == (4, 12)
+    if not everywhere:
+        assert set(adapter_config["target_modules"]) == set(MODELS[name].peft_targets)
+        assert adapter_config["lora_dropout"] == 0.1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, dtype, tmp_path):
+    """Loaded as torchao quantizes them, saved as what they stand for with the adapter merged in."""
+    base = make_checkpoint(name, tmp_path / "base", dim=256)
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model(name, checkpointer, dim=256, dtype=dtype, lora=True, quantize_base=True)
+    plain = make_model(name, checkpointer, dim=256, dtype=dtype)
+
+    expected = dict(plain.named_parameters())
+    quantized = {key: value for key, value in model.named_parameters() if isinstance(value, NF4Tensor)}
+    assert len(quantized) >= 2 * 4
+    for key, value in quantized.items():
+        assert torch.equal(value.get_original_weight(), to_nf4(expected[key].detach()).get_original_weight())
+        assert value.get_original_weight().dtype == DTYPES[dtype]
+
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+
+    saved = hf_logits(tmp_path / "run" / "checkpoint_10pct", DTYPES[dtype])
+    ours = logits(model).to(saved.dtype)
+    # W + BA is summed in another order than W and BA, in 8 layers; over 256 columns where sums are in fp32 too.
+    roundings = 8 * 256**0.5 if dtype == "fp32" else 2 * 8
+    atol = roundings * torch.finfo(DTYPES[dtype]).eps * ours.abs().max().item()
+    torch.testing.assert_close(saved, ours, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["gptj", "gpt_neox"])
+def test_fp16_bases_have_adapters_in_fp32(name, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(name, tmp_path / "base")))
+    model = make_model(name, checkpointer, dtype="fp16", lora=True)
+
+    dtypes = {"lora" in key: value.dtype for key, value in model.named_parameters()}
+    assert dtypes == {True: torch.float32, False: torch.float16}
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
+    assert {v.dtype for v in load_file(tmp_path / "run" / "merged" / "model.safetensors").values()} == {torch.float16}
+    assert json.loads((tmp_path / "run" / "merged" / "config.json").read_text())["dtype"] == "float16"
+    adapter = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+    assert {value.dtype for value in adapter.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_pytorchs_own_format_is_read_where_there_is_no_other(sharded, tmp_path):
+    """GPT-J's repository on the hub has nothing else."""
+    base = make_checkpoint("gptj", tmp_path / "base")
+    expected = hf_logits(base)
+    weights = load_file(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
+    if sharded:
+        parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
+        index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
+        (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    else:
+        parts = {"pytorch_model.bin": weights}
+    for file, part in parts.items():
+        torch.save(part, base / file)
+
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("gptj", checkpointer)
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+
+    torch.testing.assert_close(logits(model), expected)
+    assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
+
+
+class Payload:
+    def __reduce__(self):
+        return (print, ("unpickled!",))
+
+
+def test_nothing_but_tensors_is_unpickled(tmp_path, capsys):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Payload()}, base / "pytorch_model.bin")
+    with torch.device("meta"):
+        model = MODELS["gptj"].build()
+
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is damaged.*convert it to safetensors"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+    assert "unpickled!" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
+def test_a_damaged_file_is_named(form, tmp_path):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    if form == "pytorch_model.bin":
+        torch.save(load_file(base / "model.safetensors"), base / form)
+        (base / "model.safetensors").unlink()
+    (base / form).write_bytes((base / form).read_bytes()[:-3000])
+    with torch.device("meta"):
+        model = MODELS["gptj"].build()
+
+    with pytest.raises(ValueError, match=rf"{form} is damaged"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-tied", "gpt_neox"])
+def test_a_head_that_is_tied_may_stand_in_the_file_or_not(name, tmp_path):
+    """transformers leaves it out; others write it."""
+    base = make_checkpoint(name, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    heads = [key for key in weights if key in ("lm_head.weight", "embed_out.weight")]
+    assert heads == ([] if MODELS[name].tied else heads[:1])
+    if MODELS[name].tied:
+        from safetensors.torch import save_file
+
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+
+    model = make_model(name, HFCheckpointer(checkpoint_dir=str(base)))
+
+    torch.testing.assert_close(logits(model), hf_logits(base))
+
+
+def test_shards_are_written_as_soon_as_they_are_complete(tmp_path, monkeypatch):
+    """A model that is saved never stands in memory a second time: at most one shard and one layer wait."""
+    base = make_checkpoint("llama", tmp_path / "base")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="60KB")
+    model = make_model("llama", checkpointer)
+    taken, seen = [], []
+    parts, write = checkpointer._hf_parts, weight_files.save_file
+
+    def counted_parts(model, device):
+        for part in parts(model, device):
+            if device == "cpu":
+                taken.append(sum(value.nbytes for value in part.values()))
+            yield part
+
+    def counted_write(shard, path, metadata):
+        seen.append(sum(taken) - sum(value.nbytes for file in path.parent.glob("*.safetensors")
+                                     for value in load_file(file).values()))  # fmt: skip
+        write(shard, path, metadata=metadata)
+
+    monkeypatch.setattr(checkpointer, "_hf_parts", counted_parts)
+    monkeypatch.setattr(weight_files, "save_file", counted_write)
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+
+    assert len(seen) > 3
+    assert max(seen) <= 60_000 + max(taken) < 0.8 * sum(taken)
+
+
+def test_weights_are_read_one_by_one(tmp_path, monkeypatch):
+    """Beside the model at most one weight is held, so that a large one never stands in memory twice."""
+    base = make_checkpoint("gpt_neox", tmp_path / "base")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    asked = []
+    read = weight_files.read_weights
+    monkeypatch.setattr(
+        "tfidf_tune.training._checkpointer.read_weights",
+        lambda file: ((asked.append(key), (key, value))[1] for key, value in read(file)),
+    )
+    converted = []
+    convert = checkpointer.family.hf_to_tune
+    monkeypatch.setattr(checkpointer.family, "hf_to_tune", lambda state, config: (
+        converted.append((len(asked), len(state))), convert(state, config))[1])  # fmt: skip
+
+    make_model("gpt_neox", checkpointer)
+
+    assert converted[1:] == [(i + 1, 1) for i in range(len(asked))]  # the first is the check, on meta tensors
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "model", "message"),
+    [
+        ("llama", "gpt_neox", r"architecture 'llama':\n  no weight layers.0.attn.output_proj.bias in the checkpoint"),
+        ("gpt_neox", "llama", r"architecture 'gpt_neox':\n.*in the checkpoint"),
+        ("gptj", "gpt_neox", r"architecture 'gptj':\n.*in the checkpoint"),
+        ("qwen2", "llama", r"weight layers.0.attn.k_proj.bias is not in the model"),
+        ("llama", "gemma-tied", r"tie_word_embeddings is False in the checkpoint, True in the model"),
+        ("llama3_2-tied", "llama", r"tie_word_embeddings is True in the checkpoint, False in the model"),
+        ("gpt_neox", "gpt_neox-sequential", r"use_parallel_residual is True in the checkpoint, False in the model"),
+        ("gptj", "gptj-full-rotary", r"rotary_dim is 8 in the checkpoint, 16 in the model"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(checkpoint, model, message, tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(checkpoint, tmp_path / "base")))
+    with torch.device("meta"):
+        built = MODELS[model].build()
+
+    with pytest.raises(ValueError, match=message):
+        checkpointer.check_model(built)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_a_missing_and_an_unknown_weight_are_named(name, tmp_path):
+    from safetensors.torch import save_file
+
+    base = make_checkpoint(name, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    with torch.device("meta"):
+        model = MODELS[name].build()
+    missing = next(key for key in sorted(weights) if "mlp" in key)
+
+    save_file({key: value for key, value in weights.items() if key != missing}, base / "model.safetensors")
+    with pytest.raises(ValueError, match=r"no weight layers\.0\.mlp\.w\d\.\w+ in the checkpoint"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+
+    save_file({**weights, "model.extra.weight": torch.zeros(2)}, base / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'model\.extra\.weight' is not a weight of the architecture"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+
+
+def test_older_names_in_config_json_are_understood(tmp_path):
+    """Pythia's files on the hub say rotary_pct and rotary_emb_base, and have buffers among the weights."""
+    from safetensors.torch import save_file
+
+    base = make_checkpoint("gpt_neox", tmp_path / "base")
+    expected = hf_logits(base)
+    config = json.loads((base / "config.json").read_text())
+    del config["rope_parameters"], config["dtype"]
+    config |= {"rotary_pct": 0.25, "rotary_emb_base": 10000, "torch_dtype": "float16"}
+    (base / "config.json").write_text(json.dumps(config))
+    weights = load_file(base / "model.safetensors")
+    for layer in range(2):
+        weights[f"gpt_neox.layers.{layer}.attention.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.bool)
+        weights[f"gpt_neox.layers.{layer}.attention.masked_bias"] = torch.tensor(-1e9)
+        weights[f"gpt_neox.layers.{layer}.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("gpt_neox", checkpointer)
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+
+    torch.testing.assert_close(logits(model), expected)
+    torch.testing.assert_close(hf_logits(tmp_path / "run" / "checkpoint_10pct"), expected)
+    written = json.loads((tmp_path / "run" / "checkpoint_10pct" / "config.json").read_text())
+    assert (written["rotary_pct"], written["torch_dtype"]) == (0.25, "float32")
+    with safe_open(tmp_path / "run" / "checkpoint_10pct" / "model.safetensors", framework="pt") as file:
+        assert not any("inv_freq" in key or "masked_bias" in key for key in file.keys())  # noqa: SIM118
+
+
+def test_a_hub_id_is_fetched_in_the_format_that_it_has(tmp_path, monkeypatch):
+    """The older format only where there are no safetensors; revision and patterns reach the hub's client."""
+    base = make_checkpoint("gptj", tmp_path / "base")
+    bare = shutil.copytree(base, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(base / "model.safetensors"), bare / "pytorch_model.bin")
+    asked = []
+
+    def download(repo_id, *, revision, allow_patterns):
+        asked.append((repo_id, revision, allow_patterns[0]))
+        return str(bare if repo_id == "some/old" else base)
+
+    monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", download)
+
+    assert HFCheckpointer(checkpoint_dir="some/new").weight_files == [base / "model.safetensors"]
+    old = HFCheckpointer(checkpoint_dir="some/old", revision="float16")
+
+    assert old.weight_files == [bare / "pytorch_model.bin"]
+    assert asked == [
+        ("some/new", None, "*.safetensors"),
+        ("some/old", "float16", "*.safetensors"),
+        ("some/old", "float16", "pytorch_model*.bin"),
+    ]
+    old.save_adapter(make_model("gptj", old, lora=True), tmp_path / "run" / "adapter")
+    adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == ("some/old", "float16")
+
+
+def test_a_revision_of_a_local_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="revision 'float16' is given for the local folder"):
+        HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")), revision="float16")
