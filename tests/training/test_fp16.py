@@ -1,0 +1,194 @@
+"""fp16 with scaled gradients: frozen base in fp16, adapters in fp32."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tiny_models import MODELS
+
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.training import (
+    HFCheckpointer,
+    Run,
+    SetupError,
+    build_grad_scaler,
+    build_model,
+    load_model,
+    train_adapters_only,
+    train_step,
+)
+
+CPU = torch.device("cpu")
+
+
+def make_run(dtype):
+    return Run(CPU, dtype, 0, Path("unused"))
+
+
+def make_lora_model(base, dtype):
+    run = make_run(dtype)
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    torch.manual_seed(0)
+    model = build_model(OmegaConf.create({"model": MODELS["gptj"].section(lora=True)}), run)
+    load_model(model, checkpointer, run)
+    train_adapters_only(model)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    model.set_num_output_chunks(8)
+    return model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gptj")
+    MODELS["gptj"].build_hf().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def batch():
+    tokens = torch.randint(320, (3, 24), generator=torch.Generator().manual_seed(3))
+    return {"tokens": tokens, "labels": tokens}
+
+
+def adapters_of(model):
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def step(model, batch, optimizer, scaler, loss=None, clip_grad_norm=1.0):
+    return train_step(
+        model, loss or CrossEntropyLoss(), optimizer, [batch], scaler=scaler, device=CPU, clip_grad_norm=clip_grad_norm
+    )
+
+
+@pytest.mark.parametrize("clip_grad_norm", [None, 0.01])
+def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base, batch, clip_grad_norm):
+    """The update is linear in the gradient under SGD, and clipping sees gradients that are scaled back."""
+    moved = {}
+    for dtype in (torch.float16, torch.float32):
+        model = make_lora_model(base, dtype)
+        before = {name: value.detach().clone() for name, value in adapters_of(model).items()}
+        optimizer = torch.optim.SGD(adapters_of(model).values(), lr=1.0)
+        scaler = build_grad_scaler(make_run(dtype))
+        result = step(model, batch, optimizer, scaler, TFIDFCrossEntropyLoss(), clip_grad_norm)
+        assert not result.skipped
+        moved[dtype] = {name: value.detach() - before[name] for name, value in adapters_of(model).items()}
+
+    for name, value in moved[torch.float32].items():
+        # Relative error of fp16 2^-11, some thirty roundings in a row through two layers, forward and backward.
+        atol = 32 * 2**-11 * value.abs().max().item()
+        torch.testing.assert_close(moved[torch.float16][name], value, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_skips_the_step_and_lowers_the_scale(base, batch, fused):
+    model = make_lora_model(base, torch.float16)
+    optimizer = torch.optim.AdamW(adapters_of(model).values(), lr=1.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    before = {name: value.detach().clone() for name, value in adapters_of(model).items()}
+
+    result = step(model, batch, optimizer, scaler)
+
+    assert result.skipped
+    assert result.metrics["loss_scale"] == 2.0**39
+    assert torch.isfinite(result.metrics["loss"])
+    assert all(torch.equal(value, before[name]) for name, value in adapters_of(model).items())
+    assert all(value.grad is None for value in adapters_of(model).values())
+
+    while step(model, batch, optimizer, scaler).skipped:
+        assert scaler.get_scale() > 1, "the scale should find its place"
+    assert any(not torch.equal(value, before[name]) for name, value in adapters_of(model).items())
+
+
+def test_gradients_that_fp16_alone_would_lose_arrive(base, batch):
+    """A tiny loss: unscaled, its gradients are below the smallest number of fp16, 6e-8."""
+
+    class Tiny(CrossEntropyLoss):
+        def terms(self, logits, labels, document_ids=None):
+            terms = super().terms(logits, labels, document_ids)
+            return terms._replace(loss=terms.loss * 1e-7)
+
+    norms = {}
+    for enabled in (True, False):
+        model = make_lora_model(base, torch.float16)
+        optimizer = torch.optim.SGD(adapters_of(model).values(), lr=1.0)
+        if enabled:
+            norms[enabled] = step(model, batch, optimizer, torch.amp.GradScaler("cpu"), Tiny()).metrics["grad_norm"]
+        else:
+            with torch.autocast("cpu", torch.float16):
+                logits = model(batch["tokens"])
+            Tiny()(logits, batch["labels"].roll(-1, 1)).backward()
+            norms[enabled] = torch.stack([v.grad.norm() for v in adapters_of(model).values()]).norm()
+
+    assert norms[True] > 0
+    assert norms[False] < 0.5 * norms[True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_are_not_scaled(dtype):
+    scaler = build_grad_scaler(make_run(dtype))
+
+    assert not scaler.is_enabled()
+    assert scaler.get_scale() == 1.0
+
+
+@pytest.fixture
+def fp16_config(recipe_config, base, tiny_checkpoint):
+    def make(**overrides):
+        cfg = recipe_config(lora=True, dtype="fp16", **overrides)
+        cfg.model = MODELS["gptj"].section(lora=True)
+        cfg.checkpointer.checkpoint_dir = str(base)
+        cfg.tokenizer.path = str(tiny_checkpoint)
+        return cfg
+
+    return make
+
+
+def test_the_recipe_trains_in_fp16_and_says_what_it_skipped(fp16_config, capsys, monkeypatch):
+    from tfidf_tune.recipes import lora_finetune
+
+    monkeypatch.setattr(
+        "tfidf_tune.training.build_grad_scaler", lambda run: torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    )
+    cfg = fp16_config(epochs=4)
+    lora_finetune.recipe_main.__wrapped__(cfg)
+
+    lines = [json.loads(line) for line in (Path(cfg.output_dir) / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line for line in lines if not 0 <= line["grad_norm"] < float("inf")]
+    told = [line for line in capsys.readouterr().err.splitlines() if "gradients overflowed in fp16" in line]
+    assert len(skipped) == len(told) > 3
+    assert told[0].endswith("step 1: gradients overflowed in fp16; step skipped, loss scale 5.36871e+08")
+    assert [line["loss_scale"] for line in lines][:2] == [2.0**29, 2.0**28]
+    # The schedule waits with the optimizer
+    rates = [line["lr"] for line in lines if line not in skipped]
+    assert rates[0] == 1e-2
+    torch.testing.assert_close(rates, [1e-2 * (1 - taken / len(lines)) for taken in range(len(rates))])
+    assert sum(line["cross_entropy"] for line in lines[-5:]) < sum(line["cross_entropy"] for line in lines[:5])
+
+
+def test_fp16_is_refused_where_all_weights_are_trained(fp16_config):
+    from tfidf_tune.recipes import full_finetune
+
+    cfg = fp16_config()
+    cfg.model = MODELS["gptj"].section()
+
+    with pytest.raises(
+        SetupError, match="dtype is 'fp16', possible are fp32, bf16; fp16 needs the recipe lora_finetune"
+    ):
+        full_finetune.recipe_main.__wrapped__(cfg)
+
+
+def test_nf4_weights_are_refused_in_fp16(fp16_config):
+    from tfidf_tune.recipes import lora_finetune
+
+    cfg = fp16_config()
+    cfg.model = MODELS["gptj"].section(256, lora=True, quantize_base=True)
+
+    with pytest.raises(
+        SetupError, match="quantize_base is True with dtype 'fp16'; NF4 .* in bf16 or fp32: set dtype=bf16"
+    ):
+        lora_finetune.recipe_main.__wrapped__(cfg)
