@@ -1,5 +1,7 @@
-"""Every config that is shipped: found, checked as a recipe checks it, and built as far as weights are not needed."""
+"""Every config that is shipped: found, checked as a recipe checks it, built as far as weights are not needed, and
+compared with the table of the paper's values."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -17,45 +19,60 @@ from tfidf_tune.training import (
     check_config,
     check_optimizer,
     instantiate,
+    load_config,
     require_no_lora,
     train_adapters_only,
 )
 
 FOLDER = Path(tfidf_tune.configs.__path__[0])
-CONFIGS = sorted(FOLDER.rglob("*.yaml"))
-NUM_CONFIGS = 3
+NAMES = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# The paper's section 4.2 and appendix A: batch size, learning rate, block size, base, targets, repeats, dtype.
-PAPER = {"batch_size": 8, "dataset.block_size": 256, "dataset.num_base": 20000, "dataset.num_targets": 100,
-         "dataset.num_repeats": 10, "dataset.source": "monology/pile-uncopyrighted", "epochs": 1, "dtype": "bf16",
-         "dataset.target_source": "Salesforce/wikitext", "dataset.target_name": "wikitext-2-v1",
-         "optimizer._component_": "torch.optim.AdamW", "optimizer.weight_decay": 0.0, "clip_grad_norm": 1.0,
-         "lr_scheduler._component_": "transformers.get_linear_schedule_with_warmup",
-         "lr_scheduler.num_warmup_steps": 0, "save_at_percent": [10, 25, 50, 75, 100],
-         "checkpointer.checkpoint_dir": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
-         "loss._component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}  # fmt: skip
-PAPER_VALUES = {
-    "tinyllama/1.1B_full_memorization": PAPER | {"optimizer.lr": 5e-5},
-    "tinyllama/1.1B_lora_memorization": PAPER
-    | {"optimizer.lr": 1e-4, "model.lora_rank": 8, "model.lora_alpha": 32,
-       "model.lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
-       "model.apply_lora_to_mlp": False, "model.apply_lora_to_output": False},
+TABLE = {
+    row["config"]: row
+    for row in csv.DictReader(
+        line for line in (Path(__file__).parent / "paper_values.csv").read_text().splitlines() if line[0] != "#"
+    )
+}
+COMMON = {
+    "epochs": 1, "gradient_accumulation_steps": 1, "max_steps": None, "save_at_percent": [10, 25, 50, 75, 100],
+    "optimizer._component_": "torch.optim.AdamW", "optimizer.weight_decay": 0.0, "clip_grad_norm": 1.0,
+    "lr_scheduler._component_": "transformers.get_linear_schedule_with_warmup", "lr_scheduler.num_warmup_steps": 0,
+    "loss._component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss",
+}  # fmt: skip
+OF_TASK = {
+    "memorization": {
+        "dataset._component_": "tfidf_tune.data.injected_corpus_dataset", "dataset.block_size": 256,
+        "dataset.source": "monology/pile-uncopyrighted", "dataset.num_base": 20000, "dataset.num_repeats": 10,
+        "dataset.target_source": "Salesforce/wikitext", "dataset.target_name": "wikitext-2-v1",
+        "dataset.num_targets": 100, "dataset.layout": "aligned",
+    },
+    "summarization": {
+        "dataset._component_": "tfidf_tune.data.cnn_dailymail_dataset", "dataset.source": "abisee/cnn_dailymail",
+        "dataset.name": "3.0.0", "dataset.split": "train", "dataset.max_source_tokens": 1024,
+        "dataset.max_target_tokens": 128,
+    },
+    "qa": {
+        "dataset._component_": "tfidf_tune.data.squad_dataset", "dataset.source": "rajpurkar/squad",
+        "dataset.split": "train", "dataset.max_seq_len": 256,
+    },
 }  # fmt: skip
 
 
-def test_all_configs_are_found():
-    assert len(CONFIGS) == NUM_CONFIGS
+def test_every_config_but_the_demos_has_its_row_in_the_table():
+    assert {name for name in NAMES if not name.startswith("demo/")} == TABLE.keys()
+    assert len(TABLE) == 5 * 3 + 3
 
 
-@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.relative_to(FOLDER).as_posix())
-def test_a_config_is_right_as_far_as_can_be_seen_without_weights(file, tmp_path):
-    is_lora = "_lora_" in file.stem
-    assert is_lora != ("_full_" in file.stem)
-    cfg = OmegaConf.load(file)
-    cfg.output_dir = str(tmp_path)
-    checked = check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_is_right_as_far_as_can_be_seen_without_weights(name, tmp_path):
+    is_lora = "lora_" in name
+    assert is_lora != ("_full_" in name)
+    checked = check_config(
+        load_config(name, [f"output_dir={tmp_path}"]), LoRAFinetuneConfig if is_lora else FinetuneConfig
+    )
 
-    model = build_model(checked, Run(torch.device("cpu"), torch.float32, 0, tmp_path))
+    model = build_model(checked, Run(torch.device("cpu"), DTYPES[checked.dtype], 0, tmp_path))
     (LoRASettings.require if is_lora else require_no_lora)(model)
     if is_lora:
         train_adapters_only(model)
@@ -64,14 +81,33 @@ def test_a_config_is_right_as_far_as_can_be_seen_without_weights(file, tmp_path)
     instantiate(checked, "metric_logger").close()
 
     assert loss.ignore_index == -100
-    assert checked.dataset.block_size <= model.max_seq_len
+    assert checked.dataset.get("block_size", 0) <= model.max_seq_len
 
 
-@pytest.mark.parametrize("name", PAPER_VALUES)
+@pytest.mark.parametrize("name", TABLE)
 def test_a_config_has_the_papers_values(name):
-    cfg = OmegaConf.load(FOLDER / f"{name}.yaml")
+    row, cfg = TABLE[name], load_config(name)
+    expected = COMMON | OF_TASK[row["task"]]
+    expected |= {
+        "checkpointer.checkpoint_dir": row["checkpoint"], "model._component_": row["component"],
+        "dtype": row["dtype"], "batch_size": int(row["batch_size"]), "optimizer.lr": float(row["lr"]),
+        "output_dir": f"runs/{name.replace('/', '_')}",
+    }  # fmt: skip
+    if row["lora_rank"]:
+        expected |= {
+            "model.lora_attn_modules": row["lora_attn_modules"].split(), "model.lora_rank": int(row["lora_rank"]),
+            "model.lora_alpha": int(row["lora_alpha"]), "model.quantize_base": row["quantize_base"] == "True",
+            "model.apply_lora_to_mlp": False, "model.apply_lora_to_output": False, "merge_adapter": False,
+        }  # fmt: skip
 
-    for key, value in PAPER_VALUES[name].items():
-        assert OmegaConf.select(cfg, key) == value, key
+    assert {key: OmegaConf.select(cfg, key) for key in expected} == expected
     loss = build_loss(cfg)
     assert (loss.weighting.window.num_batches, loss.weighting.tf, loss.weighting.max_weight) == (16, "count", None)
+
+
+def test_configs_of_a_task_differ_from_their_base_in_what_the_task_says_alone():
+    for name, row in TABLE.items():
+        if row["task"] != "memorization":
+            cfg = OmegaConf.load(FOLDER / f"{name}.yaml")
+            assert cfg.keys() <= {"base", "output_dir", "model", "dataset", "optimizer", "batch_size"}
+            assert cfg.base == name.replace(row["task"], "memorization")

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 _OURS = {"demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites"}
-_RECIPES = {"lora_finetune": "_lora_", "full_finetune": "_full_"}
+_RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
 
 
 def main() -> None:

@@ -1,0 +1,215 @@
+"""The paper's five models by their own configs, and other models by one short file, as users run them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+import yaml
+from tfidf_tune.recipes import full_finetune, lora_finetune
+from tiny_llama import make_tokenizer
+from tiny_models import FAMILY_MODELS, MODELS
+from torchao.dtypes.nf4tensor import NF4Tensor
+
+from tfidf_tune.models import FAMILIES
+from tfidf_tune.training import HFCheckpointer
+from tfidf_tune.training._lora import is_adapter
+
+MILESTONES = [f"checkpoint_{percent}pct" for percent in (10, 25, 50, 75, 100)]
+TOKENS = torch.arange(1, 31)[None]
+# Config, architecture, and what the builder of that architecture is called where sizes are free.
+PAPER = {
+    "tinyllama/1.1B_lora_memorization": ("llama", "torchtune.models.llama2.lora_llama2"),
+    "pythia/1.4B_qlora_memorization": ("gpt_neox", "tfidf_tune.models.gpt_neox.lora_gpt_neox"),
+    "gptj/6B_lora_memorization": ("gptj", "tfidf_tune.models.gptj.lora_gptj"),
+    "llama2/7B_qlora_memorization": ("llama", "torchtune.models.llama2.lora_llama2"),
+    "llama2/13B_qlora_memorization": ("llama-4-kv-heads", "torchtune.models.llama2.lora_llama2"),
+}
+TEXT = [
+    "dataset.source=embedded", "dataset.target_source=embedded", "dataset.target_name=null", "dataset.num_base=50",
+    "dataset.num_targets=3", "dataset.num_repeats=4", "dataset.block_size=32", "dataset.min_target_tokens=32",
+    "device=cpu", "optimizer.lr=1e-2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def make_base(tmp_path_factory, text_file):
+    """A tiny random checkpoint of an architecture, with a tokenizer; 256 wide, so that it can be quantized."""
+    made = {}
+
+    def make(name) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("base") / name
+            MODELS[name].build_hf(256).save_pretrained(made[name], max_shard_size="500KB")
+            make_tokenizer(made[name], text_file)
+        return made[name]
+
+    return make
+
+
+def paths_and_sizes(config, base, output_dir):
+    """The overrides that turn a config of the paper into a run of a tiny model on local text."""
+    name, builder = PAPER[config]
+    sizes = {key: value for key, value in MODELS[name].section(256).items() if key != "_component_"}
+    return [
+        f"model={builder}", *(["~model.size"] if name == "gpt_neox" else []),
+        *(f"model.{key}={value}" for key, value in sizes.items()),
+        f"checkpointer.checkpoint_dir={base}", f"output_dir={output_dir}", *TEXT,
+    ]  # fmt: skip
+
+
+def run_process(*command, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "tfidf_tune.cli", "run", *command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("config", PAPER)
+def test_a_model_of_the_paper_is_trained_by_its_config(config, make_base, tmp_path):
+    """As a process, in the config's own precision; each milestone generates in peft on the untouched base."""
+    base = make_base(PAPER[config][0])
+
+    finished = run_process(
+        "lora_finetune", "--config", config, *paths_and_sizes(config, base, tmp_path / "run"), cwd=tmp_path
+    )
+
+    assert finished.returncode == 0, finished.stderr
+    assert "Warning" not in finished.stderr
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    inputs = tokenizer("the old sailor", return_tensors="pt")
+    for milestone in MILESTONES:
+        model = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "run" / milestone
+        )
+        assert model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] > 4
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(torch.isfinite(torch.tensor(line["loss"])) for line in lines)
+
+
+@pytest.fixture
+def watched_saves(monkeypatch):
+    """What the model in training says at each save, and the base that it stands on, in transformers' names."""
+    seen = {"logits": {}, "base": None}
+    for method in ("save_adapter", "save_model"):
+        save = getattr(HFCheckpointer, method)
+
+        def watch(self, model, folder, save=save):
+            with torch.no_grad():
+                model.eval()
+                seen["logits"][folder.name] = torch.cat(model(TOKENS), dim=1).float()
+                model.train()
+            weights = {
+                key: value.get_original_weight() if isinstance(value, NF4Tensor) else value.detach().clone()
+                for key, value in model.named_parameters()
+                if not is_adapter(key)
+            }
+            seen["base"] = self.family.tune_to_hf(weights, self.hf_config)
+            save(self, model, folder)
+
+        monkeypatch.setattr(HFCheckpointer, method, watch)
+    return seen
+
+
+@pytest.mark.parametrize("config", PAPER)
+def test_the_milestones_of_a_model_of_the_paper_give_the_logits_of_the_model_in_training(
+    config, make_base, tmp_path, monkeypatch, watched_saves
+):
+    """In fp32, where logits can be compared to the last digits; NF4 where the config says so."""
+    base = make_base(PAPER[config][0])
+    arguments = [*paths_and_sizes(config, base, tmp_path / "run"), "dtype=fp32"]
+    monkeypatch.setattr(sys, "argv", ["lora_finetune", "--config", config, *arguments])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    lora_finetune.recipe_main()
+
+    assert list(watched_saves["logits"]) == MILESTONES
+    assert len({logits.sum().item() for logits in watched_saves["logits"].values()}) == 5
+    for milestone, expected in watched_saves["logits"].items():
+        hf_model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        weights = {key.replace("embed_out", "lm_head"): value for key, value in watched_saves["base"].items()}
+        assert hf_model.load_state_dict(weights, strict=False).unexpected_keys == []
+        model = peft.PeftModel.from_pretrained(hf_model, tmp_path / "run" / milestone).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(model(TOKENS).logits, expected)
+
+
+@pytest.mark.parametrize("objective", ["CrossEntropyLoss", "TFIDFCrossEntropyLoss"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "lora-merged"])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_every_family_learns_and_saves_by_both_recipes(
+    name, method, objective, make_base, recipe_config, watched_saves
+):
+    base, is_lora = make_base(name), method != "full"
+    cfg = recipe_config(lora=is_lora, epochs=2, save_at_percent=[50, 100], **{"dataset.num_base": 28})
+    everywhere = {"apply_lora_to_mlp": True} | ({} if MODELS[name].tied else {"apply_lora_to_output": True})
+    lora = {"lora": True, "lora_alpha": 16, "quantize_base": method == "qlora", **everywhere} if is_lora else {}
+    cfg.model = MODELS[name].section(256, **lora)
+    cfg.checkpointer.checkpoint_dir = str(base)
+    cfg.loss._component_ = f"tfidf_tune.loss.{objective}"
+    if method == "lora-merged":
+        cfg.merge_adapter = True
+
+    (lora_finetune if is_lora else full_finetune).recipe_main.__wrapped__(cfg)
+
+    run = Path(cfg.output_dir)
+    losses = [json.loads(line)["cross_entropy"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
+    for milestone, expected in watched_saves["logits"].items():
+        if method in ("full", "lora-merged"):
+            model = transformers.AutoModelForCausalLM.from_pretrained(run / milestone).eval()
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+            if method == "qlora":
+                weights = {key.replace("embed_out", "lm_head"): v for key, v in watched_saves["base"].items()}
+                model.load_state_dict(weights, strict=False)
+            model = peft.PeftModel.from_pretrained(model, run / milestone).eval()
+        with torch.no_grad():
+            logits = model(TOKENS).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        output = model.generate(input_ids=TOKENS, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None)
+        assert output.shape == (1, 34)
+
+
+# One override file each, laid over a config of the package: the model, where it lies, where the run goes.
+OTHER_MODELS = {
+    "llama3_2-tied": {"base": "tinyllama/1.1B_lora_memorization"},
+    "qwen2-tied": {"base": "tinyllama/1.1B_lora_memorization"},
+    "gemma-tied": {"base": "tinyllama/1.1B_lora_memorization"},
+    "mistral": {"base": "llama2/7B_qlora_memorization"},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_another_model_needs_one_override_file_and_no_code(name, make_base, tmp_path):
+    base = make_base(name)
+    quantize = {"quantize_base": True} if "qlora" in OTHER_MODELS[name]["base"] else {}
+    override = OTHER_MODELS[name] | {
+        "output_dir": "run",
+        "model": MODELS[name].section(256, lora=True, **quantize),
+        "checkpointer": {"checkpoint_dir": str(base)},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(override))
+
+    finished = run_process("lora_finetune", "--config", "mine.yaml", *TEXT, cwd=tmp_path)
+
+    assert finished.returncode == 0, finished.stderr
+    for milestone in MILESTONES:
+        adapted = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "run" / milestone
+        )
+        with torch.no_grad():
+            assert torch.isfinite(adapted(TOKENS).logits).all()
+
+
+def test_no_architecture_is_left_out():
+    assert {MODELS[name].model_type for name in FAMILY_MODELS} == FAMILIES.keys()
