@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torchtune.models.gemma import gemma_2b
 from torchtune.models.llama2 import llama2_7b, llama2_13b
+from torchtune.models.llama3_2 import llama3_2_1b
+from torchtune.models.qwen2_5 import qwen2_5_0_5b
 
 from tfidf_tune.models import FAMILIES
 from tfidf_tune.models.gpt_neox import lora_pythia, pythia
@@ -33,7 +36,7 @@ def _pythia(vocab_size: int, hidden: int, layers: int, heads: int) -> dict[str, 
 
 
 # The config.json of each model on the Hugging Face hub, and the number of parameters that its authors give:
-# the total in Pythia's README, GPT-J's model card, the Llama 2 paper.
+# the total in Pythia's README, GPT-J's model card, the Llama 2 paper, other model cards.
 PUBLISHED: dict[str, tuple[Any, dict[str, Any], float]] = {
     "EleutherAI/pythia-70m": (partial(pythia, "70m"), _pythia(50304, 512, 6, 8), 70_426_624),
     "EleutherAI/pythia-160m": (partial(pythia, "160m"), _pythia(50304, 768, 12, 12), 162_322_944),
@@ -57,6 +60,36 @@ PUBLISHED: dict[str, tuple[Any, dict[str, Any], float]] = {
     ),
     "meta-llama/Llama-2-7b-hf": (llama2_7b, _llama(4096, 11008, 32, 32, 32, 4096), 6.7e9),
     "meta-llama/Llama-2-13b-hf": (llama2_13b, _llama(5120, 13824, 40, 40, 40, 4096), 13.0e9),
+    "meta-llama/Llama-3.2-1B": (
+        llama3_2_1b,
+        _llama(2048, 8192, 16, 32, 8, 131072)
+        | {
+            "vocab_size": 128256, "rope_theta": 500000.0, "tie_word_embeddings": True, "head_dim": 64,
+            "rope_scaling": {
+                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        1.24e9,
+    ),
+    "Qwen/Qwen2.5-0.5B": (
+        qwen2_5_0_5b,
+        _llama(896, 4864, 24, 14, 2, 32768)
+        | {
+            "model_type": "qwen2", "vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+            "sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 24, "tie_word_embeddings": True,
+        },
+        0.49e9,
+    ),
+    "google/gemma-2b": (
+        gemma_2b,
+        _llama(2048, 16384, 18, 8, 1, 8192)
+        | {
+            "model_type": "gemma", "vocab_size": 256000, "rms_norm_eps": 1e-6, "head_dim": 256, "rope_theta": 10000.0,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        2.5e9,
+    ),
 }  # fmt: skip
 
 
