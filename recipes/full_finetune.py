@@ -28,6 +28,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
         training.check_optimizer(cfg)
         tokenizer = training.build_tokenizer(cfg, model)
         dataset = training.build_dataset(cfg, tokenizer)
+        training.check_resources(cfg, model, loss, dataset, run)
 
     dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
     total_steps = training.count_steps(cfg, dataloader)

@@ -24,17 +24,18 @@ def recipe_main(user_cfg: DictConfig) -> None:
         checkpointer = training.instantiate(cfg, "checkpointer")
         model = training.build_model(cfg, run)
         training.LoRASettings.require(model)
+        training.train_adapters_only(model)
         checkpointer.check_model(model)
         loss = training.build_loss(cfg).to(run.device)
         training.check_optimizer(cfg)
         tokenizer = training.build_tokenizer(cfg, model)
         dataset = training.build_dataset(cfg, tokenizer)
+        training.check_resources(cfg, model, loss, dataset, run)
 
     dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
     total_steps = training.count_steps(cfg, dataloader)
     with training.open_progress(cfg, run, total_steps) as progress:
         training.load_model(model, checkpointer, run)
-        training.train_adapters_only(model)
         training.prepare_model(model, loss, cfg)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         save = checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter

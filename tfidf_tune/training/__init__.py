@@ -10,6 +10,8 @@ from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_prog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._model import build_model, load_model, prepare_model
 from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_optimizer
+from tfidf_tune.training._plan import MemoryPlan, plan_memory
+from tfidf_tune.training._resources import check_resources
 from tfidf_tune.training._run import Run, open_run
 from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
 
@@ -19,6 +21,7 @@ __all__ = [
     "JSONLinesLogger",
     "LoRAFinetuneConfig",
     "LoRASettings",
+    "MemoryPlan",
     "ProgressLog",
     "Run",
     "SetupError",
@@ -32,6 +35,7 @@ __all__ = [
     "build_tokenizer",
     "check_config",
     "check_optimizer",
+    "check_resources",
     "config_path",
     "count_steps",
     "instantiate",
@@ -41,6 +45,7 @@ __all__ = [
     "milestone_steps",
     "open_progress",
     "open_run",
+    "plan_memory",
     "prepare_model",
     "recipe",
     "require_no_lora",

@@ -50,6 +50,8 @@ class FinetuneConfig:
     """Shares of the run, in percent of its steps, after which a checkpoint is written."""
     device: str = "cpu"
     dtype: str = "fp32"
+    refuse_if_too_large: bool = True
+    """Refuse a run whose plan exceeds the device's free memory or the free disk space; false only prints the plan."""
     enable_activation_checkpointing: bool = False
     compile: bool = False
     log_every_n_steps: int = 1

@@ -70,6 +70,19 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     return dataset
 
 
+def longest_sequence(dataset: Dataset[Any]) -> int:
+    """Find the length of the longest sequence, in tokens, among up to 64 that lie evenly over the data set.
+
+    Args:
+        dataset (Dataset[Any]): map-style data set.
+
+    Returns:
+        int: tokens; a data set of blocks has but one length.
+    """
+    length = len(cast(Sized, dataset))
+    return max(len(dataset[index]["tokens"]) for index in range(0, length, -(-length // 64)))
+
+
 def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run) -> DataLoader[Batch]:
     """Build the loader: batches in an order that follows from seed and epoch, the last partial one left out.
 

@@ -58,12 +58,17 @@ def open_run(cfg: FinetuneConfig) -> Run:
     return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir)
 
 
+def nearest_folder(path: Path) -> Path:
+    """The path itself or the nearest of those above it, whichever exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
 def _check_folder(output_dir: Path) -> None:
     earlier = sorted(path.name for path in output_dir.glob("checkpoint_*"))
     if earlier:
         raise SetupError(
             f"output_dir {output_dir} already holds {', '.join(earlier)}: choose another output_dir, or move them away"
         )
-    nearest = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    nearest = nearest_folder(output_dir)
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise SetupError(f"output_dir {output_dir} cannot be written: {nearest} is no folder or not writable")

@@ -85,6 +85,7 @@ def train_step(
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(tokens)
         terms = loss.terms(logits, label)
+        del logits  # or they would stay whole while the backward pass lets them go chunk by chunk
         share = valid / num_tokens.clamp_min(1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share

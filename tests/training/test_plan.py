@@ -1,0 +1,408 @@
+"""The memory plan against what torch's allocator hands out in a real training step."""
+
+import copy
+import itertools
+from contextlib import nullcontext
+from functools import partial
+
+import psutil
+import pytest
+import torch
+from tiny_llama import TINY_LLAMA
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torchao.dtypes.nf4tensor import NF4Tensor
+from torchtune import modules
+from torchtune.models.llama2 import llama2, lora_llama2
+from torchtune.training import set_activation_checkpointing, set_default_dtype
+
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.models.gpt_neox import lora_gpt_neox
+from tfidf_tune.training import SetupError, train_adapters_only, train_step
+from tfidf_tune.training._plan import MemoryPlan, _control_group_memory, available_memory, check_fits, plan_memory
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+# Large enough that tensors and not their number decide; NF4 needs weights of a multiple of 64 x 256 elements.
+SIZES = {
+    **TINY_LLAMA,
+    "vocab_size": 2048,
+    "embed_dim": 256,
+    "intermediate_dim": 512,
+    "num_layers": 3,
+    "max_seq_len": 128,
+}
+NUM_SEQUENCES, LENGTH = 4, 128
+LORA = {"lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"], "lora_rank": 8, "lora_alpha": 16}
+KINDS = {
+    "full": partial(llama2, **SIZES),
+    "lora": partial(lora_llama2, **SIZES, **LORA),
+    "nf4": partial(lora_llama2, **SIZES, **LORA, quantize_base=True),
+}
+OTHER_KINDS = {
+    "gpt_neox": partial(
+        lora_gpt_neox,
+        **{key: value for key, value in SIZES.items() if key != "num_kv_heads"},
+        **{**LORA, "lora_attn_modules": ["query_key_value", "output_proj"]},
+        quantize_base=True,
+    ),
+}
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+
+
+def build(kind="full", dtype=torch.float32, device="meta", **overrides):
+    torch.manual_seed(0)
+    with set_default_dtype(dtype), torch.device(device):
+        model = (KINDS | OTHER_KINDS)[kind](**overrides)
+    if kind != "full":
+        train_adapters_only(model)
+    if dtype is torch.float16:  # as the recipe has it: fp16 is for what is frozen
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    return model
+
+
+def plan(model, build_optimizer=ADAMW, *, batch_size=NUM_SEQUENCES, seq_len=LENGTH, device=CPU, **kwargs):
+    return plan_memory(
+        model, CrossEntropyLoss(), build_optimizer, batch_size=batch_size, seq_len=seq_len, device=device, **kwargs
+    )
+
+
+def make_batch():
+    tokens = torch.randint(SIZES["vocab_size"], (NUM_SEQUENCES, LENGTH))
+    return {"tokens": tokens, "labels": tokens.clone()}
+
+
+def allocated(run):
+    """Bytes still allocated at the end, and most at one time, by the allocator's own record; the result lives on."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        result = run()
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return now, most, result
+
+
+def stored_bytes(tensor):
+    data = tensor.data
+    if isinstance(data, NF4Tensor):
+        names = ("quantized_data", "quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
+        return sum(getattr(data, name).untyped_storage().nbytes() for name in names)
+    return data.untyped_storage().nbytes()
+
+
+def make_ready(model, *, is_checkpointed):
+    loss = CrossEntropyLoss()
+    model.set_num_output_chunks(loss.num_output_chunks)
+    if is_checkpointed:
+        set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "is_checkpointed", "num_batches"),
+    [
+        *itertools.product(KINDS, [torch.float32, torch.bfloat16], [False, True], [1, 2]),
+        *itertools.product(OTHER_KINDS, [torch.float32, torch.bfloat16], [False, True], [1]),
+        ("lora", torch.float16, False, 1),  # slow on a CPU
+    ],
+    ids=str,
+)
+def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_batches):
+    autocast_dtype = torch.float16 if dtype is torch.float16 else None
+    found = plan(
+        build(kind, dtype),
+        enable_activation_checkpointing=is_checkpointed,
+        accumulate_gradients=num_batches > 1,
+        autocast_dtype=autocast_dtype,
+    )
+
+    model = build(kind, dtype, "cpu")
+    trained = [parameter for name, parameter in model.named_parameters() if kind == "full" or "lora_" in name]
+    frozen = [parameter for name, parameter in model.named_parameters() if kind != "full" and "lora_" not in name]
+    assert found.num_trained == sum(parameter.numel() for parameter in trained)
+    assert found.num_frozen == sum(parameter.numel() for parameter in frozen)
+    assert found.weights == sum(stored_bytes(tensor) for tensor in (*trained, *frozen, *model.buffers()))
+
+    loss, optimizer, gradients = make_ready(model, is_checkpointed=is_checkpointed), ADAMW(trained), []
+    optimizer.register_step_pre_hook(lambda *_: gradients.append(sum(p.grad.nbytes for p in trained)))
+    step = partial(
+        train_step,
+        model,
+        loss,
+        optimizer,
+        [make_batch() for _ in range(num_batches)],
+        scaler=torch.amp.GradScaler("cpu", enabled=autocast_dtype is not None),
+        device=CPU,
+        clip_grad_norm=1.0,
+    )
+    step()  # from now on the optimizer has its state
+    assert [found.gradients] == gradients
+    assert found.optimizer == sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+    _, most, _ = allocated(step)
+    # Left out is the scratch space of CPU kernels; too much are 8 bytes of the 4 x 2048 of a token's loss.
+    assert 0.96 * most < found.step <= 1.001 * most
+    assert found.total == found.weights + found.optimizer + found.step
+    assert not found.not_estimated
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True], ids=["", "checkpointed"])
+@pytest.mark.parametrize(
+    ("dtype", "autocast_dtype"),
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float32, torch.float16),
+        (torch.float16, torch.float16),
+    ],
+    ids=["fp32", "bf16", "fp32-autocast-fp16", "fp16-autocast-fp16"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autocast_dtype, is_checkpointed):
+    found = plan(build(kind, dtype), enable_activation_checkpointing=is_checkpointed, autocast_dtype=autocast_dtype)
+
+    model, tokens = build(kind, dtype, "cpu"), make_batch()["tokens"]
+    loss = make_ready(model, is_checkpointed=is_checkpointed)
+
+    def forward():
+        with torch.autocast("cpu", autocast_dtype) if autocast_dtype else nullcontext():
+            return model(tokens)
+
+    activations, _, logits = allocated(forward)
+    loss_bytes, _, _ = allocated(lambda: loss.terms(logits, tokens))
+    # Checkpointed layers also keep the state of the random number generator.
+    activations -= is_checkpointed * SIZES["num_layers"] * torch.get_rng_state().nbytes
+    assert found.activations == pytest.approx(activations, rel=0.001)
+    assert found.loss == pytest.approx(loss_bytes, rel=0.01)
+
+
+def test_attention_is_linear_in_the_length():
+    """The meta device would keep the probabilities, [b, h, s, s], as no fused kernel does."""
+    short, long = (plan(build(), seq_len=length).activations for length in (32, 64))
+
+    assert long == 2 * short
+
+
+def test_activation_checkpointing_keeps_the_input_of_each_layer():
+    found = plan(build(), enable_activation_checkpointing=True)
+
+    tokens, width = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"]
+    # Of each layer its input; of the last norm its input, the root of its squares, its values before and after scaling
+    # (these as chunks that the output projection copied); the logits.
+    kept = SIZES["num_layers"] * width + 3 * width + 1 + SIZES["vocab_size"]
+    assert found.activations == 4 * tokens * kept
+
+
+def test_cuda_keeps_less_where_its_kernels_do():
+    """Fused norms keep no normalized values, but only for input and scale of one dtype; dropout keeps one byte."""
+    tokens, width, num_layers = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"], SIZES["num_layers"]
+    saved = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        on_cpu, on_cuda = (plan(build(dtype=dtype), device=device).activations for device in (CPU, CUDA))
+        saved[dtype] = on_cpu - on_cuda
+    assert saved == {
+        torch.float32: (2 * num_layers + 1) * tokens * (width + 1) * 4,
+        torch.bfloat16: 0,
+    }
+
+    on_cpu, on_cuda = (plan(build("lora", torch.bfloat16, lora_dropout=0.1), device=device) for device in (CPU, CUDA))
+    num_dropouts = 4 * num_layers - 3  # queries, keys and values of the first layer come from what is frozen
+    assert on_cpu.activations - on_cuda.activations == num_dropouts * tokens * width * (2 - 1)
+
+
+def test_a_model_in_eval_mode_is_planned_as_it_trains():
+    models = build("lora", lora_dropout=0.1), build("lora", lora_dropout=0.1).eval(), build("lora")
+    training, evaluating, without_dropout = map(plan, models)
+
+    assert evaluating == training
+    assert evaluating.activations > without_dropout.activations
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_per_parameter"),
+    [
+        (partial(torch.optim.SGD, lr=1.0), 0),
+        (partial(torch.optim.SGD, lr=1.0, momentum=0.9), 4),
+        (partial(torch.optim.AdamW, lr=1.0, fused=True), 8),
+        (partial(torch.optim.AdamW, lr=1.0, amsgrad=True), 12),
+        (partial(torch.optim.Adafactor, lr=1.0), 0),
+    ],
+    ids=["sgd", "momentum", "fused", "amsgrad", "adafactor"],
+)
+def test_the_optimizer_state_is_measured(optimizer, bytes_per_parameter):
+    model = build()
+    found = plan(model, optimizer)
+
+    assert found.optimizer == pytest.approx(bytes_per_parameter * found.num_trained, abs=0.01 * found.gradients)
+    real = build(device="cpu")
+    state = optimizer(real.parameters())
+    for parameter in real.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.step()
+    values = [value for entry in state.state.values() for value in entry.values() if value is not None]
+    assert found.optimizer == pytest.approx(sum(value.nbytes for value in values), abs=0.02 * found.gradients)
+
+
+def test_parameters_of_several_dtypes_have_their_own_state():
+    model = build("lora", torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if "lora_a" in name:
+            parameter.data = parameter.data.float()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    found = plan(model, autocast_dtype=torch.bfloat16)
+
+    assert {parameter.dtype for parameter in trained} == {torch.float32, torch.bfloat16}
+    assert found.gradients == sum(parameter.nbytes for parameter in trained)
+    assert found.optimizer == 2 * found.gradients + 4 * len(trained)  # two moments, and a step in fp32
+    assert not found.not_estimated
+
+
+@pytest.mark.parametrize("accumulate_gradients", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_planning_leaves_everything_as_it_was(kind, accumulate_gradients):
+    model, loss = build(kind).eval(), TFIDFCrossEntropyLoss()
+    before = {name: (id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()}
+    modules_before, loss_before = repr(model), copy.deepcopy(loss.state_dict())
+    random_before = torch.get_rng_state()
+
+    found = plan_memory(
+        model,
+        loss,
+        ADAMW,
+        batch_size=2,
+        seq_len=16,
+        device=CPU,
+        accumulate_gradients=accumulate_gradients,
+        enable_activation_checkpointing=True,
+    )
+
+    assert not found.not_estimated
+    assert {name: (id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()} == before
+    assert all(parameter.grad is None and parameter.is_meta for parameter in model.parameters())
+    assert repr(model) == modules_before
+    assert not model.training
+    assert model.num_output_chunks == 0
+    torch.testing.assert_close(loss.state_dict(), loss_before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), random_before)
+
+
+class ReadsValues(nn.Module):
+    """What the meta device cannot do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def set_num_output_chunks(self, num_output_chunks):
+        self.inner.set_num_output_chunks(num_output_chunks)
+
+    def forward(self, tokens):
+        return self.inner(tokens) if tokens.sum().item() else None
+
+
+def test_a_model_that_does_not_run_on_meta_is_planned_without_activations():
+    expected = plan(build())
+
+    found = plan(ReadsValues(build()))
+
+    assert (found.activations, found.loss) == (None, None)
+    assert found.step == found.gradients == expected.gradients
+    assert found.total == expected.weights + expected.optimizer + expected.gradients
+    assert "not estimated: activations and loss (RuntimeError: Tensor.item() cannot be called on meta" in str(found)
+    check_fits(found, found.total)
+
+
+def test_an_optimizer_that_takes_no_step_is_planned_without_state():
+    class Broken(torch.optim.SGD):
+        def step(self):
+            raise ValueError("no such kernel\nat all")
+
+    found = plan(build(), partial(Broken, lr=1.0))
+
+    assert found.optimizer is None
+    assert found.total == found.weights + found.step
+    assert found.activations == plan(build()).activations
+    assert "not estimated: optimizer state (ValueError: no such kernel)" in str(found).splitlines()
+    assert "optimizer state  " not in str(found)
+
+
+PLAN = MemoryPlan(
+    num_trained=1_500_000_000,
+    num_frozen=1000,
+    weights=3 * 2**30,
+    optimizer=12 * 2**30,
+    gradients=3 * 2**30,
+    activations=5 * 2**30 // 2,
+    loss=300 * 2**20,
+    step=4 * 2**30,
+)
+
+
+def test_the_table():
+    assert PLAN.table(available=24 * 2**30).splitlines() == [
+        "parameters       1,500,000,000 trained, 1,000 frozen",
+        "weights              3.00 GiB",
+        "optimizer state     12.00 GiB",
+        "gradients            3.00 GiB",
+        "activations          2.50 GiB",
+        "loss               300.00 MiB",
+        "needed at least     19.00 GiB  at one time: gradients come as activations go",
+        "available           24.00 GiB",
+    ]
+    assert str(PLAN) == "\n".join(PLAN.table(available=0).splitlines()[:-1])
+
+
+def test_what_fits_is_not_refused():
+    check_fits(PLAN, 19 * 2**30)
+
+
+def test_what_cannot_fit_is_refused_with_parts_and_remedies():
+    with pytest.raises(SetupError) as refusal:
+        check_fits(PLAN, 19 * 2**30 - 1)
+
+    message = str(refusal.value)
+    assert "needs 19.00 GiB of memory or more" in message
+    assert "the largest part is optimizer state" in message
+    assert PLAN.table(19 * 2**30 - 1) in message
+    for remedy in (
+        "batch_size",
+        "gradient_accumulation_steps",
+        "enable_activation_checkpointing=True",
+        "LoRA",
+        "quantize_base=True",
+        "refuse_if_too_large=False",
+    ):
+        assert remedy in message
+
+
+def test_the_memory_of_the_cpu_is_what_the_system_says_is_available():
+    assert 0 < available_memory(CPU) <= psutil.virtual_memory().total
+
+
+def test_the_memory_of_a_gpu_is_what_it_has_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {CUDA: (7, 80)}[device])
+
+    assert available_memory(CUDA) == 7
+
+
+def test_the_tightest_control_group_decides(tmp_path, monkeypatch):
+    def limit(folder, most, used):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 500\ninactive_file 30\nactive_file 20\nshmem 7\n")
+
+    (membership := tmp_path / "cgroup").write_text("4:memory:/old\n0::/jobs/mine\n")
+    root = tmp_path / "fs"
+    limit(root / "jobs" / "mine", "max", 600)
+    limit(root / "jobs", 1000, 600)
+    limit(root, 5000, 600)
+
+    assert sorted(_control_group_memory(root, membership)) == [1000 - 600 + 50, 5000 - 600 + 50]
+    assert list(_control_group_memory(root, tmp_path / "absent")) == []
+    monkeypatch.setattr("tfidf_tune.training._plan._control_group_memory", lambda: [450, 4450])
+    assert available_memory(CPU) == 450

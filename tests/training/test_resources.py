@@ -1,0 +1,118 @@
+"""The plan that a recipe prints, and what it refuses."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from tfidf_tune.recipes import full_finetune, lora_finetune
+from torch.utils.data import Dataset
+
+from tfidf_tune.training import SetupError
+from tfidf_tune.training._data import longest_sequence
+
+Usage = namedtuple("Usage", "total used free")
+
+
+class Sequences(Dataset):
+    def __init__(self, lengths):
+        self.lengths, self.asked = lengths, []
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return {"tokens": [0] * self.lengths[index], "labels": [0] * self.lengths[index]}
+
+
+def test_the_longest_of_a_small_data_set_is_found():
+    assert longest_sequence(Sequences([3, 9, 4])) == 9
+
+
+def test_a_large_data_set_is_sampled_evenly():
+    dataset = Sequences([5] * 100_000)
+
+    assert longest_sequence(dataset) == 5
+    assert len(dataset.asked) <= 64
+    assert dataset.asked[0] == 0
+    assert dataset.asked[-1] > 98_000
+
+
+@pytest.mark.parametrize(("lora", "trained", "frozen"), [(False, 39_072, 0), (True, 1_792, 39_072)])
+def test_the_plan_is_printed_before_training(recipe_config, capsys, lora, trained, frozen):
+    """Parameters by hand: 2 x 320 x 32 + 2 x (2 x 32 x 32 + 2 x 32 x 16 + 3 x 32 x 64 + 2 x 32) + 32, and of
+    rank 4: 2 x 4 x (2 x (32 + 32) + 2 x (32 + 16))."""
+    (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(recipe_config(lora=lora, max_steps=1))
+
+    told = capsys.readouterr().err
+    assert "A step of 4 x 32 tokens on cpu:\n" in told
+    assert f"{trained:,} trained, {frozen:,} frozen" in told
+    for part in ("weights", "optimizer state", "gradients", "activations", "loss", "needed at least", "available"):
+        assert f"\n{part} " in told
+    assert "not estimated" not in told
+    checkpoint = (1_792 if lora else 39_072) * 4 / 2**20
+    assert f"5 checkpoints of {checkpoint:.2f} MiB, " in told
+    assert told.index("checkpoints of") < told.index("step/s")
+
+
+def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_config, capsys):
+    lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, max_steps=1, merge_adapter=True))
+
+    assert f"5 checkpoints of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_cannot_fit_into_memory_is_refused_before_anything_is_loaded(recipe_config, monkeypatch, lora):
+    monkeypatch.setattr("tfidf_tune.training._resources.available_memory", lambda device: 300_000)
+    cfg = recipe_config(lora=lora)
+    recipe = (lora_finetune if lora else full_finetune).recipe_main.__wrapped__
+
+    with pytest.raises(
+        SetupError, match=r"(?s)needs .* MiB of memory or more, 0\.29 MiB are available; the largest part"
+    ):
+        recipe(cfg)
+    assert [path.name for path in Path(cfg.output_dir).glob("*")] == ["probe.jsonl"]
+
+    shutil.rmtree(cfg.output_dir)
+    cfg.refuse_if_too_large = False
+    recipe(cfg)
+    assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
+
+
+def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**6, 0, 700_000))
+    cfg = recipe_config()
+
+    with pytest.raises(SetupError, match=r"5 checkpoints of 0\.15 MiB do not fit into .*run, where 0\.67 MiB are free"):
+        full_finetune.recipe_main.__wrapped__(cfg)
+
+    cfg.save_at_percent = [50, 100]
+    shutil.rmtree(cfg.output_dir)
+    full_finetune.recipe_main.__wrapped__(cfg)
+
+
+def test_the_plan_knows_the_precision_of_the_run(recipe_config, capsys):
+    full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1))
+    in_fp32 = capsys.readouterr().err
+    cfg = recipe_config(max_steps=1, dtype="bf16", output_dir=recipe_config().output_dir + "2")
+    full_finetune.recipe_main.__wrapped__(cfg)
+    in_bf16 = capsys.readouterr().err
+
+    for told, size in ((in_fp32, 4), (in_bf16, 2)):
+        assert f" {39_072 * size / 2**20:.2f} MiB" in next(s for s in told.splitlines() if s.startswith("gradients"))
+
+
+def test_planning_leaves_the_run_as_it_was(recipe_config, monkeypatch, tmp_path):
+    """Weights of adapters, the order of data and the window: the same losses with and without a plan."""
+    import json
+
+    def losses(name):
+        cfg = recipe_config(lora=True, max_steps=4, output_dir=str(tmp_path / name))
+        lora_finetune.recipe_main.__wrapped__(cfg)
+        return [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+
+    planned = losses("a")
+    monkeypatch.setattr("tfidf_tune.training.check_resources", lambda *_: None)
+
+    assert losses("b") == planned

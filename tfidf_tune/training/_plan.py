@@ -1,0 +1,366 @@
+"""What a run will need of the device's memory, told before the first weight is read."""
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from torchtune import modules, training
+
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training._errors import SetupError
+
+_PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those, and large, because others pad
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Parameters of a model, and the bytes that training it takes.
+
+    Attributes:
+        num_trained (int): parameters that are trained.
+        num_frozen (int): parameters that are not.
+        weights (int): bytes of the parameters as they are stored, and of constant tables.
+        optimizer (int | None): bytes of the optimizer's state from its first step on. None: not estimated.
+        gradients (int): bytes of all gradients.
+        activations (int | None): bytes that the model's forward pass keeps, logits included. None: not estimated.
+        loss (int | None): bytes that the loss keeps beside them. None: not estimated.
+        step (int): most bytes that gradients, activations, loss and what is short-lived take at one time. Gradients
+            come as activations go, so it is less than their sum.
+        not_estimated (tuple[str, ...]): what is missing in the above, and why.
+    """
+
+    num_trained: int
+    num_frozen: int
+    weights: int
+    optimizer: int | None
+    gradients: int
+    activations: int | None
+    loss: int | None
+    step: int
+    not_estimated: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Name and bytes of each part that is known; they need not all be there at one time."""
+        parts = {
+            "weights": self.weights,
+            "optimizer state": self.optimizer,
+            "gradients": self.gradients,
+            "activations": self.activations,
+            "loss": self.loss,
+        }
+        return {name: size for name, size in parts.items() if size is not None}
+
+    @property
+    def total(self) -> int:
+        """Bytes needed at the least at one time."""
+        return self.weights + (self.optimizer or 0) + self.step
+
+    def table(self, available: int | None = None) -> str:
+        """Write the plan for people, one part a line.
+
+        Args:
+            available (int | None): bytes that the device has to give. Default: None, not shown.
+
+        Returns:
+            str: lines without a newline at the end.
+        """
+        sizes = {**self.parts, "needed at least": self.total}
+        if available is not None:
+            sizes["available"] = available
+        notes = {"needed at least": "  at one time: gradients come as activations go"}
+        lines = [f"parameters       {self.num_trained:,} trained, {self.num_frozen:,} frozen"]
+        lines += [f"{name:<15} {format_bytes(size):>13}{notes.get(name, '')}" for name, size in sizes.items()]
+        lines += [f"not estimated: {reason}" for reason in self.not_estimated]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def plan_memory(
+    model: nn.Module,
+    loss: WeightedCrossEntropyLoss,
+    build_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    *,
+    batch_size: int,
+    seq_len: int,
+    device: torch.device,
+    accumulate_gradients: bool = False,
+    enable_activation_checkpointing: bool = False,
+    autocast_dtype: torch.dtype | None = None,
+) -> MemoryPlan:
+    """Find out what training a model takes, by a training step on the meta device, which has neither memory nor time.
+
+    The plan is a lower bound, so that what it says does not fit does not. It leaves out what kernels and the
+    optimizer's step need for a moment, the data, and what an allocator cannot use.
+
+    Args:
+        model (nn.Module): torchtune model on the meta device, ``requires_grad`` as in training; left as it is.
+        loss (WeightedCrossEntropyLoss): the objective; left as it is.
+        build_optimizer (Callable[[list[nn.Parameter]], Optimizer]): builds the optimizer over some parameters.
+        batch_size (int): sequences of a mini-batch.
+        seq_len (int): tokens of each.
+        device (torch.device): where the run computes; some kernels keep less on CUDA.
+        accumulate_gradients (bool): whether a step has several mini-batches. Default: False.
+        enable_activation_checkpointing (bool): whether layers keep their input alone. True is the bound for a compiled
+            model too, which keeps less than it does uncompiled. Default: False.
+        autocast_dtype (torch.dtype | None): dtype of ``torch.autocast`` around the forward pass. Default: None.
+
+    Returns:
+        MemoryPlan: the plan; it names what could not be estimated: the activations of a model that does not run on the
+        meta device, the state of an optimizer that does not take a step.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = sum(parameter.nbytes for parameter in trained)
+    optimizer = activations = loss_bytes = None
+    step = gradients
+    not_estimated = []
+    # Model and optimizer are anybody's code and may raise anything here, which need not hinder training.
+    try:
+        optimizer = _measure_optimizer(build_optimizer, trained, device)
+    except Exception as error:
+        not_estimated.append(f"optimizer state ({type(error).__name__}: {_first_line(error)})")
+    try:
+        activations, loss_bytes, step = _simulate_step(
+            model,
+            loss,
+            torch.zeros(batch_size, seq_len, dtype=torch.int64, device="meta"),
+            _DeviceKernels(device, autocast_dtype),
+            accumulate_gradients=accumulate_gradients,
+            enable_activation_checkpointing=enable_activation_checkpointing,
+        )
+    except Exception as error:
+        not_estimated.append(f"activations and loss ({type(error).__name__}: {_first_line(error)})")
+    return MemoryPlan(
+        num_trained=sum(parameter.numel() for parameter in trained),
+        num_frozen=sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad),
+        weights=_num_bytes(chain(model.parameters(), model.buffers())),
+        optimizer=optimizer,
+        gradients=gradients,
+        activations=activations,
+        loss=loss_bytes,
+        step=step,
+        not_estimated=tuple(not_estimated),
+    )
+
+
+def check_fits(plan: MemoryPlan, available: int) -> None:
+    """Refuse a run that cannot fit.
+
+    Args:
+        plan (MemoryPlan): what it needs.
+        available (int): bytes that there are, see :func:`available_memory`.
+
+    Raises:
+        SetupError: If it needs more; the message has all parts, the largest one, and what helps.
+    """
+    if plan.total <= available:
+        return
+    parts = plan.parts
+    raise SetupError(
+        f"the run needs {format_bytes(plan.total)} of memory or more, {format_bytes(available)} are available; the "
+        f"largest part is {max(parts, key=parts.__getitem__)}:\n{plan.table(available)}\n"
+        "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
+        "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; weights "
+        "with dtype=bf16, or with LoRA and model.quantize_base=True; refuse_if_too_large=False tries it nevertheless"
+    )
+
+
+def available_memory(device: torch.device) -> int:
+    """Tell how many bytes the device has to give at this moment.
+
+    Args:
+        device (torch.device): a CUDA device, or the CPU, of which a control group (v2) may grant less than there is.
+
+    Returns:
+        int: bytes.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([int(psutil.virtual_memory().available), *_control_group_memory()])
+
+
+def _control_group_memory(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> Iterable[int]:
+    """Bytes left in the process's control group and in those above it, as far as they have limits."""
+    lines = membership.read_text().splitlines() if membership.is_file() else []
+    for group in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
+        for folder in (root / group, *(root / group).parents):
+            limit = folder / "memory.max"
+            if limit.is_file() and (most := limit.read_text().strip()) != "max":
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                used = int((folder / "memory.current").read_text())
+                # File pages count as used, but make room for whoever asks.
+                yield int(most) - used + int(statistics["active_file"]) + int(statistics["inactive_file"])
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(plain.nbytes for tensor in tensors for plain in _plain_tensors(tensor))
+
+
+def _plain_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold the data: a quantized one is made of several."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [plain for name in names for plain in _plain_tensors(getattr(tensor, name))]
+
+
+def _measure_optimizer(
+    build_optimizer: Callable[[list[nn.Parameter]], Optimizer], trained: list[nn.Parameter], device: torch.device
+) -> int:
+    """Bytes of state, scaled up from that of one parameter; scalars are not scaled, each parameter has them."""
+    total = 0.0
+    for dtype in {parameter.dtype for parameter in trained}:
+        probe = nn.Parameter(torch.zeros(_PROBE_SHAPE, dtype=dtype, device=device))
+        probe.grad = torch.zeros_like(probe)
+        optimizer = build_optimizer([probe])
+        optimizer.step()
+        state = [value for value in optimizer.state[probe].values() if isinstance(value, Tensor)]
+        same = [parameter for parameter in trained if parameter.dtype == dtype]
+        total += _num_bytes(value for value in state if value.dim() == 0) * len(same)
+        scale = sum(parameter.numel() for parameter in same) / probe.numel()
+        total += _num_bytes(value for value in state if value.dim()) * scale
+    return round(total)
+
+
+def _simulate_step(
+    model: nn.Module,
+    loss: WeightedCrossEntropyLoss,
+    tokens: Tensor,
+    kernels: "_DeviceKernels",
+    *,
+    accumulate_gradients: bool,
+    enable_activation_checkpointing: bool,
+) -> tuple[int, int, int]:
+    """Bytes that the forward pass keeps, that the loss adds, and most bytes at one time, all gradients included."""
+    # Parameters of its own, but not copies: torchao would quantize those anew, which takes seconds.
+    shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
+    model = copy.deepcopy(model, shared).train()
+    model.set_num_output_chunks(loss.num_output_chunks)  # type: ignore[operator]
+    if enable_activation_checkpointing:
+        training.set_activation_checkpointing(
+            model,
+            auto_wrap_policy={modules.TransformerSelfAttentionLayer},
+            # The backward pass runs without the mode around it, but runs layers again.
+            checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=lambda: (nullcontext(), kernels)),
+        )
+    gradients = 0
+    if accumulate_gradients:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+                gradients += parameter.nbytes
+    known = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    with _LiveBytes(known) as live:
+        with kernels:
+            logits = model(tokens)
+        activations = live.now
+        chunks = zip(logits, tokens.chunk(len(logits), dim=1), strict=True)
+        losses = torch.cat([loss.compute_cross_entropy(chunk, labels) for chunk, labels in chunks], dim=1)
+        loss_bytes = live.now - activations
+        del logits, chunks  # as in training, where nothing but the graph holds them
+        torch.autograd.backward(losses.sum())
+    return activations, loss_bytes, gradients + live.most
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors made inside that are alive, views and tensors known before left out."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.most = 0
+        self._storages = weakref.WeakSet(
+            plain.untyped_storage() for tensor in known for plain in _plain_tensors(tensor)
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                for plain in _plain_tensors(tensor):
+                    self._count(plain.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._storages:
+            self._storages.add(storage)
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._release, storage.nbytes())
+
+    def _release(self, num_bytes: int) -> None:
+        self.now -= num_bytes
+
+
+class _DeviceKernels(TorchFunctionMode):
+    """Makes the meta device keep for the backward pass what the kernels of a real one keep."""
+
+    def __init__(self, device: torch.device, autocast_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self._is_cuda = device.type == "cuda"
+        self._autocast_dtype = autocast_dtype
+        self._casts: dict[int, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._autocast_dtype is not None and func in (F.linear, F.scaled_dot_product_attention):
+            args = tuple(self._autocast(value, self._autocast_dtype) for value in args)
+        if func is F.scaled_dot_product_attention:
+            # On meta it would keep s x s probabilities, which the fused kernels of CPU and CUDA do not.
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args, **kwargs)[0]
+        if self._is_cuda and func is F.dropout:
+            return torch.native_dropout(args[0], kwargs["p"], kwargs["training"])[0]  # keeps bools, not floats
+        if self._is_cuda and func is F.rms_norm:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if len({tensor.dtype for tensor in tensors}) == 1:
+                # The fused kernel, which is for one dtype, keeps its input alone, not the normalized values.
+                return checkpoint(func, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return func(*args, **kwargs)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._casts.clear()
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def _autocast(self, value: Any, dtype: torch.dtype) -> Any:
+        """What torch.autocast, which knows no meta device, does: parameters are cast once until it is left."""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(dtype)
+        if id(value) not in self._casts:
+            self._casts[id(value)] = value.to(dtype)
+        return self._casts[id(value)]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def format_bytes(size: int) -> str:
+    """Write bytes for people."""
+    gibibytes = size / 2**30
+    return f"{gibibytes:,.2f} GiB" if gibibytes >= 1 else f"{size / 2**20:.2f} MiB"

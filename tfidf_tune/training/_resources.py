@@ -1,0 +1,66 @@
+"""The plan of a run: what it takes of memory and disk, printed before it begins, and refused where it cannot fit."""
+
+import shutil
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._data import longest_sequence
+from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._lora import LoRASettings, is_adapter
+from tfidf_tune.training._plan import available_memory, check_fits, format_bytes, plan_memory
+from tfidf_tune.training._run import Run, nearest_folder
+
+
+def check_resources(
+    cfg: FinetuneConfig, model: nn.Module, loss: WeightedCrossEntropyLoss, dataset: Dataset[Any], run: Run
+) -> None:
+    """Print the plan of the run, and refuse it where memory or disk cannot hold it.
+
+    Args:
+        cfg (FinetuneConfig): the checked config; ``refuse_if_too_large=False`` prints alone.
+        model (nn.Module): torchtune model on the meta device, ``requires_grad`` as in training.
+        loss (WeightedCrossEntropyLoss): the objective.
+        dataset (Dataset[Any]): gives the length of sequences, from a sample of them.
+        run (Run): gives device, dtype and folder.
+
+    Raises:
+        SetupError: If it needs more than there is; the message says of what, and what helps.
+    """
+    seq_len = longest_sequence(dataset)
+    plan = plan_memory(
+        model,
+        loss,
+        partial(instantiate, cfg, "optimizer"),
+        batch_size=cfg.batch_size,
+        seq_len=seq_len,
+        device=run.device,
+        accumulate_gradients=cfg.gradient_accumulation_steps > 1,
+        enable_activation_checkpointing=cfg.enable_activation_checkpointing or cfg.compile,
+        autocast_dtype=torch.float16 if run.dtype is torch.float16 else None,
+    )
+    memory = available_memory(run.device)
+    saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
+    size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
+    number = len(set(cfg.save_at_percent))
+    disk = shutil.disk_usage(nearest_folder(run.output_dir)).free
+    print(
+        f"A step of {cfg.batch_size} x {seq_len} tokens on {run.device}:\n{plan.table(memory)}\n"
+        f"{number} checkpoints of {format_bytes(size)}, {format_bytes(disk)} are free in {run.output_dir}",
+        file=sys.stderr,
+    )
+    if not cfg.refuse_if_too_large:
+        return
+    check_fits(plan, memory)
+    if number * size > disk:
+        raise SetupError(
+            f"{number} checkpoints of {format_bytes(size)} do not fit into {run.output_dir}, where "
+            f"{format_bytes(disk)} are free: choose another output_dir, fewer save_at_percent, or adapters alone; "
+            "refuse_if_too_large=False tries it nevertheless"
+        )
