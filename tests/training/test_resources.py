@@ -52,14 +52,14 @@ def test_the_plan_is_printed_before_training(recipe_config, capsys, lora, traine
         assert f"\n{part} " in told
     assert "not estimated" not in told
     checkpoint = (1_792 if lora else 39_072) * 4 / 2**20
-    assert f"5 checkpoints of {checkpoint:.2f} MiB, " in told
-    assert told.index("checkpoints of") < told.index("step/s")
+    assert f"checkpoints: 5 of {checkpoint:.2f} MiB; " in told
+    assert told.index("checkpoints: 5") < told.index("step/s")
 
 
 def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_config, capsys):
     lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, max_steps=1, merge_adapter=True))
 
-    assert f"5 checkpoints of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err
+    assert f"checkpoints: 5 of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -52,7 +52,7 @@ def check_resources(
     disk = shutil.disk_usage(nearest_folder(run.output_dir)).free
     print(
         f"A step of {cfg.batch_size} x {seq_len} tokens on {run.device}:\n{plan.table(memory)}\n"
-        f"{number} checkpoints of {format_bytes(size)}, {format_bytes(disk)} are free in {run.output_dir}",
+        f"checkpoints: {number} of {format_bytes(size)}; {format_bytes(disk)} are free in {run.output_dir}",
         file=sys.stderr,
     )
     if not cfg.refuse_if_too_large:

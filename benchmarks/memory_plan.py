@@ -1,0 +1,102 @@
+"""What each config needs of a device's memory, by the plan that the recipes print: without weights, in seconds.
+
+    python benchmarks/memory_plan.py
+    python benchmarks/memory_plan.py --configs llama2/7B_qlora_memorization mine.yaml --output plan.json
+
+The length of sequences is that of the config's data set: its blocks, or the longest that prompt and target may become.
+"""
+
+import argparse
+import datetime
+import json
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+
+import torch
+
+from tfidf_tune.training import (
+    FinetuneConfig,
+    LoRAFinetuneConfig,
+    LoRASettings,
+    Run,
+    build_loss,
+    build_model,
+    check_config,
+    instantiate,
+    load_config,
+    plan_memory,
+    train_adapters_only,
+)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CPU = torch.device("cpu")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    folder = Path(str(files("tfidf_tune.configs")))
+    names = sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", nargs="+", default=names, help="names or files; default: all of the package")
+    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    return parser.parse_args()
+
+
+def plan(name: str) -> dict[str, Any]:
+    """The plan of a config, with and without activation checkpointing, in bytes."""
+    overrides = ["device=cpu", "output_dir=unused"]  # a plan does not need the device
+    cfg = check_config(load_config(name, overrides), LoRAFinetuneConfig if "lora_" in name else FinetuneConfig)
+    dtype = _DTYPES[cfg.dtype]
+    model = build_model(cfg, Run(_CPU, dtype, 0, Path("unused")))
+    if LoRASettings.of(model) is not None:
+        train_adapters_only(model)
+    data = cfg.dataset
+    seq_len = data.get("block_size") or data.get("max_seq_len") or data.max_source_tokens + data.max_target_tokens
+    make_plan = partial(
+        plan_memory,
+        model,
+        build_loss(cfg),
+        partial(instantiate, cfg, "optimizer"),
+        batch_size=cfg.batch_size,
+        seq_len=seq_len,
+        device=_CPU,
+        autocast_dtype=dtype if dtype is torch.float16 else None,
+    )
+    whole = make_plan()
+    return {
+        "batch": f"{cfg.batch_size} x {seq_len}",
+        **asdict(whole),
+        "total": whole.total,
+        "total_with_activation_checkpointing": make_plan(enable_activation_checkpointing=True).total,
+    }
+
+
+def main() -> None:
+    """Plan and print."""
+    options = parse_arguments()
+    result: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "versions": {name: version(name) for name in ("torch", "torchtune", "torchao", "tfidf-tune")},
+        "plans": {name: plan(name) for name in options.configs},
+    }
+    print(
+        f"{result['date']}, " + ", ".join(f"{name} {number}" for name, number in result["versions"].items()) + ", GiB\n"
+    )
+    print("| config | batch | weights | optimizer | gradients | activations | loss | least | least, checkpointing |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, row in result["plans"].items():
+        parts = ("weights", "optimizer", "gradients", "activations", "loss", "total")
+        sizes = [row[part] for part in (*parts, "total_with_activation_checkpointing")]
+        print(f"| `{name}` | {row['batch']} | " + " | ".join(f"{size / 2**30:.2f}" for size in sizes) + " |")
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
