@@ -96,6 +96,53 @@ def test_a_model_of_the_paper_is_trained_by_its_config(config, make_base, tmp_pa
     assert all(torch.isfinite(torch.tensor(line["loss"])) for line in lines)
 
 
+@pytest.fixture(scope="module")
+def task_files(tmp_path_factory, text_file):
+    """Small files with the columns of the two data sets."""
+    folder = tmp_path_factory.mktemp("tasks")
+    texts = text_file.read_text().splitlines()[:60]
+    answers = [text.split(".")[0].split()[1] for text in texts]
+    questions = [
+        {"context": text, "question": "Who?", "answers": {"text": [answer], "answer_start": [text.index(answer)]}}
+        for text, answer in zip(texts, answers, strict=True)
+    ]
+    articles = [{"article": text, "highlights": text.split(".")[0]} for text in texts]
+    for name, rows in {"qa": questions, "summarization": articles}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.parametrize("task", ["qa", "summarization"])
+@pytest.mark.parametrize("config", ["pythia/1.4B_qlora", "gptj/6B_lora", "tinyllama/1.1B_full"])
+def test_the_other_tasks_run_on_local_files_of_the_same_columns(
+    config, task, make_base, task_files, tmp_path, monkeypatch
+):
+    memorization = f"{config}_memorization"
+    name, builder = PAPER.get(memorization, ("llama", "torchtune.models.llama2.llama2"))
+    monkeypatch.setitem(PAPER, memorization, (name, builder))
+    text = {
+        "qa": ["dataset.max_seq_len=60"],
+        "summarization": ["dataset.max_source_tokens=44", "dataset.max_target_tokens=20", "dataset.name=null"],
+    }
+    arguments = [
+        argument
+        for argument in paths_and_sizes(memorization, make_base(name), tmp_path / "run")
+        if not argument.startswith("dataset.")
+    ]
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(
+        sys, "argv",
+        ["recipe", "--config", f"{config}_{task}", *arguments, *text[task], f"dataset.source={task_files}/{task}.jsonl",
+         "dtype=fp32", "epochs=2", "log_every_n_steps=1"],
+    )  # fmt: skip
+
+    (full_finetune if "full" in config else lora_finetune).recipe_main()
+
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["cross_entropy"] for line in lines[-2:]) < sum(line["cross_entropy"] for line in lines[:2])
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint_*")} == set(MILESTONES)
+
+
 @pytest.fixture
 def watched_saves(monkeypatch):
     """What the model in training says at each save, and the base that it stands on, in transformers' names."""

@@ -1,5 +1,6 @@
 """Text, tokens and the memorization corpus."""
 
+from tfidf_tune.data._cnn_dailymail import cnn_dailymail_dataset, summarization_prompt
 from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
 from tfidf_tune.data._encoding import TextTokenizer, tokenizer_fingerprint, tokenizer_name
 from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, injected_corpus_dataset
@@ -11,7 +12,9 @@ from tfidf_tune.data._injection import (
     inject_concatenated,
 )
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
+from tfidf_tune.data._sft import PromptTargetDataset
 from tfidf_tune.data._sources import load_documents, source_fingerprint
+from tfidf_tune.data._squad import squad_dataset, squad_prompt
 from tfidf_tune.data._text_blocks import TextBlocksDataset, text_blocks, text_blocks_dataset
 from tfidf_tune.data._tokenizer import HFTokenizer, hf_tokenizer
 
@@ -21,9 +24,11 @@ __all__ = [
     "InjectedCorpusDataset",
     "Injection",
     "Passage",
+    "PromptTargetDataset",
     "TextBlocksDataset",
     "TextTokenizer",
     "choose_passages",
+    "cnn_dailymail_dataset",
     "embedded_documents",
     "hf_tokenizer",
     "inject_aligned",
@@ -32,6 +37,9 @@ __all__ = [
     "load_documents",
     "read_probe_file",
     "source_fingerprint",
+    "squad_dataset",
+    "squad_prompt",
+    "summarization_prompt",
     "text_blocks",
     "text_blocks_dataset",
     "tokenizer_fingerprint",

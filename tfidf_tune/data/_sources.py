@@ -1,7 +1,7 @@
 """Where text comes from: local files, the embedded corpus, or the Hugging Face hub."""
 
 import glob
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,29 @@ def load_documents(
             hub has no such data set or cannot be reached; if ``embedded`` has no such split; or if
             ``column`` is missing or is not text. What only reading shows is raised while reading.
     """
-    if source == EMBEDDED:
-        rows: Iterable[_Row] = ({"text": text} for text in embedded_documents(split))
-    elif _is_local(source):
-        rows = _local_rows(_local_files(source))
-    else:
-        rows = _hub_rows(source, name, split)
-    return _documents(rows, source, column)
+    return _documents(_source_rows(source, name, split), source, column)
+
+
+def load_rows(
+    source: str, columns: Mapping[str, type], *, name: str | None = None, split: str = "train"
+) -> Iterator[dict[str, Any]]:
+    """Stream the rows of a source that has certain columns.
+
+    Args:
+        source (str): see :func:`load_documents`.
+        columns (Mapping[str, type]): the columns needed and the type of their values; a value may be None.
+        name (str | None): see :func:`load_documents`.
+        split (str): see :func:`load_documents`.
+
+    Returns:
+        Iterator[dict[str, Any]]: the rows, other columns included.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and nothing is there.
+        ValueError: If the source cannot be read, see :func:`load_documents`, or a column is missing or
+            holds something else. What only reading shows is raised while reading.
+    """
+    return _checked_rows(_source_rows(source, name, split), source, columns)
 
 
 def source_fingerprint(source: str, name: str | None = None, split: str = "train", column: str = "text") -> str:
@@ -82,6 +98,30 @@ def source_fingerprint(source: str, name: str | None = None, split: str = "train
     if _is_local(source):
         return digest(["local", [(_format(file), file_sha256(file)) for file in _local_files(source)], column])
     return digest(["hub", source, name, split, column])
+
+
+def _source_rows(source: str, name: str | None, split: str) -> Iterable[_Row]:
+    if source == EMBEDDED:
+        return ({"text": text} for text in embedded_documents(split))
+    if _is_local(source):
+        return _local_rows(_local_files(source))
+    return _hub_rows(source, name, split)
+
+
+def _checked_rows(rows: Iterable[_Row], source: str, columns: Mapping[str, type]) -> Iterator[_Row]:
+    for row in rows:
+        if missing := sorted(columns.keys() - row):
+            raise ValueError(
+                f"{source!r} has no column {missing}, only {sorted(row)}: rename its columns, or name a source "
+                f"with the columns {sorted(columns)}"
+            )
+        for column, kind in columns.items():
+            if not isinstance(row[column], kind | None):
+                raise ValueError(
+                    f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not {kind.__name__}: "
+                    "name a source where it does"
+                )
+        yield row
 
 
 def _documents(rows: Iterable[_Row], source: str, column: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune.modules.peft import get_merged_lora_ckpt
+from tqdm import tqdm
 from transformers import AutoConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
@@ -116,7 +117,8 @@ class HFCheckpointer:
         parameters = _parameters(model)
         for file in self.weight_files:
             state_dict: StateDict = {}
-            for key, weight in read_weights(file):
+            # A bar, because NF4 takes minutes on a CPU.
+            for key, weight in tqdm(read_weights(file), desc=f"loading {file.name}", unit="weight", leave=False):
                 # A copy, because what was read may be a view of the file.
                 hf_weight = {key: weight.to(device, dtype, copy=True)}
                 for name, value in self.family.hf_to_tune(hf_weight, self.hf_config).items():

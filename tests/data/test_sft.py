@@ -1,0 +1,461 @@
+"""SQuAD and CNN/DailyMail: what the ids say when decoded, and how long texts are cut."""
+
+import json
+import logging
+import re
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import WORDS, passage
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchtune.data import Message, padded_collate_sft
+from torchtune.models.llama2 import Llama2Tokenizer
+
+from tfidf_tune.data import (
+    cnn_dailymail_dataset,
+    hf_tokenizer,
+    squad_dataset,
+    squad_prompt,
+    summarization_prompt,
+    train_embedded_tokenizer,
+)
+
+CONTEXT = "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
+QUESTION = "the river of what?"
+ARTICLE = "The river sings.\nA stone walks  under the light of the green house 🙂"
+HIGHLIGHTS = "the river sings\na stone walks ."
+
+TOKENIZERS = ["bpe", "bos_is_eos", "sentencepiece", "stock"]
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def any_tokenizer(request, embedded_tokenizer_folder, sentencepiece_folder, tmp_path_factory):
+    """Byte-level BPE without BOS, with a BOS that is EOS as GPT-NeoX has it, SentencePiece, and torchtune's own."""
+    if request.param == "bpe":
+        return hf_tokenizer(str(embedded_tokenizer_folder))
+    if request.param == "bos_is_eos":
+        return hf_tokenizer(str(with_bos(embedded_tokenizer_folder, tmp_path_factory.mktemp("tokenizer") / "bos")))
+    if request.param == "sentencepiece":
+        return hf_tokenizer(str(sentencepiece_folder))
+    return Llama2Tokenizer(str(sentencepiece_folder / "tokenizer.model"), prompt_template=None)
+
+
+def with_bos(folder, copy):
+    shutil.copytree(folder, copy)
+    file = copy / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": "<|endoftext|>"}))
+    return copy
+
+
+def squad_row(context=CONTEXT, answer="light", question=QUESTION, start=None):
+    start = context.index(answer) if start is None else start
+    answers = {"text": [answer, "no"], "answer_start": [start, 0]}
+    return {"id": "1", "title": "t", "context": context, "question": question, "answers": answers}
+
+
+def news_row(article=ARTICLE, highlights=HIGHLIGHTS):
+    return {"article": article, "highlights": highlights, "id": "1"}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def squad(tmp_path):
+    """Builds a data set of the rows given."""
+    return lambda tokenizer, rows, **limits: squad_dataset(
+        tokenizer, source=write(tmp_path / "squad.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
+    )
+
+
+@pytest.fixture
+def news(tmp_path):
+    """Builds a data set of the rows given."""
+    return lambda tokenizer, rows, **limits: cnn_dailymail_dataset(
+        tokenizer, source=write(tmp_path / "news.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
+    )
+
+
+def as_torchtune_tokenizes(tokenizer, prompt, target):
+    messages = [
+        Message(role="user", content=prompt, masked=True),
+        Message(role="assistant", content=target, masked=False),
+    ]
+    tokens, mask = tokenizer.tokenize_messages(messages)
+    return {"tokens": tokens, "labels": [-100 if masked else token for token, masked in zip(tokens, mask, strict=True)]}
+
+
+def split(sample):
+    """Prompt and target ids; the labels must be the target's, and nothing else."""
+    tokens, labels = sample["tokens"], sample["labels"]
+    num_prompt = labels.count(-100)
+    assert labels == [-100] * num_prompt + tokens[num_prompt:]
+    return tokens[:num_prompt], tokens[num_prompt:]
+
+
+def num_tokens(tokenizer, text):
+    return len(tokenizer.encode(text, add_bos=True, add_eos=False))
+
+
+def test_the_prompts_are_these():
+    assert squad_prompt("A b.", "C d?") == "Context: A b.\nQuestion: C d?\nAnswer:"
+    assert summarization_prompt("A b.") == "summarize: A b.\n\nSummary:"
+
+
+@pytest.mark.parametrize("answer", ["light", "1984", "(s)", "🙂", "café sings", "the end."])
+def test_a_question_has_the_ids_of_its_text_in_one_piece(any_tokenizer, squad, answer):
+    [sample] = squad(any_tokenizer, [squad_row(answer=answer)])
+    prompt = squad_prompt(CONTEXT, QUESTION)
+    assert sample["tokens"] == any_tokenizer.encode(f"{prompt} {answer}")
+    assert split(sample)[0] == any_tokenizer.encode(prompt, add_eos=False)
+
+
+def test_an_article_has_the_ids_of_its_text_in_one_piece(any_tokenizer, news):
+    [sample] = news(any_tokenizer, [news_row()])
+    prompt = summarization_prompt(ARTICLE)
+    assert sample["tokens"] == any_tokenizer.encode(f"{prompt} {HIGHLIGHTS}")
+    assert split(sample)[0] == any_tokenizer.encode(prompt, add_eos=False)
+
+
+def test_examples_are_what_torchtune_makes_of_messages(any_tokenizer, squad, news):
+    """BOS, the space before the target and EOS included."""
+    [question], [article] = squad(any_tokenizer, [squad_row()]), news(any_tokenizer, [news_row()])
+    assert question == as_torchtune_tokenizes(any_tokenizer, squad_prompt(CONTEXT, QUESTION), " light")
+    assert article == as_torchtune_tokenizes(any_tokenizer, summarization_prompt(ARTICLE), " " + HIGHLIGHTS)
+
+
+def test_white_space_around_a_target_is_dropped(tokenizer, squad, news):
+    [question] = squad(tokenizer, [squad_row(answer=" light,")])
+    [article] = news(tokenizer, [news_row(highlights="\n a \n b\n")])
+    assert tokenizer.decode(split(question)[1]) == " light,"
+    assert tokenizer.decode(split(article)[1]) == " a \n b"
+
+
+def read_prompt(tokenizer, ids):
+    """Context and question of the prompt, which must have the ids of its text."""
+    text = tokenizer.decode(ids[1:] if ids[0] == getattr(tokenizer, "bos_id", None) else ids)
+    assert tokenizer.encode(text, add_eos=False) == ids
+    return re.fullmatch(r"Context: (.*)\nQuestion: (.*)\nAnswer:", text, re.DOTALL).groups()
+
+
+@st.composite
+def questions(draw):
+    words = draw(st.lists(st.sampled_from([*WORDS, "🙂", "東京,", "a\nb", "--"]), min_size=1, max_size=60))
+    first = draw(st.integers(0, len(words) - 1))
+    last = draw(st.integers(first, min(first + 5, len(words) - 1)))
+    start = len("".join(word + " " for word in words[:first]))
+    question = " ".join(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=8)))
+    return squad_row(" ".join(words), " ".join(words[first : last + 1]), question, start), draw(st.integers(30, 200))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(questions())
+def test_any_cut_keeps_the_question_and_the_answer_in_its_context(any_tokenizer, squad, example):
+    row, max_seq_len = example
+    context, question, answer = row["context"], row["question"], row["answers"]["text"][0]
+    start = row["answers"]["answer_start"][0]
+    num_rest = len(any_tokenizer.encode(f"{squad_prompt('', question)} {answer}"))
+    num_answer = num_tokens(any_tokenizer, answer)
+    try:
+        dataset = squad(any_tokenizer, [row], max_seq_len=max_seq_len)
+    except ValueError:
+        assert num_rest + num_answer > max_seq_len - 3
+        return
+    [sample] = dataset
+    prompt, target = split(sample)
+    kept, kept_question = read_prompt(any_tokenizer, prompt)
+    whole = len(any_tokenizer.encode(f"{squad_prompt(context, question)} {answer}")) <= max_seq_len
+
+    assert len(sample["tokens"]) <= max_seq_len
+    assert any_tokenizer.decode(target[:-1]).strip() == answer
+    assert target[-1] == any_tokenizer.eos_id
+    assert kept_question == question
+    assert dataset.num_cut == (not whole)
+    if whole:
+        assert kept == context
+        return
+    assert kept == kept.strip()
+    # No more is lost than a character of several tokens and the joints make it.
+    assert len(sample["tokens"]) > max_seq_len - 12
+    up_to_the_answer = num_tokens(any_tokenizer, squad_prompt(context[: start + len(answer)], question))
+    if up_to_the_answer + len(target) <= max_seq_len - 3:
+        assert context.startswith(kept)
+        assert len(kept) >= start + len(answer)
+    # The very place of the answer is kept, not just the same words elsewhere.
+    places = [match.start() for match in re.finditer(f"(?={re.escape(kept)})", context)]
+    assert any(place <= start and start + len(answer) <= place + len(kept) for place in places)
+
+
+def numbers(first, last):
+    return " ".join(str(number) for number in range(first, last))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (115, "start"),  # in the part from the beginning
+        (200, "middle"),
+        (297, "end"),  # little behind it
+    ],
+)
+def test_the_window_is_at_the_start_around_the_answer_or_at_the_end(any_tokenizer, squad, answer, expected):
+    context = numbers(100, 300)
+    [sample] = squad(any_tokenizer, [squad_row(context, str(answer))], max_seq_len=160)
+    kept, _ = read_prompt(any_tokenizer, split(sample)[0])
+    before, behind = kept.split(str(answer))
+    assert 155 <= len(sample["tokens"]) <= 160
+    assert context.startswith(kept) == (expected == "start")
+    assert context.endswith(kept) == (expected == "end")
+    if expected == "middle":
+        assert abs(num_tokens(any_tokenizer, before) - num_tokens(any_tokenizer, behind)) <= 4
+
+
+@pytest.mark.parametrize("context", [CONTEXT, "café sings 🙂", "🙂 café sings"])
+def test_the_answer_alone_is_context_enough(context, tokenizer, squad):
+    row = squad_row(context, "café sings")
+    least = len(tokenizer.encode(squad_prompt("café sings", QUESTION) + " café sings"))
+    [sample] = squad(tokenizer, [row], max_seq_len=least)
+    assert read_prompt(tokenizer, split(sample)[0])[0] == "café sings"
+    with pytest.raises(ValueError, match=r"squad\.jsonl' gives no example: 1 rows are empty, have no answer"):
+        squad(tokenizer, [row], max_seq_len=least - 1)
+
+
+def test_rows_without_an_answer_in_their_context_are_left_out(tokenizer, squad):
+    bad = [
+        squad_row(answer="stone", start=2),
+        squad_row(answer="", start=0),
+        squad_row(answer=" ", start=3),
+        squad_row(answer="light", start=CONTEXT.index("light") - len(CONTEXT)),
+        squad_row(question="nothing fits " * 300),
+        squad_row(context="light " * 400, answer="light " * 300),
+        squad_row() | {"question": None},
+        squad_row() | {"answers": {"text": [], "answer_start": []}},
+        squad_row() | {"answers": None},
+    ]
+    dataset = squad(tokenizer, [squad_row(), *bad, squad_row(answer="house")])
+    assert [tokenizer.decode(split(sample)[1]) for sample in dataset] == [" light", " house"]
+    assert (dataset.num_left_out, dataset.num_cut, dataset.num_cut_targets) == (len(bad), 0, 0)
+
+
+def test_articles_and_summaries_are_cut_at_their_ends(any_tokenizer, news):
+    article, highlights = passage(3, 200), passage(4, 60)
+    rows = [news_row(article), news_row(), news_row(article, highlights), news_row(highlights=highlights)]
+    dataset = news(any_tokenizer, rows, max_source_tokens=100, max_target_tokens=30)
+    assert (dataset.num_cut, dataset.num_cut_targets, dataset.num_left_out) == (2, 2, 0)
+
+    for row, sample in zip(rows, dataset, strict=True):
+        prompt, target = split(sample)
+        text = any_tokenizer.decode(prompt[1:] if prompt[0] == getattr(any_tokenizer, "bos_id", None) else prompt)
+        assert any_tokenizer.encode(text, add_eos=False) == prompt
+        kept = re.fullmatch(r"summarize: (.*)\n\nSummary:", text, re.DOTALL)[1]
+        assert row["article"].startswith(kept)
+        assert (len(prompt) in (98, 99, 100)) if row["article"] == article else (kept == ARTICLE)
+
+        whole = any_tokenizer.encode("Summary: " + row["highlights"])[num_tokens(any_tokenizer, "Summary:") :]
+        cut = [*whole[:29], any_tokenizer.eos_id]
+        assert target == (cut if row["highlights"] == highlights else whole)
+
+
+def test_limits_that_just_suffice_cut_nothing(any_tokenizer, squad, news):
+    prompt = num_tokens(any_tokenizer, summarization_prompt(ARTICLE))
+    target = len(any_tokenizer.encode(f"{summarization_prompt(ARTICLE)} {HIGHLIGHTS}")) - prompt
+    for missing_source, missing_target in [(0, 0), (1, 0), (0, 1)]:
+        limits = {"max_source_tokens": prompt - missing_source, "max_target_tokens": target - missing_target}
+        dataset = news(any_tokenizer, [news_row()], **limits)
+        assert (dataset.num_cut, dataset.num_cut_targets) == (missing_source, missing_target)
+    whole = len(any_tokenizer.encode(f"{squad_prompt(CONTEXT, QUESTION)} light"))
+    assert squad(any_tokenizer, [squad_row()], max_seq_len=whole).num_cut == 0
+    assert squad(any_tokenizer, [squad_row()], max_seq_len=whole - 1).num_cut == 1
+
+
+def test_rows_without_article_or_highlights_are_left_out(tokenizer, news):
+    bad = [news_row(article=""), news_row(article=" \n"), news_row(highlights=" "), news_row(highlights=None)]
+    dataset = news(tokenizer, [*bad, news_row()])
+    assert (len(dataset), dataset.num_left_out) == (1, 4)
+
+
+def test_batches_do_not_show(tokenizer, squad, monkeypatch):
+    contexts = [passage(seed, 5 + 17 * seed % 90) for seed in range(20)]
+    rows = [squad_row(context, context.split()[-1], question=str(i)) for i, context in enumerate(contexts)]
+    rows[4]["answers"] = None
+    at_once = squad(tokenizer, rows, max_seq_len=100)
+    monkeypatch.setattr("tfidf_tune.data._sft._BATCH_SIZE", 3)
+    # As one more row changes the file, it is not found in the cache.
+    in_batches = squad(tokenizer, [*rows, squad_row("a", "a", "a")], max_seq_len=100)
+    assert list(in_batches)[:-1] == list(at_once)
+    assert 3 < at_once.num_cut == in_batches.num_cut < 19
+    assert in_batches.num_left_out == at_once.num_left_out == 1
+
+
+def test_what_was_cut_and_left_out_is_logged_in_one_line(tokenizer, squad, caplog):
+    rows = [squad_row(), squad_row(passage(1, 300), "1:"), squad_row() | {"answers": None}]
+    for _ in ("built", "from the cache"):
+        caplog.clear()
+        dataset = squad(tokenizer, rows)
+        [record] = caplog.records
+        assert record.levelno == logging.WARNING
+        assert re.search(
+            r"squad\.jsonl: 2 examples; of these 1 with a cut prompt and 0 with a cut target; 1 rows left out$",
+            record.getMessage(),
+        )
+        assert (dataset.num_cut, dataset.num_left_out) == (1, 1)
+
+
+def test_no_warning_where_nothing_is_lost(tokenizer, squad, caplog):
+    with caplog.at_level(logging.INFO):
+        squad(tokenizer, [squad_row()])
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+def test_a_second_run_does_not_tokenize(tokenizer, news, monkeypatch):
+    rows = [news_row(), news_row(passage(1, 300))]
+    first = list(news(tokenizer, rows, max_source_tokens=100))
+    monkeypatch.setattr(
+        "tfidf_tune.data._cnn_dailymail.load_rows", lambda *args, **kwargs: pytest.fail("read once more")
+    )
+    assert list(news(tokenizer, rows, max_source_tokens=100)) == first
+
+
+def test_other_limits_are_cached_apart(tokenizer, news):
+    rows = [news_row(passage(1, 300), passage(2, 90))]
+    limits = [(100, 20), (200, 20), (100, 40)]
+    samples = [
+        news(tokenizer, rows, max_source_tokens=source, max_target_tokens=target)[0] for source, target in limits
+    ]
+    assert len({len(sample["tokens"]) for sample in samples}) == 3
+
+
+def test_other_words_of_the_prompt_are_cached_apart(tokenizer, news, monkeypatch):
+    [first] = news(tokenizer, [news_row()])
+    monkeypatch.setattr("tfidf_tune.data._cnn_dailymail.summarization_prompt", lambda article: f"{article} TL;DR:")
+    [second] = news(tokenizer, [news_row()])
+    assert tokenizer.decode(second["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}" != tokenizer.decode(first["tokens"])
+
+
+def test_other_tokenizers_are_cached_apart(tokenizer, embedded_tokenizer_folder, squad, tmp_path):
+    smaller = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / "smaller", vocab_size=300)))
+    with_a_bos = hf_tokenizer(str(with_bos(embedded_tokenizer_folder, tmp_path / "bos")))
+    assert with_a_bos.fingerprint == tokenizer.fingerprint
+    for each in (tokenizer, smaller, with_a_bos):
+        [sample] = squad(each, [squad_row()])
+        assert sample["tokens"] == each.encode(f"{squad_prompt(CONTEXT, QUESTION)} light")
+
+
+def test_an_index_out_of_range_ends_an_iteration(tokenizer, news):
+    dataset = news(tokenizer, [news_row(), news_row("the river", "a stone")])
+    assert dataset[-1] == dataset[1]
+    with pytest.raises(IndexError):
+        dataset[2]
+
+
+def test_torchtune_collates_the_examples(tokenizer, news):
+    dataset = news(tokenizer, [news_row(), news_row("the river", "a stone")])
+    [batch] = DataLoader(dataset, batch_size=2, collate_fn=padded_collate_sft)
+    assert batch["tokens"].shape == batch["labels"].shape == (2, len(dataset[0]["tokens"]))
+    assert batch["labels"][0].tolist() == dataset[0]["labels"]
+
+
+def parquet(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize("file", ["a.jsonl", "a.json", "a.parquet", "folder/a.jsonl"])
+def test_every_format_gives_the_same(file, tokenizer, squad, tmp_path):
+    rows = [squad_row(), squad_row(answer="house")]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".jsonl":
+        write(path, rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        parquet(path, rows)
+    source = str(path.parent) if "/" in file else str(path)
+    dataset = squad_dataset(tokenizer, source=source, cache_dir=str(tmp_path / "other"))
+    assert list(dataset) == list(squad(tokenizer, rows))
+
+
+@pytest.mark.parametrize(
+    ("build", "rows", "arguments", "expected"),
+    [
+        (squad_dataset, [squad_row()], {}, ("rajpurkar/squad", None, "train")),
+        (cnn_dailymail_dataset, [news_row()], {}, ("abisee/cnn_dailymail", "3.0.0", "train")),
+        (squad_dataset, [squad_row()], {"source": "a/b", "name": "c", "split": "test"}, ("a/b", "c", "test")),
+        (cnn_dailymail_dataset, [news_row()], {"source": "a/b", "name": "c", "split": "test"}, ("a/b", "c", "test")),
+    ],
+)
+def test_the_hub_is_asked_for(build, rows, arguments, expected, tokenizer, tmp_path, monkeypatch):
+    calls = []
+
+    def load_dataset(source, name, *, split, streaming):
+        calls.append((source, name, split))
+        return iter(rows)
+
+    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    assert len(build(tokenizer, cache_dir=str(tmp_path), **arguments)) == 1
+    assert calls == [expected]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"context": "a", "answers": {}}], r"no column \['question'\], only \['answers', 'context'\]: rename"),
+        ([squad_row() | {"context": 3}], "column 'context' of .* holds int, not str"),
+        ([squad_row() | {"answers": ["light"]}], "column 'answers' of .* holds list, not dict"),
+        (
+            [squad_row() | {"answers": {"text": "light"}}],
+            r"column 'answers' .* holds \{'text': 'light'\}: name a source",
+        ),
+        ([squad_row() | {"answers": {"text": ["light"], "answer_start": ["3"]}}], "'answer_start', of integers"),
+        ([squad_row() | {"answers": {"text": ["light"], "answer_start": []}}], "'answer_start', of integers"),
+        ([], r"squad\.jsonl' is empty"),
+    ],
+)
+def test_a_source_of_another_form_is_refused(rows, message, tokenizer, squad, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        squad(tokenizer, rows)
+    assert list(tmp_path.glob("cache/*")) == []
+
+
+@pytest.mark.parametrize("build", [squad_dataset, cnn_dailymail_dataset])
+def test_a_source_that_is_not_there_or_cannot_be_read_is_named(build, tokenizer, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: '.*gone\.jsonl'"):
+        build(tokenizer, source=str(tmp_path / "gone.jsonl"), cache_dir=str(tmp_path))
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match=r"cannot read '.*bad\.parquet'; is it a whole parquet file\?"):
+        build(tokenizer, source=str(tmp_path / "bad.parquet"), cache_dir=str(tmp_path / "cache"))
+    (tmp_path / "lines.txt").write_text("no columns")
+    with pytest.raises(ValueError, match=r"lines\.txt' has no column .*, only \['text'\]"):
+        build(tokenizer, source=str(tmp_path / "lines.txt"), cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("build", "limits", "message"),
+    [
+        (squad_dataset, {"max_seq_len": 0}, r"max_seq_len is 0, but the words of the prompt .* take \d+: raise it"),
+        (squad_dataset, {"max_seq_len": 513}, "max_seq_len is 513, above .* 512, .*: lower it"),
+        (cnn_dailymail_dataset, {"max_source_tokens": 3}, r"max_source_tokens is 3, but .* take \d+: raise it"),
+        (cnn_dailymail_dataset, {"max_target_tokens": 1}, "max_target_tokens must be at least 2, .*, got 1"),
+        (cnn_dailymail_dataset, {"max_source_tokens": 385}, "are 513 together, above max_seq_len 512, .*: lower"),
+    ],
+)
+def test_impossible_limits_are_refused_before_anything_is_read(build, limits, message, embedded_tokenizer_folder):
+    tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=512)
+    with pytest.raises(ValueError, match=message):
+        build(tokenizer, source="/gone.jsonl", **limits)
+
+
+def test_the_least_limit_is_named_and_is_enough(any_tokenizer, squad, news):
+    for build, row, limit, least in [
+        (squad, squad_row("a", "a", "a"), "max_seq_len", num_tokens(any_tokenizer, squad_prompt("", "")) + 3),
+        (news, news_row("a", "a"), "max_source_tokens", num_tokens(any_tokenizer, summarization_prompt("")) + 1),
+    ]:
+        with pytest.raises(ValueError, match=f"{limit} is {least - 1}, .* take {least}: raise it"):
+            build(any_tokenizer, [row], **{limit: least - 1})
+    assert len(news(any_tokenizer, [row], max_source_tokens=least)) == 1
