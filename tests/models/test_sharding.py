@@ -1,0 +1,80 @@
+"""FSDP2 over two processes: our models shard by layer as torchtune's do, and give what one process gives."""
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tiny_llama import VOCAB_SIZE
+from tiny_models import MODELS
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torchtune import training
+
+from tfidf_tune.models import FAMILIES
+
+NAMES = ("gpt_neox", "gptj")
+
+
+def loaded(name: str) -> nn.Module:
+    tiny = MODELS[name]
+    hf_model = tiny.build_hf()
+    model = tiny.build()
+    model.load_state_dict(FAMILIES[tiny.model_type].hf_to_tune(hf_model.state_dict(), hf_model.config.to_dict()))
+    return model
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def check_shards(rank: int, port: int) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2)
+    for name in NAMES:
+        check_model(rank, name)
+    dist.destroy_process_group()
+
+
+def check_model(rank: int, name: str) -> None:
+    tokens = torch.randint(VOCAB_SIZE, (4, 12), generator=torch.Generator().manual_seed(0))
+    whole, model = loaded(name), loaded(name)
+    loss_of(whole, tokens).backward()
+
+    training.shard_model(model, shard_conditions=[training.get_shard_conditions], cpu_offload=False)
+    loss = loss_of(model, tokens.chunk(2)[rank])
+    loss.backward()
+
+    parameters = dict(model.named_parameters())
+    assert all(isinstance(value, DTensor) for value in parameters.values())
+    assert sum(value.to_local().numel() for value in parameters.values()) < 0.6 * sum(
+        value.numel() for value in whole.parameters()
+    )
+    for key, value in whole.named_parameters():
+        torch.testing.assert_close(parameters[key].grad.full_tensor(), value.grad)
+
+
+def test_two_processes_have_the_gradients_of_one():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+
+    torch.multiprocessing.spawn(check_shards, (port,), nprocs=2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fused_head_of_torch_takes_the_heads_bias(name):
+    """torch's linear_cross_entropy on hidden states and head gives the loss and gradients of the model with logits."""
+    tokens = torch.randint(VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(0))
+    whole, headless = loaded(name), loaded(name)
+    loss_of(whole, tokens).backward()
+    head = headless.output
+    headless.output = nn.Identity()
+
+    hidden = headless(tokens)[:, :-1].flatten(0, 1)
+    F.linear_cross_entropy(hidden, head.weight, tokens[:, 1:].flatten(), linear_bias=head.bias).backward()
+    headless.output = head
+
+    assert (head.bias is not None) is (name == "gptj")
+    expected = {key: value.grad for key, value in whole.named_parameters()}
+    torch.testing.assert_close({key: value.grad for key, value in headless.named_parameters()}, expected)
