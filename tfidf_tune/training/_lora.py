@@ -68,13 +68,12 @@ def require_no_lora(model: nn.Module) -> None:
         )
 
 
-def check_lora_targets(model: nn.Module, attn_modules: Sequence[str], *, output: bool) -> None:
+def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
     """Compare the layers that shall have adapters with those that have; torchtune's builders pass over unknown names.
 
     Args:
         model (nn.Module): torchtune model, perhaps on the meta device.
         attn_modules (Sequence[str]): what the config's ``lora_attn_modules`` names.
-        output (bool): the config's ``apply_lora_to_output``.
 
     Raises:
         ValueError: If a layer is named that the model does not have.
@@ -87,10 +86,6 @@ def check_lora_targets(model: nn.Module, attn_modules: Sequence[str], *, output:
                 f"lora_attn_modules names '{name}', which the model's attention does not have; "
                 f"possible are {', '.join(possible)}"
             )
-    if output and not isinstance(model.output, LoRALinear):
-        raise ValueError(
-            "apply_lora_to_output is True, but the model's head is tied to its embeddings: set it to False"
-        )
 
 
 def keep_adapters_in_fp32(model: nn.Module) -> None:

@@ -35,7 +35,7 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
         try:
             model: nn.Module = instantiate(cfg, "model")
         except SetupError as error:
-            if not cfg.model.get("quantize_base"):
+            if "must be divisible" not in str(error):  # torchao's words
                 raise
             raise SetupError(
                 f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {_NF4_MULTIPLE} "
@@ -43,7 +43,7 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
             ) from error
     if "lora_attn_modules" in cfg.model:
         with setup_errors("config: model"):
-            check_lora_targets(model, cfg.model.lora_attn_modules, output=bool(cfg.model.get("apply_lora_to_output")))
+            check_lora_targets(model, cfg.model.lora_attn_modules)
     if run.dtype is torch.float16:
         if any(isinstance(parameter, NF4Tensor) for parameter in model.parameters()):
             raise SetupError(
