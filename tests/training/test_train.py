@@ -202,6 +202,7 @@ def test_milestones_fall_on_the_first_step_at_which_the_share_is_done(total, exp
 def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
     progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=2)
 
+    progress.start()
     for step in range(1, 6):
         progress.step(step, {"loss": torch.tensor(float(step))}, torch.tensor(7))
     progress.close()
@@ -224,6 +225,7 @@ def progress(tmp_path):
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_ends_the_run_at_the_next_entry(progress, loss):
+    progress.start()
     with pytest.raises(RuntimeError, match=f"the loss is {loss} at step 3"):
         progress.step(3, {"loss": torch.tensor(loss)}, torch.tensor(7))
 
@@ -237,6 +239,7 @@ def steps_without_labels(progress, steps):
 def test_a_run_without_any_label_ends_early(tmp_path, total_steps, last):
     logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
     progress = ProgressLog([logger], total_steps=total_steps, log_every_n_steps=1)
+    progress.start()
     steps_without_labels(progress, range(1, last))
 
     with pytest.raises(RuntimeError, match=f"no label was left to learn from up to step {last}: "):
@@ -248,6 +251,7 @@ def test_single_batches_without_labels_are_no_error(tmp_path):
     logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
     progress = ProgressLog([logger], total_steps=30, log_every_n_steps=1)
 
+    progress.start()
     steps_without_labels(progress, [1, 2])
     progress.step(3, {"loss": torch.tensor(1.0)}, torch.tensor(7))
     steps_without_labels(progress, range(4, 31))

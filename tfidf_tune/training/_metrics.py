@@ -65,14 +65,14 @@ class ProgressLog:
         self._total_steps = total_steps
         self._every = log_every_n_steps
         self._memory_device = memory_device
-        self._bar = tqdm(total=total_steps, unit="step", dynamic_ncols=True)
+        self._bar: Any = None  # not before there is progress: loading may show a bar of its own
         self._tokens: torch.Tensor | int = 0  # since the last entry
         self._tokens_seen: torch.Tensor | int = 0  # in the whole run
         self._start = time.perf_counter()
 
     def start(self) -> None:
         """Start bar and clock: what came before (loading the model) is no part of the run's speed."""
-        self._bar.reset()
+        self._bar = tqdm(total=self._total_steps, unit="step", dynamic_ncols=True)
         self.restart_clock()
 
     def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: torch.Tensor) -> None:
@@ -119,7 +119,8 @@ class ProgressLog:
 
     def close(self) -> None:
         """Close loggers and bar."""
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
         for logger in self._loggers:
             logger.close()
 
