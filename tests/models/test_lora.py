@@ -1,5 +1,6 @@
 """LoRA and QLoRA of every family: peft's model is the truth, and for NF4 the weights that it stands for."""
 
+import inspect
 import warnings
 
 import peft
@@ -154,9 +155,12 @@ def test_nf4_rounds_as_bitsandbytes_paper_says():
 @pytest.mark.parametrize(
     ("build", "adapted"),
     [
-        (lambda **kw: lora_pythia("1.4b", ["query_key_value"], **kw), {"query_key_value"}),
-        (lambda **kw: lora_pythia("70m", ["query_key_value", "output_proj"], **kw), {"query_key_value", "output_proj"}),
-        (lambda **kw: lora_gptj_6b(["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
+        (lambda **kw: lora_pythia(size="1.4b", lora_attn_modules=["query_key_value"], **kw), {"query_key_value"}),
+        (
+            lambda **kw: lora_pythia(size="70m", lora_attn_modules=["query_key_value", "output_proj"], **kw),
+            {"query_key_value", "output_proj"},
+        ),
+        (lambda **kw: lora_gptj_6b(lora_attn_modules=["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
         (lambda **kw: lora_tinyllama_1_1b(["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
     ],
 )
@@ -173,7 +177,13 @@ def test_the_lora_builders_adapt_the_named_layers_alone(build, adapted, quantize
     assert not isinstance(model.output.weight, NF4Tensor)
 
 
-@pytest.mark.parametrize("build", [lambda **kw: lora_pythia("70m", [], **kw), lambda **kw: lora_gptj_6b([], **kw)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **kw: lora_pythia(size="70m", lora_attn_modules=[], **kw),
+        lambda **kw: lora_gptj_6b(lora_attn_modules=[], **kw),
+    ],
+)
 def test_mlps_and_head_can_have_adapters_too(build):
     with torch.device("meta"), warnings.catch_warnings():
         model = build(apply_lora_to_mlp=True, apply_lora_to_output=True)
@@ -185,4 +195,15 @@ def test_mlps_and_head_can_have_adapters_too(build):
 
 def test_a_size_that_there_is_not_is_named():
     with pytest.raises(ValueError, match=r"no Pythia of size '2b'; there are 70m, 160m, .*12b"):
-        lora_pythia("2b", ["query_key_value"])
+        lora_pythia(size="2b", lora_attn_modules=["query_key_value"])
+
+
+@pytest.mark.parametrize("build", [lora_pythia, lora_gptj_6b])
+def test_the_form_with_lora_shows_its_arguments(build):
+    """A config is checked against signatures before anything is built."""
+    parameters = inspect.signature(build).parameters
+
+    needed = {"lora_attn_modules", *(["size"] if build is lora_pythia else [])}
+    assert {key for key, value in parameters.items() if value.default is value.empty} == needed
+    assert {"lora_rank", "lora_alpha", "lora_dropout", "apply_lora_to_mlp", "quantize_base"} < parameters.keys()
+    assert "linear" not in parameters

@@ -119,8 +119,11 @@ def test_a_real_size_has_the_weights_of_the_published_architecture(name):
     ("build", "trained"),
     [
         # Layers x rank x (in + out) of the adapted layers, by hand.
-        (partial(lora_pythia, "1.4b", ["query_key_value"]), 24 * 8 * (2048 + 3 * 2048)),
-        (partial(lora_gptj_6b, ["q_proj", "k_proj", "v_proj", "output_proj"]), 28 * 8 * 4 * (4096 + 4096)),
+        (partial(lora_pythia, size="1.4b", lora_attn_modules=["query_key_value"]), 24 * 8 * (2048 + 3 * 2048)),
+        (
+            partial(lora_gptj_6b, lora_attn_modules=["q_proj", "k_proj", "v_proj", "output_proj"]),
+            28 * 8 * 4 * (4096 + 4096),
+        ),
     ],
 )
 def test_the_papers_adapters_have_the_size_that_follows(build, trained):

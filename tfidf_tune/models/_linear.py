@@ -1,10 +1,12 @@
 """The linear layers of our builders: plain, with LoRA, or quantized."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import nn
-from torchtune.modules import FrozenNF4Linear
+from torchtune.modules import FrozenNF4Linear, TransformerDecoder
 from torchtune.modules.peft import LoRALinear
 
 
@@ -73,3 +75,38 @@ class LinearFactory:
 
 
 PLAIN = LinearFactory()
+
+
+def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., TransformerDecoder]:
+    """Give a builder of plain models its form with LoRA, as torchtune's ``lora_`` builders are to the others.
+
+    Args:
+        builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument ``linear``.
+
+    Returns:
+        Callable[..., TransformerDecoder]: takes the builder's other arguments and, flat beside them, those of
+        :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
+    """
+    sizes = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(builder).parameters.values()
+        if parameter.name != "linear"
+    ]
+    settings = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(LinearFactory).parameters.values()
+    ]
+    settings[0] = settings[0].replace(default=inspect.Parameter.empty)
+
+    def build(**arguments: Any) -> TransformerDecoder:
+        lora = {field.name: arguments.pop(field.name) for field in fields(LinearFactory) if field.name in arguments}
+        return builder(**arguments, linear=LinearFactory(**lora))
+
+    build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
+    build.__module__ = builder.__module__
+    build.__doc__ = (
+        f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
+        ":class:`~tfidf_tune.models.LinearFactory`."
+    )
+    build.__signature__ = inspect.Signature([*settings, *sizes])  # type: ignore[attr-defined]
+    return build

@@ -1,13 +1,11 @@
 """GPT-NeoX of any size: "GPT-NeoX-20B: An Open-Source Autoregressive Language Model", https://arxiv.org/abs/2204.06745."""
 
-from typing import Any
-
 from torch import nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import FeedForward, TransformerDecoder, TransformerSelfAttentionLayer
 
 from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
-from tfidf_tune.models._linear import PLAIN, LinearFactory
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 from tfidf_tune.models.gpt_neox._attention import GPTNeoXAttention
 
 
@@ -82,39 +80,4 @@ def gpt_neox(
     )
 
 
-def lora_gpt_neox(
-    lora_attn_modules: list[str],
-    apply_lora_to_mlp: bool = False,
-    apply_lora_to_output: bool = False,
-    *,
-    lora_rank: int = 8,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.0,
-    quantize_base: bool = False,
-    **sizes: Any,
-) -> TransformerDecoder:
-    """Build a GPT-NeoX decoder with LoRA.
-
-    Args:
-        lora_attn_modules (list[str]): attention layers with LoRA, of ``query_key_value``, ``output_proj``.
-        apply_lora_to_mlp (bool): LoRA on the MLPs' linear layers too. Default: False.
-        apply_lora_to_output (bool): LoRA on the output projection too. Default: False.
-        lora_rank (int): rank of the adapters. Default: 8.
-        lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
-        lora_dropout (float): dropout before the adapters. Default: 0.0.
-        quantize_base (bool): NF4 for all linear layers but the output projection, adapters aside. Default: False.
-        **sizes (Any): arguments of :func:`gpt_neox`.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
-    """
-    linear = LinearFactory(
-        lora_attn_modules,
-        apply_lora_to_mlp,
-        apply_lora_to_output,
-        lora_rank,
-        lora_alpha,
-        lora_dropout,
-        quantize_base,
-    )
-    return gpt_neox(**sizes, linear=linear)
+lora_gpt_neox = with_lora(gpt_neox)

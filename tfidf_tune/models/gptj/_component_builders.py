@@ -1,7 +1,5 @@
 """GPT-J of any size; the architecture is that of https://github.com/kingoflolz/mesh-transformer-jax."""
 
-from typing import Any
-
 from torch import nn
 from torchtune.modules import (
     FeedForward,
@@ -11,7 +9,7 @@ from torchtune.modules import (
 )
 
 from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
-from tfidf_tune.models._linear import PLAIN, LinearFactory
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 
 def gptj(
@@ -81,40 +79,4 @@ def gptj(
     )
 
 
-def lora_gptj(
-    lora_attn_modules: list[str],
-    apply_lora_to_mlp: bool = False,
-    apply_lora_to_output: bool = False,
-    *,
-    lora_rank: int = 8,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.0,
-    quantize_base: bool = False,
-    **sizes: Any,
-) -> TransformerDecoder:
-    """Build a GPT-J decoder with LoRA.
-
-    Args:
-        lora_attn_modules (list[str]): attention layers with LoRA, of ``q_proj``, ``k_proj``, ``v_proj``,
-            ``output_proj``.
-        apply_lora_to_mlp (bool): LoRA on the MLPs' linear layers too. Default: False.
-        apply_lora_to_output (bool): LoRA on the output projection too. Default: False.
-        lora_rank (int): rank of the adapters. Default: 8.
-        lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
-        lora_dropout (float): dropout before the adapters. Default: 0.0.
-        quantize_base (bool): NF4 for all linear layers but the output projection, adapters aside. Default: False.
-        **sizes (Any): arguments of :func:`gptj`.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
-    """
-    linear = LinearFactory(
-        lora_attn_modules,
-        apply_lora_to_mlp,
-        apply_lora_to_output,
-        lora_rank,
-        lora_alpha,
-        lora_dropout,
-        quantize_base,
-    )
-    return gptj(**sizes, linear=linear)
+lora_gptj = with_lora(gptj)
