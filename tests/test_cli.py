@@ -54,6 +54,29 @@ def test_validate_takes_a_name(run_command, capsys):
     assert "well-formed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization"])
+def test_validate_knows_configs_that_build_on_others(run_command, capsys, name):
+    run_command("validate", name)
+
+    assert "Config is well-formed!" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: pythia/1.4B_qlora_qa\noutput_dri: x", "no key 'output_dri'; did you mean 'output_dir'"),
+        ("base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}", "no argument 'lora_rnk'; did you mean 'lora_rank'"),
+        ("base: nowhere", "no config file nowhere"),
+        ("a: [", "error: "),
+    ],
+)
+def test_validate_refuses_what_the_recipe_would(run_command, tmp_path, text, message):
+    (tmp_path / "mine.yaml").write_text(text)
+
+    with pytest.raises(SystemExit, match=message):
+        run_command("validate", str(tmp_path / "mine.yaml"))
+
+
 def test_validate_refuses_a_name_that_is_no_config(run_command):
     with pytest.raises(SystemExit, match="no config of that name; there are: demo/"):
         run_command("validate", "tinyllama/2B")

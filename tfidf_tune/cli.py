@@ -5,6 +5,8 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+from yaml import YAMLError
+
 _OURS = {"demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites"}
 _RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
 
@@ -22,7 +24,8 @@ def main() -> None:
         print("tfidf-tune adds to the commands of torchtune (all below but download):")
         print("".join(f"  {name:<8} {purpose}\n" for name, purpose in _OURS.items()))
     if command == "validate" and len(sys.argv) == 3:
-        sys.argv[2] = _config_file(sys.argv[2])
+        _check_config(sys.argv[2])
+        return
     tune_main()
 
 
@@ -41,20 +44,28 @@ def _register_recipes() -> None:
                 for file in config_files
                 if method in file.stem
             ],
-            supports_distributed=True,
+            supports_distributed=False,
         )
         for name, method in _RECIPES.items()
     ]
 
 
-def _config_file(name: str) -> str:
-    """The file of a config given by path or name; torchtune's ``validate`` takes paths alone."""
-    from tfidf_tune.training import SetupError, config_path
+def _check_config(name: str) -> None:
+    """Run torchtune's ``validate`` on a path or name, base included; on configs of our recipes, the recipes' check."""
+    from torchtune.config import validate
+    from torchtune.config._errors import ConfigError
+
+    from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, load_config
 
     try:
-        return config_path(name)
-    except SetupError as error:
+        cfg = load_config(name)
+        if "HFCheckpointer" in str(cfg.get("checkpointer")):
+            check_config(cfg, LoRAFinetuneConfig if "lora_attn_modules" in cfg.get("model", {}) else FinetuneConfig)
+        else:
+            validate(cfg)
+    except (SetupError, ConfigError, YAMLError) as error:
         sys.exit(f"error: {error}")
+    print("Config is well-formed!")
 
 
 def _run_demo(arguments: list[str]) -> None:

@@ -251,7 +251,7 @@ def test_a_missing_shard_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 3}, "no weight layers.2."),
+        ({"num_layers": 3}, r"2 layers in the checkpoint, 3 in the model\n  no weight model.layers.2."),
         ({"num_layers": 1}, "weight layers.1..* is not in the model"),
         ({"embed_dim": 64}, r"is \(.*32.*\) in the checkpoint, \(.*64.*\) in the model"),
         ({"vocab_size": 400}, r"output.weight is \(320, 32\) in the checkpoint, \(400, 32\) in the model"),
@@ -374,3 +374,9 @@ def test_dora_is_refused():
 
     with pytest.raises(ValueError, match="DoRALinear; supported is LoRA alone"):
         LoRASettings.of(model)
+
+
+@pytest.mark.parametrize("size", ["huh", "5 apples"])
+def test_a_shard_size_that_is_none_is_refused_at_once(tiny_checkpoint, size):
+    with pytest.raises(ValueError, match=f"max_shard_size is '{size}', it has to be a size such as 5GB"):
+        HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), max_shard_size=size)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tfidf_tune.training import SetupError, recipe
+from tfidf_tune.training import SetupError, load_config, recipe
 
 
 @pytest.fixture
@@ -78,3 +78,51 @@ def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
 
     with pytest.raises(ValueError, match="an internal error"):
         recipe(body)()
+
+
+def write_configs(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def test_a_config_is_laid_over_its_base(tmp_path):
+    write_configs(
+        tmp_path,
+        bottom="a: 1\nmodel: {_component_: x, rank: 8}\nloss: {_component_: y, k: 1}",
+        middle="base: bottom.yaml\na: 2\nmodel: {rank: 16}",
+        top="base: middle.yaml\nb: 3\nloss: {_component_: z}",
+    )
+
+    cfg = load_config(str(tmp_path / "top.yaml"), ["model=w", "c=4"])
+
+    assert cfg == {
+        "a": 2, "b": 3, "c": 4, "model": {"_component_": "w", "rank": 16}, "loss": {"_component_": "z"},
+    }  # fmt: skip
+
+
+def test_a_base_is_looked_up_beside_the_file_then_from_here_then_by_name(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    write_configs(tmp_path, base="found: beside", mine="base: base.yaml", by_name="base: tinyllama/1.1B_lora_qa",
+                  from_here="base: only_here.yaml")  # fmt: skip
+    write_configs(tmp_path / "here", base="found: here", only_here="found: here")
+    monkeypatch.chdir(tmp_path / "here")
+
+    assert load_config("../mine.yaml").found == "beside"
+    assert load_config("../from_here.yaml").found == "here"
+    assert load_config("../by_name.yaml").batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("3", r"mine\.yaml: base is 3, it has to be the name or path of a config"),
+        ("[a, b]", r"base is \['a', 'b'\], it has to be"),
+        ("nowhere", r"no config file nowhere, .*\(base of .*mine\.yaml\)"),
+        ("mine.yaml", "builds on itself"),
+    ],
+)
+def test_a_base_that_cannot_be_is_named_with_the_file_that_asks_for_it(tmp_path, base, message):
+    write_configs(tmp_path, mine=f"base: {base}")
+
+    with pytest.raises(SetupError, match=message):
+        load_config(str(tmp_path / "mine.yaml"))

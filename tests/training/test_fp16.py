@@ -158,7 +158,7 @@ def test_the_recipe_trains_in_fp16_and_says_what_it_skipped(fp16_config, capsys,
     lora_finetune.recipe_main.__wrapped__(cfg)
 
     lines = [json.loads(line) for line in (Path(cfg.output_dir) / "metrics.jsonl").read_text().splitlines()]
-    skipped = [line for line in lines if not 0 <= line["grad_norm"] < float("inf")]
+    skipped = [line for line in lines if line["grad_norm"] is None]  # not finite
     told = [line for line in capsys.readouterr().err.splitlines() if "gradients overflowed in fp16" in line]
     assert len(skipped) == len(told) > 3
     assert told[0].endswith("step 1: gradients overflowed in fp16; step skipped, loss scale 5.36871e+08")

@@ -52,3 +52,27 @@ def test_a_size_that_cannot_be_quantized_is_refused(name, tmp_path):
 def test_an_unknown_argument_is_named(name, tmp_path):
     with pytest.raises(SetupError, match="config: model: .*unexpected keyword argument 'num_kv_headz'"):
         build(name, tmp_path, num_kv_headz=2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("lora_rank", 0, "0, it has to be a whole number of at least 1"),
+        ("lora_rank", -3, "-3, it has to be a whole number of at least 1"),
+        ("lora_rank", 4.5, "4.5, it has to be a whole number of at least 1"),
+        ("lora_alpha", 0, "0, it has to be a number above 0"),
+        ("lora_dropout", -1.0, "-1.0, it has to be 0 or more, less than 1"),
+        ("lora_dropout", 1.0, "1.0, it has to be 0 or more, less than 1"),
+        ("lora_attn_modules", "q_proj", "'q_proj', it has to be a list of names"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named_with_what_is_possible(name, key, value, rule, tmp_path):
+    with pytest.raises(SetupError, match=f"config: model: {key} is {rule}"):
+        build(name, tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize("quantize_base", [False, True])
+def test_other_errors_of_a_builder_are_not_blamed_on_nf4(quantize_base, tmp_path):
+    with pytest.raises(SetupError, match=r"embed_dim \(256\) must be divisible by num_heads \(3\)$"):
+        build("gptj", tmp_path, embed_dim=256, num_heads=3, quantize_base=quantize_base)

@@ -2,13 +2,18 @@
 
 import shutil
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 from tfidf_tune.recipes import full_finetune, lora_finetune
+from tiny_models import FAMILY_MODELS, MODELS
 from torch.utils.data import Dataset
 
-from tfidf_tune.training import SetupError
+from tfidf_tune.loss import CrossEntropyLoss
+from tfidf_tune.training import Run, SetupError, build_model, plan_memory
 from tfidf_tune.training._data import longest_sequence
 
 Usage = namedtuple("Usage", "total used free")
@@ -116,3 +121,17 @@ def test_planning_leaves_the_run_as_it_was(recipe_config, monkeypatch, tmp_path)
     monkeypatch.setattr("tfidf_tune.training.check_resources", lambda *_: None)
 
     assert losses("b") == planned
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_the_plan_of_every_family_is_complete(name, lora):
+    run = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
+    model = build_model(OmegaConf.create({"model": MODELS[name].section(lora=lora)}), run)
+    plan = plan_memory(
+        model, CrossEntropyLoss(), partial(torch.optim.AdamW, lr=1e-3), batch_size=2, seq_len=32,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+
+    assert plan.not_estimated == ()
+    assert plan.total > plan.weights + plan.gradients

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -275,3 +276,36 @@ def test_time_spent_on_loading_and_checkpoints_is_left_out_of_the_tokens_per_sec
 
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["tokens_per_second_per_gpu"] for line in lines] == [5.0, 2.5]
+
+
+def test_what_is_not_finite_is_null_in_metrics(tmp_path):
+    """Infinity and NaN are no JSON: a gradient norm is infinite where fp16 overflows."""
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    logger.log_dict({"loss": 1.5, "grad_norm": float("inf"), "lr": float("nan")}, step=3)
+    logger.close()
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert line == {"step": 3, "loss": 1.5, "grad_norm": None, "lr": None}
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 100])
+@pytest.mark.parametrize("lora", [False, True])
+def test_no_checkpoint_of_a_model_that_is_lost_is_written(recipe_config, lora, log_every_n_steps):
+    """However seldom losses are logged; those written before stay."""
+    from tfidf_tune.recipes import full_finetune, lora_finetune
+
+    from tfidf_tune.training._errors import TrainingError
+
+    cfg = recipe_config(lora=lora, clip_grad_norm=None, log_every_n_steps=log_every_n_steps, epochs=2)
+    cfg.optimizer = {"_component_": "torch.optim.SGD", "lr": 1e30}
+
+    with pytest.raises(TrainingError, match=r"(is not finite after step|the loss is \w+ at step).*lower learning rate"):
+        (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(cfg)
+
+    from safetensors.torch import load_file
+
+    for file in Path(cfg.output_dir).glob("checkpoint_*/*.safetensors"):
+        assert all(value.isfinite().all() for value in load_file(file).values())

@@ -75,10 +75,7 @@ class ModelFamily(ABC):
         """
         converted: StateDict = {}
         for key, value in state_dict.items():
-            name, _, parameter = key.rpartition(".")
-            if parameter == self.norm_weight and name.endswith("norm"):
-                parameter = "weight"
-            converted[f"{self._hf_modules(name)[0]}.{parameter}"] = self.to_hf_layout(name, value, config)
+            converted[self.hf_name(key)] = self.to_hf_layout(key.rpartition(".")[0], value, config)
         return converted
 
     def tune_to_peft(self, state_dict: StateDict, config: HFConfig) -> StateDict:
@@ -102,6 +99,13 @@ class ModelFamily(ABC):
     def peft_target_modules(self, module_names: Iterable[str]) -> list[str]:
         """Translate torchtune's names of linear layers (``output_proj``) into PEFT's (``o_proj``)."""
         return [self.lora_targets[name] for name in module_names]
+
+    def hf_name(self, name: str) -> str:
+        """Translate the name of a weight into Hugging Face's; what the architecture does not have stays as it is."""
+        module, _, parameter = name.rpartition(".")
+        if parameter == self.norm_weight and module.endswith("norm"):
+            parameter = "weight"
+        return next((f"{theirs}.{parameter}" for theirs in self._hf_modules(module)), name)
 
     def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
         """Bring the rows of a module's weight or bias into torchtune's order; ``name`` is torchtune's."""

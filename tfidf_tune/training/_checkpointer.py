@@ -1,7 +1,8 @@
 """Hugging Face checkpoints: checked against the model, read and written part by part."""
 
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
 from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._weight_files import (
+    check_shard_size,
     find_weight_files,
     read_json,
     read_meta,
@@ -48,13 +50,14 @@ class HFCheckpointer:
     Raises:
         FileNotFoundError: If ``checkpoint_dir`` is neither a folder nor can be had from the hub, or a file of the
             checkpoint is missing.
-        ValueError: If its architecture is not one of the supported families.
+        ValueError: If its architecture is not one of the supported families, or ``max_shard_size`` is no size.
     """
 
     def __init__(self, *, checkpoint_dir: str, revision: str | None = None, max_shard_size: str = "5GB") -> None:
         self.checkpoint_dir = checkpoint_dir
         self.revision = revision
         self.max_shard_size = max_shard_size
+        check_shard_size(max_shard_size)
         self.folder = _find_folder(checkpoint_dir, revision)
         self._config_file = read_json(self.folder / "config.json")
         self.family: ModelFamily = _find_family(self._config_file, self.folder)
@@ -80,7 +83,16 @@ class HFCheckpointer:
         expected = {name: value.shape for name, value in _parameters(model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
         # What tells most stands first: names, settings, shapes.
-        problems = [f"no weight {name} in the checkpoint" for name in sorted(expected.keys() - found.keys())]
+        problems = []
+        kinds, found_kinds = ({re.sub(r"\.\d+\.", ".", name) for name in names} for names in (expected, found))
+        if kinds - found_kinds and found_kinds - kinds:
+            problems.append("the model of the config is of another architecture")
+        elif _num_layers(expected) != _num_layers(found):
+            problems.append(f"{_num_layers(found)} layers in the checkpoint, {_num_layers(expected)} in the model")
+        problems += [
+            f"no weight {self.family.hf_name(name)} in the checkpoint, which is {name} in the model"
+            for name in sorted(expected.keys() - found.keys())
+        ]
         problems += [f"weight {name} is not in the model" for name in sorted(found.keys() - expected.keys())]
         if expected.keys() ^ found.keys() <= {"output.weight"}:  # else another architecture, without these settings
             problems += [
@@ -102,7 +114,8 @@ class HFCheckpointer:
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
                 f"'{self.hf_config['model_type']}':\n{shown}{more}\n"
-                "change `model` or `checkpointer.checkpoint_dir` so that both are the same model"
+                "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the "
+                "checkpoint is not whole: fetch it again"
             )
 
     def load_weights(self, model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -241,6 +254,10 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 def _layer_of(name: str) -> str:
     """``layers.3.attn.q_proj.weight`` -> ``layers.3``; what is in no layer is one by itself."""
     return ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
+
+
+def _num_layers(names: Iterable[str]) -> int:
+    return len({_layer_of(name) for name in names if name.startswith("layers.")})
 
 
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torchtune.config._utils import _merge_yaml_and_cli_args
 from yaml import YAMLError
 
-from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._errors import SetupError, TrainingError
 
 
 def config_path(name: str) -> str:
@@ -42,8 +42,9 @@ def config_path(name: str) -> str:
 def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Read a config, and whatever it builds on.
 
-    A config with the key ``base`` (another config's name or path) is laid over that one: a section that names its own
-    ``_component_`` takes the place of the base's, any other is merged into it.
+    A config with the key ``base`` (another config's name, or a path, seen from the folder of the file or from the
+    working directory) is laid over that one: a section that names its own ``_component_`` takes the place of the
+    base's, any other is merged into it.
 
     Args:
         name (str): a path or a name, see :func:`config_path`.
@@ -73,7 +74,13 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
     base_name = cfg.pop("base", None)
     if base_name is None:
         return cfg
-    base = _load_with_base(base_name, (*above, path))
+    if not isinstance(base_name, str):
+        raise SetupError(f"config {path}: base is {base_name!r}, it has to be the name or path of a config")
+    beside = Path(path).parent / Path(base_name).expanduser()
+    try:
+        base = _load_with_base(str(beside) if beside.is_file() else base_name, (*above, path))
+    except SetupError as error:
+        raise SetupError(f"{error} (base of {path})") from error
     for key, section in cfg.items():
         if OmegaConf.is_dict(section) and "_component_" in section:
             base.pop(key, None)
@@ -112,7 +119,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             cfg = _read_arguments()
             begun = True
             main(cfg)
-        except (SetupError, OSError) as error:
+        except (SetupError, TrainingError, OSError) as error:
             sys.exit(f"error: {error}")
         except (ValueError, YAMLError) as error:
             if begun:

@@ -24,6 +24,10 @@ class SetupError(ValueError):
     """Something that the user gave does not work; the message says what and how to mend it."""
 
 
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why and what to try."""
+
+
 @contextmanager
 def setup_errors(where: str = "") -> Iterator[None]:
     """Turn what fails in the block into a :class:`SetupError`, the cause chained.

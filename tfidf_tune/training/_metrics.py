@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run
 
 # One batch whose labels are all masked is no error; a run that begins with so many steps of them is.
@@ -34,8 +35,9 @@ class JSONLinesLogger:
         self._file: IO[str] = path.open("w", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
-        """Write one line and bring it to the file at once."""
-        self._file.write(json.dumps({"step": step, **payload}) + "\n")
+        """Write one line and bring it to the file at once; what is not finite becomes null, which is JSON."""
+        values = {name: value if math.isfinite(value) else None for name, value in payload.items()}
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -84,7 +86,7 @@ class ProgressLog:
             num_tokens (torch.Tensor): tokens that the step was trained on, integer scalar.
 
         Raises:
-            RuntimeError: If, at an entry, the loss is not finite, or ten steps (or the whole run) had no token at all.
+            TrainingError: If, at an entry, the loss is not finite, or ten steps (or the whole run) had no token at all.
         """
         self._tokens = self._tokens + num_tokens
         self._tokens_seen = self._tokens_seen + num_tokens
@@ -93,12 +95,12 @@ class ProgressLog:
             return
         values = {name: float(value) for name, value in metrics.items()}
         if not math.isfinite(values["loss"]):
-            raise RuntimeError(
+            raise TrainingError(
                 f"the loss is {values['loss']} at step {step}: try a lower learning rate, fp32, clipping; "
                 "checkpoints of earlier steps are whole"
             )
         if not self._tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
-            raise RuntimeError(f"no label was left to learn from up to step {step}: the data set masks them all")
+            raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
         tokens_per_second = float(self._tokens) / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
         if self._memory_device is not None:

@@ -1,7 +1,5 @@
 """Models: built without memory first, then given weights, then made ready for training."""
 
-from typing import Any
-
 import torch
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor
@@ -12,7 +10,8 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._errors import SetupError, setup_errors
-from tfidf_tune.training._lora import check_lora_targets, initialize_adapters, keep_adapters_in_fp32
+from tfidf_tune.training._lora import check_lora_targets, check_lora_values, initialize_adapters, keep_adapters_in_fp32
+from tfidf_tune.training._rope import build_rope_tables
 from tfidf_tune.training._run import Run
 
 _NF4_MULTIPLE = 64 * 256  # weights of a block, blocks that share a scaler: torchao's defaults
@@ -31,16 +30,19 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
     Raises:
         SetupError: If it cannot be built from the settings given.
     """
+    with setup_errors("config: model"):
+        check_lora_values(cfg.model)
     with set_default_dtype(run.dtype), torch.device("meta"):
         try:
             model: nn.Module = instantiate(cfg, "model")
         except SetupError as error:
-            if "must be divisible" not in str(error):  # torchao's words
+            if "block size" not in str(error):  # torchao's words
                 raise
             raise SetupError(
                 f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {_NF4_MULTIPLE} "
                 "weights (64 x 256); set it to False for a model of this size"
             ) from error
+    build_rope_tables(model, torch.device("meta"))
     if "lora_attn_modules" in cfg.model:
         with setup_errors("config: model"):
             check_lora_targets(model, cfg.model.lora_attn_modules)
@@ -64,11 +66,7 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
     """
     checkpointer.load_weights(model, device=run.device, dtype=run.dtype)
     initialize_adapters(model, run.device)
-    module: Any
-    with run.device:
-        for module in model.modules():
-            if hasattr(module, "rope_init"):  # tables that follow from the sizes and are in no checkpoint
-                module.rope_init()
+    build_rope_tables(model, run.device)
     training.validate_no_params_on_meta_device(model)
 
 

@@ -50,17 +50,16 @@ def check_resources(
     size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
     number = len(set(cfg.save_at_percent))
     disk = shutil.disk_usage(nearest_folder(run.output_dir)).free
-    print(
-        f"A step of {cfg.batch_size} x {seq_len} tokens on {run.device}:\n{plan.table(memory)}\n"
-        f"checkpoints: {number} of {format_bytes(size)}; {format_bytes(disk)} are free in {run.output_dir}",
-        file=sys.stderr,
-    )
-    if not cfg.refuse_if_too_large:
-        return
-    check_fits(plan, memory)
-    if number * size > disk:
+    if cfg.refuse_if_too_large:
+        check_fits(plan, memory)
+    if cfg.refuse_if_too_large and number * size > disk:
         raise SetupError(
             f"{number} checkpoints of {format_bytes(size)} do not fit into {run.output_dir}, where "
             f"{format_bytes(disk)} are free: choose another output_dir, fewer save_at_percent, or adapters alone; "
             "refuse_if_too_large=False tries it nevertheless"
         )
+    print(
+        f"A step of {cfg.batch_size} x {seq_len} tokens on {run.device}:\n{plan.table(memory)}\n"
+        f"checkpoints: {number} of {format_bytes(size)}; {format_bytes(disk)} are free in {run.output_dir}",
+        file=sys.stderr,
+    )

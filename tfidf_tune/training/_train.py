@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import Batch
+from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._run import Run
@@ -149,6 +150,9 @@ def train(
         run (Run): gives device and folder.
         progress (ProgressLog): takes the metrics; not closed here.
         save (Callable[[Path], None]): writes a checkpoint into the given folder.
+
+    Raises:
+        TrainingError: If the loss is not finite at an entry of the log, or a weight is not when it would be saved.
     """
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
     model.train()
@@ -164,9 +168,21 @@ def train(
         elif lr_scheduler is not None:
             lr_scheduler.step()
         progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
+        if step in milestones:
+            _require_finite(model, step)
         for percent in milestones.get(step, []):
             save(run.output_dir / milestone_name(percent))
             progress.restart_clock()
+
+
+def _require_finite(model: nn.Module, step: int) -> None:
+    """Let no checkpoint be written of a model that is lost, whose loss may not be logged before."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not parameter.isfinite().all():
+            raise TrainingError(
+                f"{name} is not finite after step {step}: try a lower learning rate, fp32, clipping; "
+                "checkpoints of earlier steps are whole"
+            )
 
 
 def _steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> Iterator[list[Batch]]:

@@ -113,6 +113,18 @@ def write_weights(
         write_json(folder / _NAMES["model.safetensors"], index)
 
 
+def check_shard_size(max_shard_size: str) -> None:
+    """Try whether a size can be read.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    try:
+        split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)
+    except ValueError as error:
+        raise ValueError(f"max_shard_size is '{max_shard_size}', it has to be a size such as 5GB or 500MB") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 

@@ -10,7 +10,7 @@ from tfidf_tune.models._family import HFConfig, ModelFamily
 
 
 class GPTNeoXFamily(ModelFamily):
-    """The ``gpt_neox`` architecture of transformers: Pythia, GPT-NeoX-20B. Rows lie alike in both, names differ."""
+    """The ``gpt_neox`` architecture of transformers: Pythia. Rows lie alike in both, names differ."""
 
     modules: ClassVar = {
         "gpt_neox.embed_in": "tok_embeddings",
