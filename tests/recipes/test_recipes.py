@@ -248,12 +248,11 @@ def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_conf
             True, {"model.lora_attn_modules": ["q_proj", "o_proj"]},
             "config: model: lora_attn_modules names 'o_proj', .*possible are k_proj, output_proj, q_proj, v_proj",
         ),
-        (True, {"model.lora_rank": 0}, "lora_rank is 0, it has to be at least 1"),
+        (True, {"model.lora_rank": 0}, "model: lora_rank is 0, it has to be a whole number of at least 1"),
         (True, {"checkpointer.revision": "main"}, "checkpointer: revision 'main' is given for the local folder"),
         (True, {"model.quantize_base": True}, "quantize_base is True: NF4 takes linear layers of a multiple of 16384"),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
 def test_bad_input_is_refused_and_leaves_nothing_behind(recipe_config, tmp_path, lora, overrides, message):
     cfg = recipe_config(lora=lora)
     for key, value in overrides.items():
