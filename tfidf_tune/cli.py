@@ -23,7 +23,7 @@ def main() -> None:
     if command in ("", "-h", "--help"):
         print("tfidf-tune adds to the commands of torchtune (all below but download):")
         print("".join(f"  {name:<8} {purpose}\n" for name, purpose in _OURS.items()))
-    if command == "validate" and len(sys.argv) == 3:
+    if command == "validate" and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):
         _check_config(sys.argv[2])
         return
     tune_main()
