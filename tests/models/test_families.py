@@ -1,19 +1,22 @@
 """Every family against transformers' own model: logits, gradients, generation, names."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from tiny_llama import VOCAB_SIZE
 from tiny_models import FAMILY_MODELS, MODELS
 from torchtune.generation import generate
+from torchtune.modules.common_utils import disable_kv_cache
 
 from tfidf_tune.models import FAMILIES
 
 SHAPES = [(1, 1), (3, 17), (2, 64)]
 
 
-def load_pair(name):
-    tiny = MODELS[name]
+def load_pair(name, tiny=None):
+    tiny = tiny or MODELS[name]
     hf_model = tiny.build_hf()
     model = tiny.build().eval()
     hf_config = hf_model.config.to_dict()
@@ -202,3 +205,113 @@ def test_switches_of_training_leave_logits_and_gradients_alone(name, monkeypatch
     after = {key.replace("_checkpoint_wrapped_module.", ""): value.grad for key, value in model.named_parameters()}
     assert sum("_checkpoint_wrapped_module" in key for key, _ in model.named_parameters()) > 0
     torch.testing.assert_close(after, gradients)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("gpt_neox", {"layer_norm_eps": 0.1}, {"norm_eps": 0.1}),
+        ("gpt_neox", {"attention_bias": False}, {"attention_bias": False}),
+        ("gptj", {"layer_norm_epsilon": 0.1}, {"norm_eps": 0.1}),
+        ("gptj", {"n_inner": 96}, {"intermediate_dim": 96}),
+    ],
+    ids=str,
+)
+def test_a_setting_other_than_the_usual_is_that_of_transformers(name, theirs, ours):
+    """Settings that all published checkpoints share, and that other ones may have otherwise."""
+    tiny = MODELS[name]
+    changed = replace(tiny, hf=lambda dim: tiny.hf(dim) | theirs, tune=lambda dim: tiny.tune(dim) | ours)
+    model, hf_model, family, hf_config = load_pair(name, changed)
+    tokens = torch.randint(VOCAB_SIZE, (2, 17))
+
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), hf_model(tokens).logits)
+    assert [setting for setting in family.settings(model, hf_config) if setting[1] != setting[2]] == []
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "gptj"])
+def test_dropout_of_the_attention_is_for_training_alone(name):
+    tiny = MODELS[name]
+    model = replace(tiny, tune=lambda dim: tiny.tune(dim) | {"attn_dropout": 0.5}).build()
+    plain = tiny.build()
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.randint(VOCAB_SIZE, (2, 17))
+
+    with torch.no_grad():
+        expected = plain(tokens)
+        torch.testing.assert_close(model.eval()(tokens), expected)
+        assert not torch.allclose(model.train()(tokens), expected)
+
+
+def test_the_caches_of_fused_attention_can_be_reset_and_set_aside():
+    model, _, _, _ = load_pair("gpt_neox")
+    prompts = torch.randint(1, VOCAB_SIZE, (2, 11))
+    causal = torch.ones(2, 11, 11, dtype=torch.bool).tril()
+    with torch.no_grad():
+        expected = model(prompts)
+    with pytest.raises(RuntimeError, match="no key and value caches"):
+        model.layers[0].attn.reset_cache()
+
+    model.setup_caches(2, torch.float32, decoder_max_seq_len=31)
+    first, _ = generate(model, prompts, max_generated_tokens=20, pad_id=-1, top_k=1)
+    with disable_kv_cache(model), torch.no_grad():
+        torch.testing.assert_close(model(prompts, mask=causal), expected)
+    model.reset_caches()
+    again, _ = generate(model, prompts, max_generated_tokens=20, pad_id=-1, top_k=1)
+
+    assert again.tolist() == first.tolist()
+
+
+def test_defaults_of_the_lora_builders_are_torchtunes():
+    """An override file may leave rank and alpha out."""
+    import inspect
+
+    from torchtune.models.llama2 import lora_llama2_7b
+
+    from tfidf_tune.models.gpt_neox import lora_gpt_neox, lora_pythia
+    from tfidf_tune.models.gptj import lora_gptj, lora_gptj_6b
+    from tfidf_tune.models.llama import lora_tinyllama_1_1b
+
+    expected = {k: p.default for k, p in inspect.signature(lora_llama2_7b).parameters.items() if k != "use_dora"}
+    for build in (lora_gpt_neox, lora_pythia, lora_gptj, lora_gptj_6b, lora_tinyllama_1_1b):
+        defaults = {k: p.default for k, p in inspect.signature(build).parameters.items()}
+        assert {k: defaults[k] for k in expected} == expected
+
+
+def test_a_rope_type_that_gpt_neox_lacks_is_noticed():
+    tiny = MODELS["gpt_neox"]
+    config = tiny.hf_config().to_dict()
+    config["rope_parameters"] |= {"rope_type": "linear", "factor": 2.0}
+    with torch.device("meta"):
+        model = tiny.build()
+
+    differing = [s for s in FAMILIES["gpt_neox"].settings(model, config) if s[1] != s[2]]
+
+    assert differing == [("rope type", "linear", "default")]
+
+
+@pytest.mark.parametrize("key", ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+def test_each_number_of_a_scaled_rope_is_compared(key):
+    tiny = MODELS["llama3_2-tied"]
+    config = tiny.hf_config().to_dict()
+    config["rope_parameters"] = config["rope_parameters"] | {key: config["rope_parameters"][key] * 2}
+    with torch.device("meta"):
+        model = tiny.build()
+
+    differing = [s[0] for s in FAMILIES["llama"].settings(model, config) if s[1] != s[2]]
+
+    assert differing == [f"rope {'scale_factor' if key == 'factor' else key}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [("gptj", "gelu_fast"), ("gptj", "gelu_pytorch_tanh"), ("gptj", "gelu_new"), ("llama", "swish"), ("llama", "silu")],
+)
+def test_names_of_one_activation_are_the_same(name, activation):
+    tiny = MODELS[name]
+    config = tiny.hf_config().to_dict()
+    config[next(key for key in ("activation_function", "hidden_act") if key in config)] = activation
+    with torch.device("meta"):
+        model = tiny.build()
+
+    assert [s for s in FAMILIES[tiny.model_type].settings(model, config) if s[1] != s[2]] == []

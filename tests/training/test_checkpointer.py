@@ -380,3 +380,13 @@ def test_dora_is_refused():
 def test_a_shard_size_that_is_none_is_refused_at_once(tiny_checkpoint, size):
     with pytest.raises(ValueError, match=f"max_shard_size is '{size}', it has to be a size such as 5GB"):
         HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), max_shard_size=size)
+
+
+@pytest.mark.parametrize("attribute", ["rank", "alpha"])
+def test_lora_layers_that_differ_are_refused(attribute):
+    with torch.device("meta"):
+        model = lora_llama2(["q_proj", "v_proj"], lora_rank=4, lora_alpha=12, **TINY_LLAMA)
+    setattr(model.layers[1].attn.q_proj, attribute, 7)
+
+    with pytest.raises(ValueError, match=r"LoRA layers differ in .*: \[.*7.*\]; give all the same"):
+        LoRASettings.of(model)

@@ -126,3 +126,28 @@ def test_a_base_that_cannot_be_is_named_with_the_file_that_asks_for_it(tmp_path,
 
     with pytest.raises(SetupError, match=message):
         load_config(str(tmp_path / "mine.yaml"))
+
+
+def test_a_reference_is_resolved_after_overrides(tmp_path):
+    write_configs(tmp_path, parent="a: 1\nb: ${a}", child="base: parent.yaml\na: 2")
+
+    assert load_config(str(tmp_path / "child.yaml"), ["a=3"]).b == 3
+
+
+def test_a_longer_circle_of_bases_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_configs(tmp_path, a="base: b.yaml", b="base: c.yaml", c="base: a.yaml")
+
+    with pytest.raises(SetupError, match=r"builds on itself: a\.yaml -> b\.yaml -> c\.yaml -> a\.yaml\b"):
+        load_config("a.yaml")
+
+
+def test_what_is_missing_in_a_file_may_be_in_its_base_or_above(tmp_path):
+    write_configs(tmp_path, parent="a: ???", child="base: parent.yaml\nc: ???")
+
+    assert load_config(str(tmp_path / "child.yaml"), ["a=3", "c=4"]) == {"a": 3, "c": 4}
+
+
+@pytest.mark.parametrize("text", ["a: ${b", "1: 2"])
+def test_a_file_that_omegaconf_cannot_take_is_one_message(start, text):
+    assert start(lambda cfg: None, text=text).startswith("error: config")

@@ -1,7 +1,10 @@
 """Checkpoints of every family, in and out, in every form: shards, .bin, tied heads, NF4, fp16."""
 
 import json
+import os
 import shutil
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -14,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_models import FAMILY_MODELS, MODELS
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
+from torchtune import config, modules, training
 
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
 from tfidf_tune.training import _weight_files as weight_files
@@ -357,3 +361,213 @@ def test_a_hub_id_is_fetched_in_the_format_that_it_has(tmp_path, monkeypatch):
 def test_a_revision_of_a_local_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="revision 'float16' is given for the local folder"):
         HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")), revision="float16")
+
+
+@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
+def test_a_loaded_model_does_not_hang_on_its_file(form, tmp_path):
+    """Files are mapped into memory; whoever writes a checkpoint anew must not reach into a run."""
+    base = make_checkpoint("gpt_neox", tmp_path / "base")
+    if form == "pytorch_model.bin":
+        torch.save(load_file(base / "model.safetensors"), base / form)
+        (base / "model.safetensors").unlink()
+    model = make_model("gpt_neox", HFCheckpointer(checkpoint_dir=str(base)))
+    before = {key: value.detach().clone() for key, value in model.named_parameters()}
+
+    size = (base / form).stat().st_size
+    with (base / form).open("r+b") as file:  # in place: the same inode, as a writer without a temporary name has it
+        file.seek(size // 10)
+        file.write(os.urandom(size - size // 10))
+
+    assert all(torch.equal(value, before[key]) for key, value in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+@pytest.mark.parametrize("max_seq_len", [32, 64, 65])
+def test_a_model_may_be_shorter_than_its_checkpoint_but_not_longer(name, max_seq_len, tmp_path):
+    """GPT-J's config calls the limit n_positions."""
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(name, tmp_path / "base")))
+    section = MODELS[name].section() | {"max_seq_len": max_seq_len}
+    with torch.device("meta"):
+        model = config.instantiate(OmegaConf.create(section))
+
+    if max_seq_len <= 64:
+        checkpointer.check_model(model)
+    else:
+        with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
+            checkpointer.check_model(model)
+
+
+def test_of_many_differences_five_are_told_and_the_rest_counted(tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
+    section = MODELS["gptj"].section() | {"num_layers": 3}
+    with torch.device("meta"):
+        model = config.instantiate(OmegaConf.create(section))
+
+    # The number of layers, and of the third: two of the norm, four of the attention, four of the MLP
+    with pytest.raises(ValueError, match=r"(?s)'gptj':\n(  [^\n]+\n){5}  and 6 more\n"):
+        checkpointer.check_model(model)
+
+
+def test_a_sharded_base_may_be_saved_as_one_file(tmp_path):
+    """The base's index does not go along: it names files that there are not."""
+    base = make_checkpoint("llama", tmp_path / "base", max_shard_size="60KB")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("llama", checkpointer, lora=True)
+
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
+
+    for folder in ("merged", "adapter"):
+        assert [file.name for file in (tmp_path / "run" / folder).glob("*.index.json")] == []
+    torch.testing.assert_close(hf_logits(tmp_path / "run" / "merged"), logits(model))
+    HFCheckpointer(checkpoint_dir=str(tmp_path / "run" / "merged"))
+
+
+def test_what_a_tokenizer_consists_of_goes_along(tmp_path):
+    base = make_checkpoint("llama", tmp_path / "base")
+    companions = {"tokenizer.model", "merges.txt", "chat_template.jinja", "tokenizer_config.json"}
+    for name in companions:
+        (base / name).write_text("{}")
+    for name in ("training_args.bin", "README.md", "model-other.ckpt"):
+        (base / name).write_text("")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("llama", checkpointer, lora=True)
+
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
+
+    for folder, own in (("merged", {"config.json", "model.safetensors"}),
+                        ("adapter", {"adapter_config.json", "adapter_model.safetensors"})):  # fmt: skip
+        names = {file.name for file in (tmp_path / "run" / folder).iterdir()} - {"README.md"}
+        assert names - {"generation_config.json"} == companions | own
+
+
+def test_the_tokenizer_is_fetched_with_the_weights(tmp_path, monkeypatch):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    asked = []
+    monkeypatch.setattr(
+        "tfidf_tune.training._checkpointer.snapshot_download",
+        lambda repo_id, *, revision, allow_patterns: asked.append(allow_patterns) or str(base),
+    )
+
+    HFCheckpointer(checkpoint_dir="some/model")
+
+    assert asked == [["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]]
+
+
+def test_safetensors_are_preferred_to_pytorchs_format(tmp_path):
+    """The hub's copies of a model in both; of the second nothing is read."""
+    base = make_checkpoint("gptj", tmp_path / "base")
+    (base / "pytorch_model.bin").write_bytes(b"not read")
+    assert HFCheckpointer(checkpoint_dir=str(base)).weight_files == [base / "model.safetensors"]
+
+    sharded = make_checkpoint("gptj", tmp_path / "sharded", max_shard_size="100KB")
+    (sharded / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
+    (sharded / "pytorch_model-1.bin").write_bytes(b"not read")
+    files = HFCheckpointer(checkpoint_dir=str(sharded)).weight_files
+    assert len(files) > 1
+    assert {file.suffix for file in files} == {".safetensors"}
+
+
+def test_an_adapter_names_a_base_that_was_given_by_a_relative_path_in_full(tmp_path, monkeypatch):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    checkpointer = HFCheckpointer(checkpoint_dir="base")
+
+    checkpointer.save_adapter(make_model("gptj", checkpointer, lora=True), tmp_path / "run" / "adapter")
+
+    written = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(base)
+
+
+def test_pytorchs_format_is_mapped_not_read_whole(tmp_path, monkeypatch):
+    """A file of 24 GB (GPT-J's) is opened twice, for the check and for the weights."""
+    base = make_checkpoint("gptj", tmp_path / "base")
+    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    asked, load = [], torch.load
+    monkeypatch.setattr("torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs))
+
+    make_model("gptj", HFCheckpointer(checkpoint_dir=str(base)))
+
+    assert len(asked) == 2
+    assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
+
+
+def test_a_model_under_activation_checkpointing_is_saved_under_plain_names(tmp_path):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("gptj", checkpointer, lora=True)
+    expected = logits(model)
+    training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
+
+    torch.testing.assert_close(hf_logits(tmp_path / "run" / "merged"), expected)
+    names = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors").keys()
+    assert not any("checkpoint" in name for name in names)
+
+
+def test_what_is_written_is_let_go(tmp_path, monkeypatch):
+    """Merged weights are copies; of those at most a shard and the layers at hand are alive at a time."""
+    layers = {"num_hidden_layers": 8}, {"num_layers": 8}
+    tiny = MODELS["llama"]
+    monkeypatch.setitem(MODELS, "llama", replace(
+        tiny, hf=lambda dim: tiny.hf(dim) | layers[0], tune=lambda dim: tiny.tune(dim) | layers[1]))  # fmt: skip
+    base = make_checkpoint("llama", tmp_path / "base")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="460KB")  # three layers
+    model = make_model("llama", checkpointer, lora=True)
+    alive, taken, parts = [], [], checkpointer._hf_parts
+    weights = []
+
+    def watched(model, device):
+        for part in parts(model, device):
+            if device == "cpu":
+                weights.extend((weakref.ref(value), value.nbytes) for value in part.values())
+                taken.append(sum(value.nbytes for value in part.values()))
+                alive.append(sum(size for ref, size in weights if ref() is not None))
+            yield part
+
+    monkeypatch.setattr(checkpointer, "_hf_parts", watched)
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+
+    assert len(list((tmp_path / "run" / "checkpoint_10pct").glob("*.safetensors"))) == 3
+    # What waits for its shard to be complete, the part before, and this one
+    assert max(alive) <= 460_000 + 2 * max(taken) < 0.6 * sum(taken)
+
+
+def test_an_index_says_how_large_the_model_is(tmp_path):
+    base = make_checkpoint("gptj", tmp_path / "base", max_shard_size="100KB")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="100KB")
+
+    checkpointer.save_model(make_model("gptj", checkpointer), tmp_path / "run" / "saved")
+
+    index = json.loads((tmp_path / "run" / "saved" / "model.safetensors.index.json").read_text())
+    expected = json.loads((base / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == expected["metadata"]["total_size"]
+    assert index["weight_map"].keys() == expected["weight_map"].keys()
+
+
+@pytest.mark.parametrize(
+    "content", [{"model": {"a": torch.zeros(1)}, "step": 3}, [torch.zeros(1)]], ids=["nested", "list"]
+)
+def test_a_bin_file_of_something_else_is_named(content, tmp_path):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    torch.save(content, base / "pytorch_model.bin")
+    with torch.device("meta"):
+        model = MODELS["gptj"].build()
+
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin holds something else than weights"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+
+
+def test_a_download_that_fails_without_a_word_is_told(monkeypatch):
+    def fail(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", fail)
+
+    with pytest.raises(FileNotFoundError, match=r"could not be had from the Hugging Face hub \(TimeoutError"):
+        HFCheckpointer(checkpoint_dir="some/model")

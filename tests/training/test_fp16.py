@@ -192,3 +192,25 @@ def test_nf4_weights_are_refused_in_fp16(fp16_config):
         SetupError, match="quantize_base is True with dtype 'fp16'; NF4 .* in bf16 or fp32: set dtype=bf16"
     ):
         lora_finetune.recipe_main.__wrapped__(cfg)
+
+
+def test_gradients_that_overflow_at_any_scale_end_the_run(fp16_config, monkeypatch):
+    from tfidf_tune.recipes import lora_finetune
+
+    from tfidf_tune.training._errors import TrainingError
+
+    monkeypatch.setattr(
+        "tfidf_tune.training.build_grad_scaler", lambda run: torch.amp.GradScaler("cpu", init_scale=1.0)
+    )
+    unscale = torch.amp.GradScaler.unscale_
+
+    def overflow(scaler, optimizer):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad.fill_(float("inf"))
+        unscale(scaler, optimizer)
+
+    monkeypatch.setattr("torch.amp.GradScaler.unscale_", overflow)
+    with pytest.raises(
+        TrainingError, match="gradients overflow in fp16 at step 1 even without a loss scale: try dtype=bf16"
+    ):
+        lora_finetune.recipe_main.__wrapped__(fp16_config())

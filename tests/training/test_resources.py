@@ -135,3 +135,35 @@ def test_the_plan_of_every_family_is_complete(name, lora):
 
     assert plan.not_estimated == ()
     assert plan.total > plan.weights + plan.gradients
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        ({"gradient_accumulation_steps": 1}, "accumulate_gradients", False),
+        ({"gradient_accumulation_steps": 2}, "accumulate_gradients", True),
+        ({}, "enable_activation_checkpointing", False),
+        ({"enable_activation_checkpointing": True}, "enable_activation_checkpointing", True),
+        ({"compile": True}, "enable_activation_checkpointing", True),  # the bound for what a compiled model keeps
+        ({"dtype": "bf16"}, "autocast_dtype", None),
+        ({"dtype": "fp16"}, "autocast_dtype", torch.float16),
+    ],
+)
+def test_the_plan_is_that_of_the_runs_switches(recipe_config, monkeypatch, overrides, key, expected):
+    class Seen(Exception):
+        pass
+
+    def plan(*_, **kwargs):
+        raise Seen(kwargs[key])
+
+    monkeypatch.setattr("tfidf_tune.training._resources.plan_memory", plan)
+
+    with pytest.raises(Seen) as seen:
+        lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, **overrides))
+    assert seen.value.args == (expected,)
+
+
+def test_a_share_that_is_given_twice_is_one_checkpoint(recipe_config, capsys):
+    full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1, save_at_percent=[50, 100, 50]))
+
+    assert f"checkpoints: 2 of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err

@@ -309,3 +309,83 @@ def test_no_checkpoint_of_a_model_that_is_lost_is_written(recipe_config, lora, l
 
     for file in Path(cfg.output_dir).glob("checkpoint_*/*.safetensors"):
         assert all(value.isfinite().all() for value in load_file(file).values())
+
+
+def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
+    """In either order, so that neither the first nor the last counts alone."""
+    parts = [make_batch(2, seed=0), make_batch(2, seed=1, ignored=15)]
+    parts[0]["tokens"][:, 3:9] = parts[0]["labels"][:, 3:9] = 5  # repeats: a wider spread of weights
+    for batches in (parts, parts[::-1]):
+        weighting = TFIDFCrossEntropyLoss().weighting
+        labels = [shift_labels(batch["labels"]) for batch in batches]
+        weights = torch.cat([weighting(label, vocab_size=320)[label != -100] for label in labels])
+        single = [gradients_of_a_step(model, CrossEntropyLoss(), [batch])[1] for batch in batches]
+
+        _, result = gradients_of_a_step(model, TFIDFCrossEntropyLoss(), batches)
+
+        tokens = torch.stack([step.num_tokens for step in single])
+        losses = torch.stack([step.metrics["loss"] for step in single])
+        torch.testing.assert_close(result.metrics["cross_entropy"], (losses * tokens).sum() / tokens.sum())
+        torch.testing.assert_close(result.metrics["weight_std"], weights.std(correction=0))
+        torch.testing.assert_close(result.metrics["weight_max"], weights.max())
+
+
+def test_metrics_hold_no_graph(model):
+    """Else what a step computed would stay in memory while the next one runs."""
+    _, result = gradients_of_a_step(model, TFIDFCrossEntropyLoss(), [make_batch(2, seed=0), make_batch(2, seed=1)])
+
+    assert not any(value.requires_grad for value in result.metrics.values())
+
+
+def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_config):
+    from pathlib import Path
+    from types import SimpleNamespace
+
+    from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+    from tfidf_tune.training import FinetuneConfig, Run, check_config, train
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return make_batch(1, seed=index)["tokens"][0]
+
+    def collate(rows):
+        tokens = torch.stack(rows)
+        return {"tokens": tokens, "labels": tokens}
+
+    cfg = check_config(recipe_config(batch_size=2, save_at_percent=[50, 100]), FinetuneConfig)
+    loader = DataLoader(Rows(), batch_size=2, sampler=DistributedSampler(Rows(), 1, 0), collate_fn=collate)
+    network, loss, told = torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(), CrossEntropyLoss().eval(), []
+    progress = SimpleNamespace(
+        start=lambda: told.append("start"),
+        step=lambda step, *_: told.append(f"step {step}"),
+        restart_clock=lambda: told.append("restart"),
+    )
+
+    train(
+        cfg, network, loss, torch.optim.SGD(network.parameters(), lr=0.0), None,
+        torch.amp.GradScaler("cpu", enabled=False), loader, total_steps=2,
+        run=Run(torch.device("cpu"), torch.float32, 0, Path("run")), progress=progress,
+        save=lambda folder: told.append(str(folder)),
+    )  # fmt: skip
+
+    assert network.training
+    assert loss.training
+    assert told == ["start", "step 1", "run/checkpoint_50pct", "restart", "step 2", "run/checkpoint_100pct", "restart"]
+
+
+def test_a_model_made_ready_gives_its_logits_in_the_chunks_of_the_loss(recipe_config):
+    """Whole logits would give the same loss, and take the memory that chunks are for."""
+    from tiny_llama import TINY_LLAMA
+    from torchtune.models.llama2 import llama2
+
+    from tfidf_tune.training import FinetuneConfig, check_config, prepare_model
+
+    network, loss = llama2(**TINY_LLAMA), TFIDFCrossEntropyLoss(num_output_chunks=4)
+
+    prepare_model(network, loss, check_config(recipe_config(), FinetuneConfig))
+
+    assert [chunk.shape for chunk in network(make_batch(2)["tokens"])] == [(2, 6, 320)] * 4

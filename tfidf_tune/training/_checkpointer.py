@@ -222,10 +222,14 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
     except Exception as error:
         raise FileNotFoundError(
             f"{checkpoint_dir} is no local folder and could not be had from the Hugging Face hub "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); give a folder, or check the id, the network "
+            f"({type(error).__name__}: {_first_line(error)}); give a folder, or check the id, the network "
             "and, for gated models, `hf auth login`"
         ) from error
     return snapshot
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _read_config(folder: Path) -> HFConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torchtune.config._utils import _merge_yaml_and_cli_args
 from yaml import YAMLError
 
@@ -71,6 +72,8 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
     cfg = OmegaConf.load(path)
     if not isinstance(cfg, DictConfig):
         raise SetupError(f"config {path} holds a list, not keys and values")
+    if wrong := [key for key in cfg if not isinstance(key, str)]:
+        raise SetupError(f"config {path}: key {wrong[0]!r} is no name")
     base_name = cfg.pop("base", None)
     if base_name is None:
         return cfg
@@ -81,7 +84,7 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
         base = _load_with_base(str(beside) if beside.is_file() else base_name, (*above, path))
     except SetupError as error:
         raise SetupError(f"{error} (base of {path})") from error
-    for key, section in cfg.items():
+    for key, section in cfg.items_ex(resolve=False):
         if OmegaConf.is_dict(section) and "_component_" in section:
             base.pop(key, None)
     return cast(DictConfig, OmegaConf.merge(base, cfg))
@@ -121,7 +124,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             main(cfg)
         except (SetupError, TrainingError, OSError) as error:
             sys.exit(f"error: {error}")
-        except (ValueError, YAMLError) as error:
+        except (ValueError, YAMLError, OmegaConfBaseException) as error:
             if begun:
                 raise  # a bug of ours: its traceback is wanted
             sys.exit(f"error: config: {error}")

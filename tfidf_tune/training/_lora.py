@@ -78,7 +78,10 @@ def check_lora_values(section: Mapping[str, Any]) -> None:
         ValueError: If one makes no sense; the message names it and what is possible.
     """
     possible: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "lora_attn_modules": ("a list of names", lambda value: not isinstance(value, str)),
+        "lora_attn_modules": (
+            "a list of names",
+            lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+        ),
         "lora_rank": ("a whole number of at least 1", lambda value: isinstance(value, int) and value >= 1),
         "lora_alpha": ("a number above 0", lambda value: isinstance(value, (int, float)) and value > 0),
         "lora_dropout": ("0 or more, less than 1", lambda value: isinstance(value, (int, float)) and 0 <= value < 1),

@@ -152,7 +152,8 @@ def train(
         save (Callable[[Path], None]): writes a checkpoint into the given folder.
 
     Raises:
-        TrainingError: If the loss is not finite at an entry of the log, or a weight is not when it would be saved.
+        TrainingError: If the loss is not finite at an entry of the log, a weight is not when it would be saved, or
+            fp16 gradients overflow at any scale.
     """
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
     model.train()
@@ -165,6 +166,11 @@ def train(
         )
         if result.skipped:
             progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scaler.get_scale():g}")
+            if scaler.get_scale() < 1:
+                raise TrainingError(
+                    f"gradients overflow in fp16 at step {step} even without a loss scale: try dtype=bf16, or a lower "
+                    "learning rate; checkpoints of earlier steps are whole"
+                )
         elif lr_scheduler is not None:
             lr_scheduler.step()
         progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)

@@ -164,10 +164,12 @@ def _open_safetensors(file: Path) -> Any:
 def _load_bin(file: Path) -> dict[str, Tensor]:
     try:
         # Tensors alone, no other objects; and mapped, so that the file is read as its weights are.
-        state_dict: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise ValueError(
-            f"{file} is damaged, or in PyTorch's format of before 2020 ({str(error).splitlines()[0]}): "
+            f"{file} is damaged, or in PyTorch's format of before 2020 ({type(error).__name__}): "
             "fetch it again, or convert it to safetensors"
         ) from error
-    return state_dict
+    if not (isinstance(content, dict) and all(isinstance(value, Tensor) for value in content.values())):
+        raise ValueError(f"{file} holds something else than weights by their names: convert it to safetensors")
+    return content
