@@ -19,6 +19,7 @@ from typing import Any
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 import torch
+from torchtune.training import get_dtype
 
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -34,7 +35,6 @@ from tfidf_tune.training import (
     train_adapters_only,
 )
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU = torch.device("cpu")
 
 
@@ -52,7 +52,7 @@ def plan(name: str) -> dict[str, Any]:
     """The plan of a config, with and without activation checkpointing, in bytes."""
     overrides = ["device=cpu", "output_dir=unused"]  # a plan does not need the device
     cfg = check_config(load_config(name, overrides), LoRAFinetuneConfig if "lora_" in name else FinetuneConfig)
-    dtype = _DTYPES[cfg.dtype]
+    dtype = get_dtype(cfg.dtype, device=_CPU)
     model = build_model(cfg, Run(_CPU, dtype, 0, Path("unused")))
     if LoRASettings.of(model) is not None:
         train_adapters_only(model)

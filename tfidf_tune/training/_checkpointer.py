@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
+from tfidf_tune.training._errors import first_line
 from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._weight_files import (
     check_shard_size,
@@ -222,14 +223,10 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
     except Exception as error:
         raise FileNotFoundError(
             f"{checkpoint_dir} is no local folder and could not be had from the Hugging Face hub "
-            f"({type(error).__name__}: {_first_line(error)}); give a folder, or check the id, the network "
+            f"({type(error).__name__}: {first_line(error)}); give a folder, or check the id, the network "
             "and, for gated models, `hf auth login`"
         ) from error
     return snapshot
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _read_config(folder: Path) -> HFConfig:

@@ -28,6 +28,11 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says why and what to try."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, without what libraries add below; nothing where it says nothing."""
+    return str(error).strip().partition("\n")[0]
+
+
 @contextmanager
 def setup_errors(where: str = "") -> Iterator[None]:
     """Turn what fails in the block into a :class:`SetupError`, the cause chained.

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torchtune import modules, training
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._errors import SetupError, first_line
 
 _PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those, and large, because others pad
 
@@ -136,7 +136,7 @@ def plan_memory(
     try:
         optimizer = _measure_optimizer(build_optimizer, trained, device)
     except Exception as error:
-        not_estimated.append(f"optimizer state ({type(error).__name__}: {_first_line(error)})")
+        not_estimated.append(f"optimizer state ({type(error).__name__}: {first_line(error)})")
     try:
         activations, loss_bytes, step = _simulate_step(
             model,
@@ -147,7 +147,7 @@ def plan_memory(
             enable_activation_checkpointing=enable_activation_checkpointing,
         )
     except Exception as error:
-        not_estimated.append(f"activations and loss ({type(error).__name__}: {_first_line(error)})")
+        not_estimated.append(f"activations and loss ({type(error).__name__}: {first_line(error)})")
     return MemoryPlan(
         num_trained=sum(parameter.numel() for parameter in trained),
         num_frozen=sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad),
@@ -354,10 +354,6 @@ class _DeviceKernels(TorchFunctionMode):
         if id(value) not in self._casts:
             self._casts[id(value)] = value.to(dtype)
         return self._casts[id(value)]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def format_bytes(size: int) -> str:

@@ -101,7 +101,8 @@ def train_step(
     loss_scale = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
-    skipped = scaler.get_scale() < loss_scale  # the sign of an overflow
+    next_scale = scaler.get_scale()
+    skipped = next_scale < loss_scale  # the sign of an overflow
     optimizer.zero_grad(set_to_none=True)
     variance = squared_weights / num_tokens.clamp_min(1) - 1  # the mean of the weights is 1
     metrics = {
@@ -112,7 +113,7 @@ def train_step(
         "grad_norm": grad_norm,
     }
     if scaler.is_enabled():
-        metrics["loss_scale"] = torch.tensor(scaler.get_scale())
+        metrics["loss_scale"] = torch.tensor(next_scale)
     return StepResult(metrics, num_tokens, skipped)
 
 
