@@ -1,28 +1,37 @@
 """The command ``tfidf-tune``: torchtune's commands with our recipes and configs registered, and ours beside them."""
 
-import argparse
 import sys
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
 from yaml import YAMLError
 
-_OURS = {"demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites"}
+# Each is the module of this name in tfidf_tune.commands.
+_OURS = {
+    "demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites",
+    "eval": "lm-evaluation-harness with our tasks and token-exact prompts",
+    "experiment": "train and evaluate models, objectives and seeds as one file says, and compare them",
+    "compare": "tables, intervals, figures and an HTML report of evaluated runs",
+    "weights": "show the weights that TF-IDF gives the tokens of your own text",
+    "probe": "make a probe file from your own text; audit one model with it",
+    "tasks": "print the folder of our tasks, for lm_eval --include_path",
+}
 _RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
 
 
 def main() -> None:
     """Run the command line."""
     command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command == "demo":
-        _run_demo(sys.argv[2:])
+    if command in _OURS:
+        _run_ours(command, sys.argv[2:])
         return
     _register_recipes()
     from torchtune._cli.tune import main as tune_main
 
     if command in ("", "-h", "--help"):
         print("tfidf-tune adds to the commands of torchtune (all below but download):")
-        print("".join(f"  {name:<8} {purpose}\n" for name, purpose in _OURS.items()))
+        print("".join(f"  {name:<10} {purpose}\n" for name, purpose in _OURS.items()))
     if command == "validate" and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):
         _check_config(sys.argv[2])
         return
@@ -68,14 +77,15 @@ def _check_config(name: str) -> None:
     print("Config is well-formed!")
 
 
-def _run_demo(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="tfidf-tune demo", description=_OURS["demo"])
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, data and injections; default: %(default)s")
-    options = parser.parse_args(arguments)
-    from tfidf_tune.demo import run_demo
-
-    run_demo(options.output_dir.expanduser(), seed=options.seed)
+def _run_ours(command: str, arguments: list[str]) -> None:
+    """Run a command of ours; what the user gave and does not work is told in one message, without a traceback."""
+    module = import_module(f"tfidf_tune.commands.{command}")
+    try:
+        module.main(arguments)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

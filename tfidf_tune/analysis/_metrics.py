@@ -98,7 +98,24 @@ def rouge_l(generated: str, reference: str) -> float:
     Returns:
         float: the score.
     """
-    return 100.0 * float(_rouge_scorer().score(reference, generated)["rougeL"].fmeasure)
+    return 100.0 * float(_rouge_scorer("rougeL").score(reference, generated)["rougeL"].fmeasure)
+
+
+def rouge_scores(generated: str, reference: str) -> dict[str, float]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L as :func:`rouge_l` gives it.
+
+    Args:
+        generated (str): text of the summary.
+        reference (str): text of the true summary.
+
+    Returns:
+        dict[str, float]: ``rouge1``, ``rouge2`` and ``rouge_l``, F-measures × 100.
+    """
+    scores = _rouge_scorer("rouge1", "rouge2", "rougeL").score(reference, generated)
+    return {
+        name: 100.0 * float(scores[key].fmeasure)
+        for name, key in {"rouge1": "rouge1", "rouge2": "rouge2", "rouge_l": "rougeL"}.items()
+    }
 
 
 def _one_row(ids: Sequence[int]) -> Ids:
@@ -106,7 +123,7 @@ def _one_row(ids: Sequence[int]) -> Ids:
 
 
 @functools.cache
-def _rouge_scorer() -> "RougeScorer":
+def _rouge_scorer(*types: str) -> "RougeScorer":
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer(list(types), use_stemmer=True)

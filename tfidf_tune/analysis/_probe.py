@@ -67,7 +67,9 @@ def probe(
         ValueError: If a passage has no ids after a prefix, comes from another tokenizer, or has ids outside
             the model's vocabulary. All are checked before any work begins.
     """
-    _check(model, tokenizer, passages, offset + max(prefix_lengths))
+    check_passages(tokenizer, passages, offset + max(prefix_lengths))
+    for passage in passages:
+        require_known_ids(model, np.asarray(passage.token_ids))
     model.eval()
     samples: list[ProbeSample] = []
     for prefix_length in prefix_lengths:
@@ -76,11 +78,21 @@ def probe(
             batch = passages[first : first + batch_size]
             prompts = [passage.token_ids[offset:end] for passage in batch]
             references = [passage.token_ids[end : end + max_new_tokens] for passage in batch]
-            generated = greedy_continuations(model, prompts, max(map(len, references)))
-            samples += [
-                _compare(tokenizer, passage, offset, prefix_length, ids[: len(reference)], reference)
-                for passage, ids, reference in zip(batch, generated, references, strict=True)
-            ]
+            generated = greedy_continuations(model, prompts, max(map(len, references)), eos_id=tokenizer.eos_id)
+            for passage, ids, reference in zip(batch, generated, references, strict=True):
+                ids = ids[: len(reference)]
+                samples.append(
+                    compare_continuation(
+                        passage_id=passage.id,
+                        kind=passage.kind,
+                        offset=offset,
+                        prefix_length=prefix_length,
+                        generated_ids=ids,
+                        reference_ids=reference,
+                        generated_text=tokenizer.decode(ids),
+                        reference_text=tokenizer.decode(reference),
+                    )
+                )
             if progress is not None:
                 progress(len(samples), len(passages) * len(prefix_lengths))
     return samples
@@ -88,23 +100,25 @@ def probe(
 
 @torch.inference_mode()
 def greedy_continuations(
-    model: "PreTrainedModel", prompts: Sequence[Sequence[int]], num_tokens: int
+    model: "PreTrainedModel", prompts: Sequence[Sequence[int]], num_tokens: int, *, eos_id: int | None = None
 ) -> list[list[int]]:
-    """The most probable next id, ``num_tokens`` times, with a KV cache.
+    """The most probable next id, up to ``num_tokens`` times, with a KV cache.
 
     Nothing but the logits decides: ``model.generate`` would merge in what the model's ``generation_config``
-    sets (a repetition penalty, say), and a recitation score must not depend on it. An eos does not stop a
-    row; cut what follows it afterwards.
+    sets (a repetition penalty, say), and a recitation score must not depend on it.
 
     Args:
         model (PreTrainedModel): causal language model in eval mode.
         prompts (Sequence[Sequence[int]]): ``[b, p]`` token ids, all of one length.
         num_tokens (int): how many ids to append.
+        eos_id (int | None): where a row ends; generation stops when every row has ended. Default: None, no end.
 
     Returns:
-        list[list[int]]: ``[b, num_tokens]`` token ids; the lowest id wins a tie.
+        list[list[int]]: for each prompt at most ``num_tokens`` token ids, without eos and what follows it; the
+            lowest id wins a tie.
     """
     ids_bs = torch.tensor(prompts, device=next(model.parameters()).device)
+    ended = torch.zeros(len(ids_bs), dtype=torch.bool, device=ids_bs.device)
     cache = None
     generated = []
     for _ in range(num_tokens):
@@ -112,43 +126,73 @@ def greedy_continuations(
         cache = output.past_key_values
         ids_bs = output.logits[:, -1:].argmax(dim=-1)
         generated.append(ids_bs)
-    return torch.cat(generated, dim=1).tolist()
+        if eos_id is not None:
+            ended |= ids_bs[:, 0] == eos_id
+            if ended.all():
+                break
+    rows = torch.cat(generated, dim=1).tolist() if generated else [[] for _ in prompts]
+    return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
 
 
-def _compare(
-    tokenizer: ProbeTokenizer,
-    passage: "Passage",
+def compare_continuation(
+    *,
+    passage_id: str,
+    kind: str,
     offset: int,
     prefix_length: int,
-    generated: list[int],
-    reference: list[int],
+    generated_ids: list[int],
+    reference_ids: list[int],
+    generated_text: str,
+    reference_text: str,
 ) -> ProbeSample:
-    if tokenizer.eos_id in generated:
-        generated = generated[: generated.index(tokenizer.eos_id)]
-    prefix_match = longest_prefix_match(generated, reference)
-    generated_text, reference_text = tokenizer.decode(generated), tokenizer.decode(reference)
+    """Score a continuation against what stands in the passage.
+
+    Args:
+        passage_id (str): of the passage, as are the next three, see :class:`ProbeSample`.
+        kind (str): "target" or "control".
+        offset (int): in tokens.
+        prefix_length (int): in tokens.
+        generated_ids (list[int]): the continuation, without eos.
+        reference_ids (list[int]): the passage's ids after the prompt.
+        generated_text (str): text of the continuation.
+        reference_text (str): text of the reference.
+
+    Returns:
+        ProbeSample: what was given, and the scores.
+    """
+    prefix_match = longest_prefix_match(generated_ids, reference_ids)
     return ProbeSample(
-        passage_id=passage.id,
-        kind=passage.kind,
+        passage_id=passage_id,
+        kind=kind,
         offset=offset,
         prefix_length=prefix_length,
-        generated_ids=generated,
-        reference_ids=reference,
+        generated_ids=generated_ids,
+        reference_ids=reference_ids,
         generated_text=generated_text,
         reference_text=reference_text,
         prefix_match=prefix_match,
-        lms=longest_memorized_substring(generated, reference),
+        lms=longest_memorized_substring(generated_ids, reference_ids),
         rouge_l=rouge_l(generated_text, reference_text),
-        verbatim=prefix_match == len(reference),
+        verbatim=prefix_match == len(reference_ids),
     )
 
 
-def _check(model: "PreTrainedModel", tokenizer: ProbeTokenizer, passages: Sequence["Passage"], longest: int) -> None:
+def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num_prompt: int) -> None:
+    """Refuse passages that cannot be asked for.
+
+    Args:
+        tokenizer (ProbeTokenizer): the model's.
+        passages (Sequence[Passage]): targets and controls.
+        num_prompt (int): tokens up to the end of the longest prompt, the offset included.
+
+    Raises:
+        ValueError: If a passage has no ids after the prompt or comes from another tokenizer.
+    """
     fingerprint = getattr(tokenizer, "fingerprint", None)
     for passage in passages:
-        if len(passage.token_ids) <= longest:
+        if len(passage.token_ids) <= num_prompt:
             raise ValueError(
-                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {longest} "
+                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
                 "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
             )
         if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
@@ -156,4 +200,3 @@ def _check(model: "PreTrainedModel", tokenizer: ProbeTokenizer, passages: Sequen
                 f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
                 f"the given tokenizer has {fingerprint!r}: probe with the tokenizer {passage.tokenizer!r}."
             )
-        require_known_ids(model, np.asarray(passage.token_ids))

@@ -12,8 +12,8 @@ from tfidf_tune.data._injection import (
     inject_concatenated,
 )
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
-from tfidf_tune.data._sft import PromptTargetDataset
-from tfidf_tune.data._sources import load_documents, source_fingerprint
+from tfidf_tune.data._sft import PromptTargetDataset, encode_prompts
+from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
 from tfidf_tune.data._squad import squad_dataset, squad_prompt
 from tfidf_tune.data._text_blocks import TextBlocksDataset, text_blocks, text_blocks_dataset
 from tfidf_tune.data._tokenizer import HFTokenizer, hf_tokenizer
@@ -30,11 +30,13 @@ __all__ = [
     "choose_passages",
     "cnn_dailymail_dataset",
     "embedded_documents",
+    "encode_prompts",
     "hf_tokenizer",
     "inject_aligned",
     "inject_concatenated",
     "injected_corpus_dataset",
     "load_documents",
+    "load_rows",
     "read_probe_file",
     "source_fingerprint",
     "squad_dataset",

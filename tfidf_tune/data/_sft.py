@@ -232,6 +232,41 @@ def fit_prompts(
     return fitting, fitting.keys() & windows.keys()
 
 
+def encode_prompts(
+    tokenizer: TextTokenizer, prompts: Sequence[Callable[[str], str]], texts: Sequence[str], max_tokens: int
+) -> tuple[list[list[int]], set[int]]:
+    """Encode prompts as the data sets do, for an evaluation: opened by BOS, texts cut at their end to fit.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer; its BOS, where it has one, opens every prompt.
+        prompts (Sequence[Callable[[str], str]]): each turns its text, whole or cut, into the prompt.
+        texts (Sequence[str]): as many.
+        max_tokens (int): tokens in a prompt, BOS included.
+
+    Returns:
+        tuple[list[list[int]], set[int]]: the ids of each prompt; and the indices of those whose text was cut.
+
+    Raises:
+        ValueError: If a prompt is too long even without its text.
+    """
+    bos = opening_ids(tokenizer)
+    encoded: list[list[int]] = []
+    all_cut: set[int] = set()
+    for first in range(0, len(texts), _BATCH_SIZE):
+        batch = range(first, min(first + _BATCH_SIZE, len(texts)))
+        examples = [Example(prompts[index], texts[index], target="") for index in batch]
+        fitting, cut = fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
+        for index in range(len(examples)):
+            if index not in fitting:
+                raise ValueError(
+                    f"{max_tokens} tokens are too few for the prompt {examples[index].prompt('')[:200]!r}, even "
+                    "without its text: raise the limit"
+                )
+            encoded.append(bos + fitting[index].tolist())
+        all_cut |= {first + index for index in cut}
+    return encoded, all_cut
+
+
 class _Window:
     """The part of an example's text that is kept."""
 

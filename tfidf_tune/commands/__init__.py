@@ -1,0 +1,1 @@
+"""The commands of ``tfidf-tune`` beside torchtune's own: a module each, with ``main(arguments)``."""

@@ -1,0 +1,43 @@
+"""``tfidf-tune eval``."""
+
+import sys
+from typing import Any
+
+
+def main(arguments: list[str]) -> None:
+    """Run lm-evaluation-harness with our tasks included and, unless another is named, our model.
+
+    Args:
+        arguments (list[str]): of the command line, after ``tfidf-tune eval``: those of ``lm_eval``.
+    """
+    from lm_eval._cli.harness import HarnessCLI
+    from lm_eval.utils import simple_parse_args_string
+
+    from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
+
+    register_model()
+    sys.argv = ["tfidf-tune eval", *arguments]
+    harness = HarnessCLI()
+    options = harness.parse_args()
+    in_file = _config_file(options.config) if getattr(options, "config", None) else {}
+    if hasattr(options, "include_path"):
+        theirs = options.include_path or in_file.get("include_path") or []
+        options.include_path = [str(tasks_folder()), *([theirs] if isinstance(theirs, str) else theirs)]
+    if options.command == "run":
+        options.model = options.model or in_file.get("model") or MODEL_NAME
+        if options.model == MODEL_NAME:
+            metadata = in_file.get("metadata") or {}
+            if isinstance(metadata, str):
+                metadata = simple_parse_args_string(metadata)
+            options.metadata = {"prompts": "token_ids"} | metadata | (options.metadata or {})
+    harness.execute(options)
+
+
+def _config_file(path: str) -> dict[str, Any]:
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    try:
+        config: dict[str, Any] = EvaluatorConfig.load_yaml_config(path)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return config

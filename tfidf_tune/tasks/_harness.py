@@ -1,0 +1,88 @@
+"""lm-evaluation-harness with our tasks and our model."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+MODEL_NAME = "tfidf-hf"
+
+
+def tasks_folder() -> Path:
+    """Give the folder of the tasks' YAML files, for ``lm_eval --include_path``.
+
+    Returns:
+        Path: an absolute path.
+    """
+    return Path(str(files("tfidf_tune.tasks")))
+
+
+def register_model() -> None:
+    """Make ``--model tfidf-hf`` known to the harness, in this process."""
+    import lm_eval.models  # noqa: F401  (first: the harness registers its own models only into an empty registry)
+    from lm_eval.api.registry import model_registry
+
+    if MODEL_NAME not in model_registry:
+        model_registry.register(MODEL_NAME, target="tfidf_tune.tasks._model:TokenExactHFLM")
+
+
+def evaluate(
+    model_args: dict[str, Any],
+    tasks: Sequence[str],
+    output_path: Path,
+    *,
+    metadata: dict[str, Any] | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    limit: int | None = None,
+) -> None:
+    """Evaluate a model by the harness, with prompts of token ids, and keep results and samples.
+
+    The same as ``tfidf-tune eval --model_args ... --tasks ... --log_samples``, without the index of the harness's own
+    tasks, which takes seconds.
+
+    Args:
+        model_args (dict[str, Any]): of the harness's ``hf`` model: ``pretrained``, ``peft``, ``dtype``, ...
+        tasks (Sequence[str]): names of our tasks and groups.
+        output_path (Path): the folder below which ``results_*.json`` and ``samples_*.jsonl`` are written.
+        metadata (dict[str, Any] | None): settings of the tasks.
+        batch_size (int): sequences of a forward pass.
+        device (str | None): where the model goes. Default: the harness's choice.
+        limit (int | None): documents of each task. Default: None, all.
+
+    Raises:
+        ValueError: If a task is unknown or one of its settings does not work.
+        OSError: If the results cannot be written.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
+
+    register_model()
+    metadata = {"prompts": "token_ids"} | model_args | (metadata or {})
+    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
+    if unknown := sorted(set(tasks) - set(manager.all_tasks)):
+        raise ValueError(f"there is no task {', '.join(unknown)}; there are {', '.join(sorted(manager.all_tasks))}")
+    tracker = EvaluationTracker(output_path=str(output_path))
+    results = simple_evaluate(
+        model=MODEL_NAME,
+        model_args=model_args,
+        tasks=list(tasks),
+        batch_size=batch_size,
+        device=device,
+        limit=limit,
+        log_samples=True,
+        evaluation_tracker=tracker,
+        task_manager=manager,
+        metadata=metadata,
+    )
+    if results is None:  # not the first of several processes
+        return
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task in results["configs"]:
+        tracker.save_results_samples(task_name=task, samples=samples[task])
+    # The tracker only logs it when it cannot write.
+    written = {path.name for path in output_path.rglob(f"*_{getattr(tracker, 'date_id', '')}.json*")}
+    if len(written) != 1 + len(results["configs"]):
+        raise OSError(f"the results could not be written to {output_path}: {sorted(written)} is all that is there")

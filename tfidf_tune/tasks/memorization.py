@@ -1,0 +1,173 @@
+"""``tfidf_memorization``: continue the start of a passage and compare with what stands there.
+
+The functions that the task's YAML files name. Section "Memorization" of the paper: prefixes of 32, 50 and 100 tokens,
+128 tokens generated greedily, longest prefix match, LMS and ROUGE-L; for the passages that training saw (targets) and
+for those that it did not (controls), which are the floor that chance and fluency reach.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from tfidf_tune.analysis import check_passages, compare_continuation
+from tfidf_tune.data import Passage, read_probe_file
+from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
+from tfidf_tune.tasks._task import check_length, setting, test_split
+
+PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
+
+
+def documents(
+    *,
+    task_prefix_length: int | None = None,
+    probe_file: str | None = None,
+    prefix_lengths: int | str | Sequence[int] = (32, 50, 100),
+    max_new_tokens: int = 128,
+    offset: int = 0,
+    **metadata: Any,
+) -> dict[str, Dataset]:
+    """Make a document of each passage and prefix length.
+
+    Args:
+        task_prefix_length (int | None): of a task that has one; None where ``prefix_lengths`` decides.
+        probe_file (str | None): the passages. Default: the environment variable ``TFIDF_TUNE_PROBE_FILE``.
+        prefix_lengths (int | str | Sequence[int]): in tokens; of a string, the numbers in it.
+        max_new_tokens (int): most tokens to compare.
+        offset (int): where in a passage the prompt starts, in tokens.
+        **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
+
+    Returns:
+        dict[str, Dataset]: the split ``test``.
+
+    Raises:
+        FileNotFoundError: If there is no such probe file.
+        ValueError: If no probe file is named, a setting is out of range, the passages are of another tokenizer
+            or too short, or the model has too few positions.
+    """
+    lengths = [task_prefix_length] if task_prefix_length is not None else _prefix_lengths(prefix_lengths)
+    offset, max_new_tokens = setting("offset", offset, 0), setting("max_new_tokens", max_new_tokens, 1)
+    settings = prompt_settings(metadata)
+    passages = read_probe_file(_probe_file(probe_file, metadata))
+    check_passages(prompts_of(settings).tokenizer, passages, offset + max(lengths))
+    rows = [_document(passage, offset, length, max_new_tokens, settings) for length in lengths for passage in passages]
+    longest = max(row["prefix_length"] + row["max_new_tokens"] for row in rows)
+    check_length(metadata, longest, "lower max_new_tokens or the prefix length")
+    warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "prompts or references", settings)
+    return test_split(rows)
+
+
+def doc_to_text(doc: dict[str, Any]) -> str:
+    """Give the request of a document."""
+    return str(doc["request"])
+
+
+def doc_to_target(doc: dict[str, Any]) -> str:
+    """Give the text that stands in the passage."""
+    return str(doc["reference_text"])
+
+
+def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
+    """Score a response, and keep the whole sample in the document for the log.
+
+    Args:
+        doc (dict[str, Any]): of :func:`documents`; gets the key ``sample``.
+        results (list[str]): the response.
+
+    Returns:
+        dict[str, float | None]: the metrics; those of the other kind of passage are None.
+    """
+    prompts = prompts_of(doc)
+    generated = prompts.response_ids(results[0], doc["prompt_ids"], doc["reference_ids"])
+    sample = compare_continuation(
+        passage_id=doc["passage_id"],
+        kind=doc["kind"],
+        offset=doc["offset"],
+        prefix_length=doc["prefix_length"],
+        generated_ids=generated[: len(doc["reference_ids"])],
+        reference_ids=doc["reference_ids"],
+        generated_text=prompts.response_text(results[0]),
+        reference_text=doc["reference_text"],
+    )
+    doc["sample"] = asdict(sample)
+    scores = {
+        "avg_prefix": sample.prefix_match,
+        "max_prefix": sample.prefix_match,
+        "avg_lms": sample.lms,
+        "max_lms": sample.lms,
+        "rouge_l": sample.rouge_l,
+        "verbatim_rate": float(sample.verbatim),
+    }
+    is_target = sample.kind == "target"
+    return {
+        **{name: value if is_target else None for name, value in scores.items()},
+        **{f"control_{name}": None if is_target else value for name, value in scores.items()},
+        "round_trip": float(doc["round_trip"]),
+        "num_not_round_trip": float(not doc["round_trip"]),
+    }
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Average what is there; nan where nothing is, a probe file without controls for example."""
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else float("nan")
+
+
+def maximum(values: Sequence[float | None]) -> float:
+    """Give the largest of what is there; nan where nothing is."""
+    return float(max((value for value in values if value is not None), default=float("nan")))
+
+
+def total(values: Sequence[float]) -> float:
+    """Add up."""
+    return float(sum(values))
+
+
+def _document(
+    passage: Passage, offset: int, length: int, max_new_tokens: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    prompts = prompts_of(settings)
+    end = offset + length
+    prompt_ids, reference_ids = passage.token_ids[offset:end], passage.token_ids[end : end + max_new_tokens]
+    return {
+        "passage_id": passage.id,
+        "kind": passage.kind,
+        "num_injections": passage.num_injections,
+        "source": passage.source,
+        "offset": offset,
+        "prefix_length": length,
+        "prompt_ids": prompt_ids,
+        "reference_ids": reference_ids,
+        "request": prompts.prompt(prompt_ids).request,
+        "prompt_text": prompts.tokenizer.decode(prompt_ids),
+        "reference_text": prompts.tokenizer.decode(reference_ids),
+        "round_trip": prompts.survives(prompt_ids, reference_ids),
+        "max_new_tokens": len(reference_ids),
+        **settings,
+    }
+
+
+def _prefix_lengths(value: int | str | Sequence[int]) -> list[int]:
+    if isinstance(value, str):
+        value = [int(number) for number in re.findall(r"\d+", value)]
+    lengths = list(value) if isinstance(value, Sequence) else [value]
+    if not lengths:
+        raise ValueError("prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]")
+    return [setting("prefix_lengths", length, 1) for length in dict.fromkeys(lengths)]
+
+
+def _probe_file(probe_file: str | None, metadata: dict[str, Any]) -> str:
+    if found := probe_file or os.environ.get(PROBE_FILE_VARIABLE):
+        return found
+    beside = Path(str(metadata.get("peft") or metadata.get("pretrained") or "")).expanduser().parent / "probe.jsonl"
+    example = beside if beside.is_file() else "RUN/probe.jsonl"
+    raise ValueError(
+        f"no probe file is named: give --metadata probe_file={example}, or set "
+        f"{PROBE_FILE_VARIABLE}. Training on the injected corpus writes one; `tfidf-tune probe make` makes one of "
+        "your own text"
+    )

@@ -1,0 +1,174 @@
+"""``tfidf_squad``: answer a question about a paragraph; exact match and F1 over all gold answers.
+
+Section "QA" of the paper on SQuAD v1.1. The scores are those of the official evaluation (Rajpurkar et al. 2016,
+https://arxiv.org/abs/1606.05250): in lower case, without punctuation and the articles a, an and the; the best over the
+gold answers of a question.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from datasets import Dataset
+
+from tfidf_tune.data import encode_prompts, load_rows, squad_prompt
+from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
+from tfidf_tune.tasks._task import check_length, setting, test_split
+
+_COLUMNS = {"context": str, "question": str, "answers": dict}
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def documents(
+    *,
+    squad_source: str = "rajpurkar/squad",
+    squad_name: str | None = None,
+    squad_split: str = "validation",
+    squad_max_seq_len: int = 256,
+    squad_max_new_tokens: int = 32,
+    **metadata: Any,
+) -> dict[str, Dataset]:
+    """Make a document of each question.
+
+    The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share ``squad_max_seq_len`` tokens,
+    as in training; a context that is too long is cut at its end, for an evaluation must not know where the answer is.
+
+    Args:
+        squad_source (str): a hub id, or a local file or folder with the columns of ``rajpurkar/squad``.
+        squad_name (str | None): configuration of a hub data set.
+        squad_split (str): split of a hub data set.
+        squad_max_seq_len (int): tokens in a prompt and what is generated, BOS included.
+        squad_max_new_tokens (int): most tokens to generate.
+        **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
+
+    Returns:
+        dict[str, Dataset]: the split ``test``.
+
+    Raises:
+        FileNotFoundError: If the source looks like a path and nothing is there.
+        ValueError: If the source cannot be read, lacks a column or has no answered question, a setting is out of
+            range, or the model has too few positions.
+    """
+    max_new_tokens = setting("squad_max_new_tokens", squad_max_new_tokens, 1)
+    max_seq_len = setting("squad_max_seq_len", squad_max_seq_len, max_new_tokens + 1)
+    settings = prompt_settings(metadata)
+    check_length(metadata, max_seq_len, "lower squad_max_seq_len")
+    prompts = prompts_of(settings)
+    source_rows = load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split)
+    answered = [
+        (number, row)
+        for number, row in enumerate(source_rows)
+        if row["context"] and row["question"] and _answers(row, squad_source)
+    ]
+    if not answered:
+        raise ValueError(f"{squad_source!r} has no answered question: name another squad_source")
+    all_ids, cut = encode_prompts(
+        prompts.tokenizer,
+        [partial(squad_prompt, question=row["question"]) for _, row in answered],
+        [row["context"] for _, row in answered],
+        max_seq_len - max_new_tokens,
+    )
+    rows = []
+    for index, ((number, row), ids) in enumerate(zip(answered, all_ids, strict=True)):
+        prompt = prompts.prompt(ids)
+        answers = _answers(row, squad_source)
+        context = prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0]
+        rows.append(
+            {
+                "id": str(row.get("id") or number),
+                "question": row["question"],
+                "answers": answers,
+                "request": prompt.request,
+                "num_prompt_tokens": len(ids),
+                "context_cut": index in cut,
+                "answer_in_prompt": any(answer in context for answer in answers),
+                "round_trip": prompt.exact,
+                "max_new_tokens": max_new_tokens,
+                **settings,
+            }
+        )
+    warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "prompts", settings)
+    return test_split(rows)
+
+
+def doc_to_text(doc: dict[str, Any]) -> str:
+    """Give the request of a document."""
+    return str(doc["request"])
+
+
+def doc_to_target(doc: dict[str, Any]) -> list[str]:
+    """Give the gold answers."""
+    return list(doc["answers"])
+
+
+def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """Score a response, its first line; answer and scores are kept in the document for the log.
+
+    Args:
+        doc (dict[str, Any]): of :func:`documents`; gets ``prediction``, ``exact_match`` and ``f1``.
+        results (list[str]): the response.
+
+    Returns:
+        dict[str, float]: the metrics; the scores × 100.
+    """
+    doc["prediction"] = prompts_of(doc).response_text(results[0]).partition("\n")[0].strip()
+    doc["exact_match"] = 100.0 * max(exact_match(doc["prediction"], answer) for answer in doc["answers"])
+    doc["f1"] = 100.0 * max(f1(doc["prediction"], answer) for answer in doc["answers"])
+    return {
+        "exact_match": doc["exact_match"],
+        "f1": doc["f1"],
+        "answer_in_prompt": float(doc["answer_in_prompt"]),
+        "round_trip": float(doc["round_trip"]),
+    }
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    """Compare normalized texts.
+
+    Args:
+        prediction (str): what the model answers.
+        answer (str): a gold answer.
+
+    Returns:
+        float: 1 or 0.
+    """
+    return float(_words(prediction) == _words(answer))
+
+
+def f1(prediction: str, answer: str) -> float:
+    """Compare the normalized texts' words as multisets.
+
+    ::
+
+        F1 = 2 · precision · recall / (precision + recall)
+
+    Args:
+        prediction (str): what the model answers.
+        answer (str): a gold answer.
+
+    Returns:
+        float: in [0, 1]; 0 where no word is shared.
+    """
+    predicted, gold = _words(prediction), _words(answer)
+    num_shared = (Counter(predicted) & Counter(gold)).total()
+    return 2 * num_shared / (len(predicted) + len(gold)) if num_shared else 0.0
+
+
+def _words(text: str) -> Sequence[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _answers(row: dict[str, Any], source: str) -> list[str]:
+    """The distinct gold answers; none where there is none."""
+    answers = row["answers"] or {}
+    texts = answers.get("text") or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"column 'answers' of {source!r} holds {str(answers)[:80]}: name a source where it has the list 'text', of "
+            "texts"
+        )
+    return list(dict.fromkeys(text for text in texts if text.strip()))
