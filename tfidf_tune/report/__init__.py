@@ -1,0 +1,30 @@
+"""Results for people: tables, figures and pages made of them."""
+
+from tfidf_tune.report._comparison import comparison_report
+from tfidf_tune.report._document import Column, Continuation, Example, Figure, Report, Table, Value
+from tfidf_tune.report._examples import recited_pieces
+from tfidf_tune.report._figures import frontier, lms_distribution, lms_progress
+from tfidf_tune.report._html import html_page
+from tfidf_tune.report._markdown import markdown
+from tfidf_tune.report._page import page
+from tfidf_tune.report._write import require_report_folder, write_report
+
+__all__ = [
+    "Column",
+    "Continuation",
+    "Example",
+    "Figure",
+    "Report",
+    "Table",
+    "Value",
+    "comparison_report",
+    "frontier",
+    "html_page",
+    "lms_distribution",
+    "lms_progress",
+    "markdown",
+    "page",
+    "recited_pieces",
+    "require_report_folder",
+    "write_report",
+]
