@@ -25,7 +25,8 @@ from tfidf_tune.training import (
 )
 
 FOLDER = Path(tfidf_tune.configs.__path__[0])
-NAMES = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+FILES = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+NAMES = [name for name in FILES if not name.startswith("experiments/")]  # those are in tests/experiment
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 TABLE = {

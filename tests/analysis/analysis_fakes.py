@@ -1,6 +1,5 @@
 """Stand-ins for passages, tokenizers, models and results, small enough to reason about."""
 
-import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tfidf_tune.analysis import CheckpointResult, MemorizationSummary, ProbeSample
+from tfidf_tune.analysis import ProbeSample
 
 VOCAB_SIZE = 64
 
@@ -26,20 +25,6 @@ SAMPLE = ProbeSample(
     rouge_l=200 / 3,
     verbatim=False,
 )
-
-# The paper's Table 1, TinyLLaMA under full fine-tuning with CE.
-TARGETS = MemorizationSummary(
-    num_passages=100,
-    avg_prefix=5.65,
-    max_prefix=128,
-    avg_lms=8.3,
-    max_lms=128,
-    rouge_l=21.05,
-    verbatim_rate=0.01,
-)
-CONTROLS = dataclasses.replace(TARGETS, avg_lms=1.5)
-CE = CheckpointResult("CE", 100, TARGETS, CONTROLS, 20.94)
-
 
 @dataclass(frozen=True)
 class FakePassage:

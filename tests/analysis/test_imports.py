@@ -15,9 +15,11 @@ def test_heavy_libraries_are_imported_only_where_they_are_used():
     assert not modules & {"matplotlib", "peft", "rouge_score", "tfidf_tune.training", "transformers"}
 
 
-def test_figures_do_without_pyplot(tmp_path):
+def test_figures_do_without_pyplot():
+    sample = "ProbeSample('a', 'target', 0, 32, [1], [1], 'x', 'x', 1, 1, 100.0, True)"
     modules = modules_after(
-        f"from tfidf_tune.analysis import plot_lms_progress\nplot_lms_progress([], {str(tmp_path / 'lms.png')!r})"
+        "from tfidf_tune.analysis import ProbeSample\nfrom tfidf_tune.report import lms_distribution\n"
+        f"lms_distribution({{'CE': [{sample}]}})"
     )
     assert "matplotlib.figure" in modules
     assert "matplotlib.pyplot" not in modules

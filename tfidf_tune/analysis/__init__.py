@@ -1,7 +1,6 @@
-"""How much a fine-tuned model recites, and at which price: probe, metrics, perplexity, tables, figures."""
+"""How much a fine-tuned model recites, and at which price: probe, metrics, evaluations read back and compared."""
 
 from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
-from tfidf_tune.analysis._figures import plot_lms_progress
 from tfidf_tune.analysis._harness import read_runs
 from tfidf_tune.analysis._metrics import (
     longest_memorized_substring,
@@ -17,17 +16,10 @@ from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_c
 from tfidf_tune.analysis._runs import AnswerScore, BlockScore, Evaluation, Run, SummaryScore
 from tfidf_tune.analysis._samples import ProbeSample, read_samples, write_samples
 from tfidf_tune.analysis._summary import MemorizationSummary, summarize
-from tfidf_tune.analysis._tables import (
-    CheckpointResult,
-    memorization_table,
-    qualitative_example,
-    relative_reduction,
-)
 
 __all__ = [
     "AnswerScore",
     "BlockScore",
-    "CheckpointResult",
     "Evaluation",
     "Interval",
     "MemorizationSummary",
@@ -44,13 +36,9 @@ __all__ = [
     "longest_memorized_substrings",
     "longest_prefix_match",
     "longest_prefix_matches",
-    "memorization_table",
-    "plot_lms_progress",
     "probe",
-    "qualitative_example",
     "read_runs",
     "read_samples",
-    "relative_reduction",
     "rouge_l",
     "rouge_scores",
     "summarize",

@@ -1,0 +1,330 @@
+import dataclasses
+import json
+
+import pytest
+from run_fakes import (
+    answers,
+    blocks,
+    controls,
+    evaluation,
+    run,
+    summaries,
+    targets,
+    write_evaluation,
+    write_run,
+)
+
+from tfidf_tune.analysis import read_runs
+
+NEWER, OLDER = "2026-11-22T10-00-00", "2025-11-21T10-00-00.5"
+CONFIG = """
+model: {_component_: torchtune.models.llama2.llama2}
+checkpointer: {checkpoint_dir: /models/TinyLlama}
+loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss}
+seed: 7
+output_dir: x
+"""
+
+
+def full(progress=100, lms=1):
+    return evaluation(
+        progress,
+        [*targets(lms, 2), *controls(0), *targets(3, prefix_length=50)],
+        blocks=blocks(20.0),
+        summaries=summaries(30.0, bertscore=None, missing="no model"),
+        answers=answers(100, 50),
+    )
+
+
+def configured(folder, text=CONFIG, progress=100):
+    """A run's folder as the recipes leave it, evaluated into another folder."""
+    checkpoint = folder / f"checkpoint_{progress}pct"
+    checkpoint.mkdir(parents=True)
+    (folder / "config.yaml").write_text(text)
+    return dataclasses.replace(full(progress), checkpoint=str(checkpoint))
+
+
+def named(folder, text=CONFIG):
+    write_evaluation(folder / "evaluation", configured(folder, text))
+    (made,) = read_runs([folder])
+    return made.model, made.objective, made.seed
+
+
+def test_what_the_harness_wrote_is_read_back(tmp_path):
+    written = run("TF-IDF", [full(50, lms=0), full(100)], model="Tiny (full)", seed=3)
+    (made,) = read_runs([write_run(tmp_path / "r", written)])
+    assert (made.model, made.objective, made.seed) == ("Tiny (full)", "TF-IDF", 3)
+    assert made.folder == str(tmp_path / "r")
+    assert len(made.evaluations) == 2
+    for read, given in zip(made.evaluations, written.evaluations, strict=True):
+        assert read.checkpoint == str(tmp_path / "r" / f"checkpoint_{given.progress}pct")
+        assert read.num_injections == dict.fromkeys(("target-0", "target-1", "control-0"), 10)
+        assert dataclasses.replace(read, checkpoint=given.checkpoint, num_injections={}) == given
+
+
+def test_an_experiments_folder_holds_many_runs(tmp_path):
+    for objective in ("CE", "TF-IDF"):
+        for seed in (0, 1):
+            write_run(tmp_path / "cells" / f"{objective}-{seed}", run(objective, [full()], seed=seed))
+    found = [(made.objective, made.seed) for made in read_runs([tmp_path])]
+    assert found == [("CE", 0), ("CE", 1), ("TF-IDF", 0), ("TF-IDF", 1)]
+
+
+def test_runs_come_in_the_order_that_was_given_and_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for objective in ("CE", "TF-IDF"):
+        write_run(tmp_path / objective, run(objective, [full()]))
+    given = ["TF-IDF", f"TF-IDF={tmp_path / 'TF-IDF'}", tmp_path, str(tmp_path / "CE"), "."]
+    assert [made.objective for made in read_runs(given)] == ["TF-IDF", "CE"]
+
+
+def test_results_elsewhere_find_the_run_by_the_checkpoint(tmp_path):
+    write_evaluation(tmp_path / "results" / "half", configured(tmp_path / "run", progress=50))
+    (made,) = read_runs([tmp_path / "results"])
+    assert (made.model, made.objective, made.seed) == ("TinyLlama (full)", "TF-IDF", 7)
+    assert (made.folder, made.evaluations[0].progress) == (str(tmp_path / "run"), 50)
+
+
+def test_a_run_that_was_moved_is_found_by_where_its_results_lie(tmp_path):
+    made = dataclasses.replace(full(25), checkpoint="/gone/checkpoint_25pct")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "cell.json").write_text('{"model": "M", "objective": "IDF", "seed": null}')
+    write_evaluation(tmp_path / "moved" / "evaluation" / "x", made)
+    (read,) = read_runs([tmp_path / "moved"])
+    assert (read.model, read.objective, read.seed, read.folder) == ("M", "IDF", None, str(tmp_path / "moved"))
+    assert read.evaluations[0].progress == 25
+
+
+def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
+    arguments = f"pretrained=/models/base,peft={configured(tmp_path / 'run').checkpoint},dtype=float32"
+    write_evaluation(tmp_path / "out", full(), model_args=arguments)
+    (made,) = read_runs([tmp_path / "out"])
+    assert (made.objective, made.evaluations[0].checkpoint) == ("TF-IDF", str(tmp_path / "run" / "checkpoint_100pct"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "objective"),
+    [
+        ("_component_: tfidf_tune.loss.CrossEntropyLoss", "CE"),
+        ("_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss", "TF-IDF"),
+        (
+            "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
+            "TF-IDF (tf=log, num_batches=4)",
+        ),
+        ("{_component_: a.GoldfishLoss, k: 4, ignore_index: -100, num_output_chunks: 1}", "Goldfish (k=4)"),
+    ],
+)
+def test_the_objective_is_named_by_the_loss(tmp_path, loss, objective):
+    text = CONFIG.replace(
+        "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss}", loss if "{" in loss else f"{{{loss}}}"
+    )
+    assert named(tmp_path / "r", text)[1] == objective
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("_component_: torchtune.models.llama2.llama2", "TinyLlama (full)"),
+        ("_component_: torchtune.models.llama2.lora_llama2", "TinyLlama (LoRA)"),
+        ("_component_: torchtune.models.llama2.qlora_llama2_7b", "TinyLlama (QLoRA)"),
+        ("_component_: torchtune.models.llama2.lora_llama2, quantize_base: true", "TinyLlama (QLoRA)"),
+        ("_component_: torchtune.models.llama2.lora_llama2, quantize_base: false", "TinyLlama (LoRA)"),
+    ],
+)
+def test_the_model_is_named_by_checkpoint_and_method(tmp_path, model, name):
+    text = CONFIG.replace("_component_: torchtune.models.llama2.llama2", model)
+    assert named(tmp_path / "r", text) == (name, "TF-IDF", 7)
+
+
+def test_the_cell_counts_more_than_the_config(tmp_path):
+    evaluated = configured(tmp_path / "r")
+    (tmp_path / "r" / "cell.json").write_text('{"model": "M", "objective": "O", "seed": 1}')
+    write_evaluation(tmp_path / "r" / "evaluation", evaluated)
+    assert [(m.model, m.objective, m.seed) for m in read_runs([tmp_path / "r"])] == [("M", "O", 1)]
+
+
+def test_a_base_model_evaluated_inside_a_run_is_not_the_run(tmp_path):
+    configured(tmp_path / "r")
+    write_evaluation(tmp_path / "r" / "base", dataclasses.replace(full(), checkpoint="EleutherAI/pythia-14m"))
+    (made,) = read_runs([tmp_path / "r"])
+    assert (made.model, made.objective, made.seed) == ("pythia-14m", "unknown", None)
+    assert made.evaluations[0].progress == 100
+
+
+def test_a_config_of_something_else_is_no_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("editor: {tabs: 4}\n")
+    write_evaluation(tmp_path / "r", full())
+    assert read_runs([tmp_path])[0].objective == "unknown"
+
+
+def test_a_label_names_the_objective_of_a_foreign_model(tmp_path):
+    write_run(tmp_path / "ours", run("CE", [full()], model="Pythia (full)"))
+    write_evaluation(tmp_path / "a=b", dataclasses.replace(full(), checkpoint="someone/their-model"))
+    ours, theirs = read_runs([tmp_path / "ours", f"Goldfish={tmp_path / 'a=b'}"])
+    assert (theirs.model, theirs.objective, theirs.seed) == ("Pythia (full)", "Goldfish", None)
+    assert ours.model == "Pythia (full)"
+
+
+def test_a_label_can_name_the_model_too(tmp_path):
+    write_evaluation(tmp_path / "x", full())
+    (made,) = read_runs([f"Llama 2: 7B:Goldfish (k=4)={tmp_path / 'x'}"])
+    assert (made.model, made.objective) == ("Llama 2: 7B", "Goldfish (k=4)")
+
+
+def test_a_foreign_adapter_is_named_after_its_base(tmp_path):
+    for name in ("a", "b"):
+        arguments = {"pretrained": "org/pythia-1.4b", "peft": f"org/{name}"}
+        write_evaluation(tmp_path / name, full(), model_args=arguments)
+    made = read_runs([f"CE={tmp_path / 'a'}", f"SLM={tmp_path / 'b'}"])
+    assert [(m.model, m.objective) for m in made] == [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")]
+
+
+def test_two_foreign_models_with_labels_are_one_model_under_two_objectives(tmp_path):
+    for name in ("a", "b"):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
+    made = read_runs([f"CE={tmp_path / 'a'}", f"SLM={tmp_path / 'b'}"])
+    assert [(m.model, m.objective) for m in made] == [("model", "CE"), ("model", "SLM")]
+
+
+@pytest.mark.parametrize("label", ["", "SLM="])
+def test_milestones_alone_are_one_run(tmp_path, label):
+    for progress in (50, 100):
+        made = dataclasses.replace(full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct")
+        write_evaluation(tmp_path / "results" / str(progress), made)
+    (made,) = read_runs([f"{label}{tmp_path / 'results'}"])
+    assert [one.progress for one in made.evaluations] == [50, 100]
+    assert (made.model, made.objective) == (("model", "SLM") if label else ("theirs", "unknown"))
+
+
+def test_a_label_counts_where_its_folder_lies_below_another(tmp_path):
+    for name in ("a", "b"):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
+    made = read_runs([tmp_path, f"SLM={tmp_path / 'b'}"])
+    assert [(m.objective, m.evaluations[0].checkpoint) for m in made] == [("unknown", "org/a"), ("SLM", "org/b")]
+
+
+def test_foreign_models_in_one_folder_are_runs_of_their_own(tmp_path):
+    for name in ("a", "b"):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
+    assert [(m.model, m.objective) for m in read_runs([tmp_path])] == [("a", "unknown"), ("b", "unknown")]
+
+
+def test_one_model_can_be_given_under_two_labels(tmp_path):
+    for name in ("with", "without"):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint="org/m"))
+    made = read_runs([f"system prompt={tmp_path / 'with'}", f"plain={tmp_path / 'without'}"])
+    assert [m.objective for m in made] == ["system prompt", "plain"]
+
+
+def test_a_folder_with_an_equals_sign_is_no_label(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "k=4", run("CE", [full()]))
+    assert read_runs(["k=4"])[0].objective == "CE"
+
+
+def test_the_newest_result_of_a_task_counts(tmp_path):
+    old, new = full(), evaluation(samples=targets(8, 8))
+    for name, date, made in [("a", NEWER, new), ("b", OLDER, old)]:  # the path says nothing about the date
+        write_evaluation(tmp_path / name, dataclasses.replace(made, checkpoint="org/m"), date=date)
+    (made,) = read_runs([tmp_path])
+    (read,) = made.evaluations
+    assert [sample.lms for sample in read.samples if sample.prefix_length == 32] == [8, 8]
+    # Tasks that were not run again keep what they had.
+    assert [sample.lms for sample in read.samples if sample.prefix_length == 50] == [3]
+    assert read.answers == old.answers
+
+
+def test_texts_that_did_not_survive_are_counted(tmp_path):
+    write_evaluation(tmp_path / "r", full(), round_trip=False)
+    (read,) = read_runs([tmp_path])[0].evaluations
+    assert (read.num_not_round_trip, read.num_blocks_not_round_trip) == (4, 4)
+
+
+def test_an_output_path_that_named_a_file_is_found(tmp_path):
+    write_evaluation(tmp_path / "r", full())
+    (results,) = tmp_path.rglob("results_*.json")
+    results.rename(results.with_name(results.name.replace("results_", "mine_")))
+    assert len(read_runs([tmp_path])) == 1
+
+
+def test_tasks_of_others_are_left_alone(tmp_path):
+    write_run(tmp_path / "r", run("CE", [full()]))
+    (samples,) = tmp_path.rglob("samples_tfidf_squad_*.jsonl")
+    samples.rename(samples.with_name(samples.name.replace("tfidf_squad", "lambada")))
+    assert read_runs([tmp_path])[0].evaluations[0].answers == ()
+
+
+def test_an_evaluation_of_other_tasks_alone_is_no_checkpoint(tmp_path):
+    write_run(tmp_path / "r", run("CE", [evaluation(50), full(100)]))
+    assert [one.progress for one in read_runs([tmp_path])[0].evaluations] == [100]
+
+
+def test_a_missing_folder_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(FileNotFoundError, match="there is no folder nowhere"):
+        read_runs(["CE=nowhere"])
+
+
+def test_a_folder_without_results_says_what_was_looked_for(tmp_path):
+    write_evaluation(tmp_path / "r", evaluation())
+    with pytest.raises(
+        FileNotFoundError, match=r"looked for results_<date>.json .*there are 1 results files.*log_samples"
+    ):
+        read_runs([tmp_path])
+
+
+def test_an_empty_label_is_told(tmp_path):
+    with pytest.raises(ValueError, match="no label before the '='"):
+        read_runs([f"={tmp_path}"])
+
+
+@pytest.mark.parametrize("broken", ["{", "[1]", '{"doc": {}}', '{"doc": {"sample": {"lms": 1}}}', "null"])
+def test_an_unreadable_line_is_told_with_file_and_line(tmp_path, broken):
+    write_run(tmp_path / "r", run("CE", [full()]))
+    (samples,) = tmp_path.rglob("samples_tfidf_memorization_p32_*.jsonl")
+    lines = samples.read_text().splitlines()
+    samples.write_text("\n".join([lines[0], broken, *lines[1:]]))
+    with pytest.raises(
+        ValueError, match=r"samples_tfidf_memorization_p32_.*jsonl, line 2: not a document of our tasks"
+    ):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"config": {"model_args": "nonsense"}}', '{"config": {"model_args": [1]}}']
+)
+def test_an_unreadable_results_file_is_told(tmp_path, content):
+    write_run(tmp_path / "r", run("CE", [full()]))
+    (results,) = tmp_path.rglob("results_*.json")
+    results.write_text(content)
+    with pytest.raises(ValueError, match=r"results_.*json: not a results file of lm_eval"):
+        read_runs([tmp_path])
+
+
+def test_results_without_a_model_are_told(tmp_path):
+    write_evaluation(tmp_path / "r", full(), model_args={"dtype": "float32"})
+    with pytest.raises(ValueError, match="name no model"):
+        read_runs([tmp_path])
+
+
+def test_a_broken_cell_is_told(tmp_path):
+    folder = write_run(tmp_path / "r", run("CE", [full()]))
+    (folder / "cell.json").write_text('{"model": "x"}')
+    with pytest.raises(ValueError, match=r"cell.json: expected model, objective and seed"):
+        read_runs([tmp_path])
+
+
+def test_two_runs_of_one_model_objective_and_seed_are_told(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, run("CE", [full()]))
+    with pytest.raises(ValueError, match=r"/a and .*/b are both Tiny, CE, seed 0: leave one out"):
+        read_runs([tmp_path])
+
+
+def test_every_field_of_a_sample_is_read(tmp_path):
+    write_run(tmp_path / "r", run("CE", [full()]))
+    (samples,) = tmp_path.rglob("samples_tfidf_memorization_p50_*.jsonl")
+    doc = json.loads(samples.read_text())["doc"]
+    (read,) = [s for s in read_runs([tmp_path])[0].evaluations[0].samples if s.prefix_length == 50]
+    assert dataclasses.asdict(read) == doc["sample"]

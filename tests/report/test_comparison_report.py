@@ -1,0 +1,430 @@
+import dataclasses
+import math
+
+import pytest
+from run_fakes import (
+    answers,
+    blocks,
+    controls,
+    decode,
+    evaluation,
+    grown_runs,
+    run,
+    sample,
+    summaries,
+    targets,
+)
+
+from tfidf_tune.analysis import BlockScore, Interval
+from tfidf_tune.analysis._comparison import Reduction
+from tfidf_tune.analysis._measures import LMS
+from tfidf_tune.report import comparison_report
+from tfidf_tune.report._statements import change
+
+
+@pytest.fixture(scope="module")
+def grown():
+    return comparison_report(
+        grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=8), decoder=lambda checkpoint: decode
+    )
+
+
+def report(*runs, **options):
+    return comparison_report(runs, decoder=lambda checkpoint: None, **options)
+
+
+def table(made, name):
+    (found,) = (table for table in made.tables if table.name == name)
+    return [dict(zip([column.name for column in found.columns], row, strict=True)) for row in found.rows]
+
+
+def notes(made, name):
+    return " ".join(next(table for table in made.tables if table.name == name).notes)
+
+
+def pair(ce, tfidf):
+    """Two runs with one checkpoint each."""
+    return run("CE", [evaluation(**ce)]), run("TF-IDF", [evaluation(**tfidf)])
+
+
+def said(made):
+    return "\n".join(made.statements)
+
+
+def test_the_memorization_table_is_the_papers():
+    ce = [
+        dataclasses.replace(sample("a", 8, length=8), prefix_match=8, rouge_l=100.0),
+        dataclasses.replace(sample("b", 2, length=8), prefix_match=1, rouge_l=20.0),
+        *controls(1, 2, 3),
+    ]
+    tfidf = [sample("a", 1), sample("b", 0), *controls(0, 0, 0)]
+    made = report(*pair({"samples": ce}, {"samples": tfidf}))
+    rows = table(made, "memorization")
+    assert rows[0] == {
+        "Model": "Tiny",
+        "Objective": "CE",
+        "Avg Prefix": 4.5,
+        "Max Prefix": 8,
+        "Avg LMS": 5.0,
+        "Max LMS": 8,
+        "ROUGE-L": 60.0,
+        "Verbatim %": 50.0,
+        "Control LMS": 2.0,
+        "Passages": 2,
+        "Seeds": 1,
+    }
+    assert (rows[1]["Objective"], rows[1]["Avg LMS"], rows[1]["Control LMS"]) == ("TF-IDF", 0.5, 0.0)
+    assert "Not the end of training" not in notes(made, "memorization")
+
+
+def test_means_and_maxima_are_over_seeds():
+    runs = [
+        run("CE", [evaluation(samples=targets(2, 4))], seed=0),
+        run("CE", [evaluation(samples=targets(4, 8))], seed=1),
+        run("TF-IDF", [evaluation(samples=targets(1, 1))], seed=0),
+    ]
+    made = report(*runs)
+    row = table(made, "memorization")[0]
+    assert (row["Avg LMS"], row["Max LMS"], row["Passages"], row["Seeds"]) == (4.5, 8, 2, 2)
+    spread = table(made, "lms_spread")[0]
+    assert (spread["Lowest seed"], spread["Highest seed"], spread["Seeds"]) == (3.0, 6.0, 2)
+    assert "not that of seeds" in notes(made, "reductions")
+    assert "One training run alone" in said(made)  # TF-IDF has one
+
+
+def test_without_seeds_there_is_no_spread_over_them_and_a_warning():
+    made = report(*pair({"samples": targets(2, 4)}, {"samples": targets(1, 2)}))
+    assert "Lowest seed" not in table(made, "lms_spread")[0]
+    assert "One training run alone does not tell an objective from its seed" in said(made)
+
+
+def test_several_seeds_need_no_warning(grown):
+    assert "its seed" not in said(grown)
+
+
+def test_the_spread_has_median_percentile_and_the_averages_interval():
+    (row, _) = table(report(*pair({"samples": targets(*range(8))}, {"samples": targets(*range(8))})), "lms_spread")
+    assert (row["Avg LMS"], row["Median"], row["90th percentile"], row["Max"]) == (3.5, 3.5, pytest.approx(6.3), 7)
+    assert 1.5 < row["From"] < 3.5 < row["To"] < 5.5
+
+
+def test_a_table_appears_only_where_there_is_something_in_it(grown):
+    made = report(*pair({"answers": answers(100, 0)}, {"answers": answers(100, 100)}))
+    assert [table.name for table in made.tables] == ["qa", "reductions"]
+    assert (made.figures, made.examples) == ((), ())
+    assert [table.name for table in grown.tables] == [
+        "memorization",
+        "perplexity",
+        "summarization",
+        "qa",
+        "reductions",
+        "equal_perplexity",
+        "lms_spread",
+        "by_prefix_length",
+        "progress",
+    ]
+    assert [figure.name for figure in grown.figures] == ["lms_progress", "frontier", "lms_distribution"]
+
+
+def test_scores_are_by_model_and_objective():
+    ce = {"blocks": blocks(20.0, 4), "summaries": summaries(40, 20), "answers": answers(100, 50)}
+    tfidf = {"blocks": blocks(25.0, 4), "summaries": summaries(30, 20), "answers": answers(50, 50)}
+    made = report(*pair(ce, tfidf))
+    assert table(made, "perplexity")[1] == {
+        "Model": "Tiny",
+        "Objective": "TF-IDF",
+        "Perplexity": pytest.approx(25.0),
+        "Blocks": 4,
+        "Seeds": 1,
+    }
+    assert table(made, "summarization")[0] == {
+        "Model": "Tiny",
+        "Objective": "CE",
+        "ROUGE-1": 30.0,
+        "ROUGE-2": 15.0,
+        "ROUGE-L": pytest.approx(24.0),
+        "BERTScore-F1": 88.0,
+        "Articles": 2,
+        "Seeds": 1,
+    }
+    assert [(row["Exact Match %"], row["F1 %"]) for row in table(made, "qa")] == [(50.0, 75.0), (0.0, 50.0)]
+
+
+def test_a_missing_bertscore_is_none_with_its_reason():
+    ce = {"summaries": summaries(30, 30)}
+    tfidf = {"summaries": summaries(30, 30, bertscore=None, missing="bert-score is not installed")}
+    made = report(*pair(ce, tfidf))
+    assert [row["BERTScore-F1"] for row in table(made, "summarization")] == [88.0, None]
+    assert "Tiny, TF-IDF: BERTScore-F1 is missing for 2 of 2 summaries: bert-score is not installed." in notes(
+        made, "summarization"
+    )
+    assert "Summary BERTScore-F1" not in [row["Measure"] for row in table(made, "reductions")]
+
+
+def test_reductions_are_in_percent_with_interval_and_significance():
+    made = report(*pair({"samples": targets(4, 4, 4)}, {"samples": targets(2, 2, 2)}))
+    assert table(made, "reductions")[0] == {
+        "Model": "Tiny",
+        "Objective": "TF-IDF",
+        "Measure": "Avg LMS",
+        "CE": 4.0,
+        "Value": 2.0,
+        "Reduction %": 50.0,
+        "From %": pytest.approx(50.0),
+        "To %": pytest.approx(50.0),
+        "Significant": "yes",
+        "Progress %": 100,
+    }
+
+
+def test_a_baseline_of_zero_is_said_and_not_a_number():
+    samples = [dataclasses.replace(s, rouge_l=5.0) for s in targets(0, 0)]
+    made = report(*pair({"samples": samples}, {"samples": targets(1, 2)}))
+    row = table(made, "reductions")[0]
+    assert [row[name] for name in ("CE", "Reduction %", "From %", "To %", "Significant")] == [
+        0.0,
+        None,
+        None,
+        None,
+        None,
+    ]
+    assert "Tiny, TF-IDF, Avg LMS: no interval, the baseline is 0." in notes(made, "reductions")
+    assert (
+        "has no defined relative change of the average LMS (0.00 to 1.50) against CE, since the baseline is 0."
+        in said(made)
+    )
+
+
+def test_few_passages_with_a_prefix_match_have_no_interval():
+    made = report(*pair({"samples": targets(0, 0, 4)}, {"samples": targets(0, 0, 2)}))
+    assert "the baseline's average LMS is 0 in some resamples, so few passages have any" in notes(made, "reductions")
+    assert "lowers the average LMS by 50.0 % (1.33 to 0.67) against CE, which has no interval" in said(made)
+
+
+def test_a_single_passage_has_no_interval():
+    made = report(*pair({"samples": targets(4)}, {"samples": targets(2)}))
+    assert "which has no interval: there is a single passage" in said(made)
+
+
+def test_the_price_in_perplexity_stands_in_the_same_statement():
+    made = report(
+        *pair(
+            {"samples": targets(4, 4), "blocks": blocks(20.0)},
+            {"samples": targets(2, 2), "blocks": blocks(25.0)},
+        )
+    )
+    assert made.statements[0] == (
+        "TF-IDF lowers the average LMS by 50.0 % (4.00 to 2.00; 95 % interval 50.0 % to 50.0 %) against CE, which is "
+        "significant: the interval excludes 0. It raises the perplexity by 25.0 % (20.00 to 25.00; 95 % interval 25.0 "
+        "% to 25.0 %), which is significant: the interval excludes 0."
+    )
+
+
+def test_an_unknown_price_is_said():
+    made = report(*pair({"samples": targets(4, 4)}, {"samples": targets(2, 2)}))
+    assert made.statements[0].endswith("Perplexity was not measured for both, so what it costs is not known.")
+
+
+def test_a_change_that_may_be_chance_is_not_significant():
+    made = report(*pair({"samples": targets(1, 8, 3, 4)}, {"samples": targets(8, 1, 3, 3)}))
+    assert "which is not significant: the interval includes 0" in made.statements[0]
+    row = table(made, "reductions")[0]
+    assert row["Significant"] == "no"
+    assert row["From %"] < row["Reduction %"] < row["To %"]
+
+
+def test_an_increase_has_its_interval_the_right_way_round():
+    made = report(*pair({"samples": targets(2, 4, 2, 4)}, {"samples": targets(3, 8, 3, 8)}))
+    assert "TF-IDF raises the average LMS by 83.3 % (3.00 to 5.50; 95 % interval 50.0 % to 100.0 %)" in said(made)
+
+
+def test_no_interval_ends_at_minus_zero():
+    reduction = Reduction(LMS, 4.0, 3.9, 50, 0.025, Interval(-0.0003, 0.05))
+    assert "95 % interval 0.0 % to 5.0 %" in change(reduction)
+
+
+def test_no_change_is_said():
+    made = report(*pair({"samples": targets(2, 4)}, {"samples": targets(2, 4)}))
+    assert "leaves the average LMS as it is (3.00 to 3.00; 95 % interval 0.0 % to 0.0 %)" in said(made)
+
+
+def test_summaries_and_answers_are_one_statement_each_higher_being_plus():
+    ce = {"summaries": summaries(20, 20), "answers": answers(100, 50, 100)}
+    tfidf = {"summaries": summaries(25, 25), "answers": answers(0, 50, 100)}
+    made = report(*pair(ce, tfidf))
+    rise = "(+25.0 %, 95 % interval 25.0 % to 25.0 %, significant)"
+    assert made.statements[0] == (
+        f"Summaries under TF-IDF: ROUGE-1 20.00 to 25.00 {rise}, ROUGE-2 10.00 to 12.50 {rise}, ROUGE-L 16.00 to 20.00 "
+        f"{rise}, BERTScore-F1 88.00 to 88.00 (+0.0 %, 95 % interval 0.0 % to 0.0 %, not significant)."
+    )
+    assert made.statements[1].startswith("Answers under TF-IDF: exact match 66.67 to 33.33 (-50.0 %, no interval, the")
+    assert "F1 83.33 to 50.00 (-40.0 %, 95 % interval -100.0 % to 0.0 %, not significant)" in made.statements[1]
+
+
+def test_an_undefined_score_is_said():
+    made = report(*pair({"answers": answers(0, 0)}, {"answers": answers(0, 50)}))
+    assert "F1 0.00 to 25.00 (relative change undefined, the baseline is 0)" in said(made)
+
+
+def test_intervals_from_few_units_are_said():
+    few = report(*pair({"samples": targets(*[4] * 29)}, {"samples": targets(*[2] * 29)}))
+    assert "Intervals from only 29 passages are narrower than they should be: take 30 or more" in said(few)
+    enough = report(*pair({"samples": targets(*[4] * 30)}, {"samples": targets(*[2] * 30)}))
+    assert "narrower" not in said(enough)
+
+
+def path(*points):
+    return [evaluation(at, targets(lms, lms), blocks=blocks(ppl)) for at, ppl, lms in points]
+
+
+def test_equal_perplexity_is_said():
+    made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 50, 2))))
+    assert (
+        "At equal perplexity (CE had TF-IDF's final 50.00 between 50 and 100 % of its training), TF-IDF lowers the "
+        "average LMS by 50.0 % (4.00 to 2.00;" in said(made)
+    )
+    (row,) = table(made, "equal_perplexity")
+    assert (row["CE at %"], row["CE Avg LMS"], row["Avg LMS"]) == ("50 to 100", pytest.approx(4.0), 2.0)
+
+
+def test_perplexity_out_of_range_is_said():
+    made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 20, 2))))
+    assert (
+        "At equal perplexity nothing can be said: TF-IDF ends with 20.00, and CE's checkpoints lie between 25.00 and "
+        "100.00, never at it." in said(made)
+    )
+    (row,) = table(made, "equal_perplexity")
+    assert [row[name] for name in ("CE at %", "CE Avg LMS", "Avg LMS", "Reduction %")] == [None] * 4
+    assert "out of range" in notes(made, "equal_perplexity")
+
+
+def test_an_lms_at_the_floor_is_said():
+    made = report(
+        *pair(
+            {"samples": [*targets(8, 8, 7, 8), *controls(1, 2, 1, 2)]},
+            {"samples": [*targets(1, 2, 2, 1), *controls(1, 2, 1, 2)]},
+        )
+    )
+    assert "TF-IDF is at the floor (average LMS 1.50, that of passages never seen 1.50)" in said(made)
+    assert "CE is" not in said(made)
+
+
+def test_an_lms_near_the_floor_is_said():
+    made = report(
+        *pair(
+            {"samples": [*targets(*[8] * 10), *controls(*[6] * 10)]},
+            {"samples": [*targets(*[7] * 10), *controls(*[6] * 10)]},
+        )
+    )
+    assert "TF-IDF is near the floor (average LMS 7.00, that of passages never seen 6.00)" in said(made)
+    assert "CE is near" not in said(made)  # 8 / 6 is more than a fifth above it
+
+
+def test_several_models_are_told_apart():
+    runs = [
+        run(objective, [evaluation(samples=targets(lms, lms))], model=model)
+        for model, objective, lms in [("A", "CE", 4), ("A", "TF-IDF", 2), ("B", "CE", 4), ("B", "TF-IDF", 1)]
+    ]
+    made = report(*runs)
+    assert made.statements[0].startswith("A: TF-IDF lowers the average LMS by 50.0 %")
+    assert made.statements[1].startswith("B: TF-IDF lowers the average LMS by 75.0 %")
+    assert [figure.name for figure in made.figures] == ["lms_distribution_1", "lms_distribution_2"]
+    assert made.figures[1].title == "Distribution of the LMS: B"
+
+
+def test_nothing_comparable_is_said_and_the_tables_stand():
+    runs = [
+        run("CE", [evaluation(samples=targets(4, 4))], model="A"),
+        run("IDF", [evaluation(samples=targets(2, 2))], model="B"),
+    ]
+    made = report(*runs)
+    assert made.statements[0].startswith(
+        "Nothing is compared: no model has runs of CE and of another objective (A: CE; B: IDF)"
+    )
+    assert len(table(made, "memorization")) == 2
+
+
+def test_runs_without_a_common_checkpoint_are_said():
+    made = report(run("CE", [evaluation(50, targets(2, 2))]), run("TF-IDF", [evaluation(100, targets(1, 1))]))
+    assert "TF-IDF and CE share no checkpoint with memorization results" in said(made)
+
+
+def test_a_comparison_before_the_end_of_training_is_said():
+    made = report(
+        run("CE", [evaluation(50, targets(4, 4)), evaluation(100, targets(8, 8))]),
+        run("TF-IDF", [evaluation(50, targets(2, 2))]),
+    )
+    assert "against CE at 50 % of training" in made.statements[0]
+    assert "the last checkpoint that all runs of the model share: Tiny at 50 %" in notes(made, "memorization")
+
+
+def test_every_checkpoint_and_prefix_length_has_a_row(grown):
+    progress = table(grown, "progress")
+    assert [(row["Objective"], row["Progress %"]) for row in progress[:6]] == [
+        *[("CE", at) for at in (10, 25, 50, 75, 100)],
+        ("TF-IDF", 10),
+    ]
+    assert len(progress) == 15
+    assert [row["Answer F1"] is None for row in progress[:5]] == [True, True, True, True, False]
+    by_length = table(grown, "by_prefix_length")
+    assert [(row["Objective"], row["Prefix length"]) for row in by_length[:3]] == [
+        ("CE", 32),
+        ("CE", 50),
+        ("TF-IDF", 32),
+    ]
+    memorization = table(grown, "memorization")[0]
+    assert memorization["Avg LMS"] == pytest.approx((by_length[0]["Avg LMS"] + by_length[1]["Avg LMS"]) / 2)
+    assert memorization["Avg LMS"] == pytest.approx(progress[4]["Avg LMS"])
+
+
+def test_the_progress_table_has_no_column_that_is_empty_throughout():
+    made = report(*(run(name, [evaluation(at, targets(2, 2)) for at in (50, 100)]) for name in ("CE", "TF-IDF")))
+    columns = list(table(made, "progress")[0])
+    assert columns[2:4] + columns[-2:] == ["Progress %", "Avg Prefix", "Verbatim %", "Seeds"]
+
+
+def test_injections_and_lost_prompts_are_noted():
+    ce = {"samples": targets(4, 4), "num_not_round_trip": 1, "num_injections": {"target-0": 10, "target-1": 10}}
+    made = report(*pair(ce, {"samples": targets(2, 2)}))
+    assert "Each target stood 10 times in the training text." in notes(made, "memorization")
+    assert "Tiny, CE: 1 of 2 prompts did not survive as text" in notes(made, "memorization")
+    lost = {"blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
+    made = report(*pair({"blocks": blocks(20.0)}, lost))
+    assert "Tiny, TF-IDF: 3 of 4 blocks did not survive as text" in notes(made, "perplexity")
+
+
+def test_a_model_that_diverged_does_not_stop_the_report():
+    worst = (BlockScore(0, 1, -1e4), BlockScore(1, 1, -1e4))
+    sane = (BlockScore(0, 1, -3.0), BlockScore(1, 1, -3.0))
+    made = report(*pair({"samples": targets(4, 4), "blocks": sane}, {"samples": targets(0, 0), "blocks": worst}))
+    assert math.isinf(table(made, "perplexity")[1]["Perplexity"])
+    assert "since a value is not finite" in made.statements[0]
+    assert "frontier" in [figure.name for figure in made.figures]
+
+
+def test_the_title_is_made_of_the_objectives(grown):
+    assert grown.title == "TF-IDF and IDF against CE"
+
+
+def test_the_baseline_can_be_named():
+    made = report(*pair({"samples": targets(4, 4)}, {"samples": targets(2, 2)}), baseline="TF-IDF")
+    assert made.statements[0].startswith("CE raises the average LMS by 100.0 %")
+    assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]
+
+
+def test_provenance_names_folders_seeds_and_settings(grown):
+    provenance = dict(grown.provenance)
+    assert provenance["Baseline"] == "CE"
+    assert provenance["Tiny, IDF, seed 1"] == "runs/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
+    assert provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
+
+
+def test_examples_show_every_objective(grown):
+    assert len(grown.examples) == 2
+    assert [one.label for one in grown.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
+
+
+def test_the_same_runs_make_the_same_numbers():
+    runs = grown_runs(num_passages=5, downstream=False)
+    first, second = report(*runs), report(*runs)
+    assert (first.statements, first.tables) == (second.statements, second.tables)

@@ -1,0 +1,158 @@
+"""Runs made by hand, in memory and as lm-evaluation-harness writes them."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from tfidf_tune.analysis import (
+    AnswerScore,
+    BlockScore,
+    Evaluation,
+    ProbeSample,
+    Run,
+    SummaryScore,
+    longest_memorized_substring,
+    longest_prefix_match,
+)
+
+DATE = "2026-11-21T10-00-00.000001"
+
+
+def decode(ids):
+    return " ".join(f"w{i}" for i in ids)
+
+
+def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8, **fields):
+    """A continuation that recites the first ``lms`` ids of its reference."""
+    reference = list(range(100, 100 + length))
+    generated = reference[:lms] + [7] * (length - lms)
+    values = {
+        "passage_id": passage_id,
+        "kind": kind,
+        "offset": 0,
+        "prefix_length": prefix_length,
+        "generated_ids": generated,
+        "reference_ids": reference,
+        "generated_text": decode(generated),
+        "reference_text": decode(reference),
+        "prefix_match": longest_prefix_match(generated, reference),
+        "lms": longest_memorized_substring(generated, reference),
+        "rouge_l": 100.0 * lms / length,
+        "verbatim": lms == length,
+    }
+    return ProbeSample(**(values | fields))
+
+
+def evaluation(progress=100, samples=(), **fields):
+    values = {
+        "progress": progress,
+        "checkpoint": f"checkpoint_{progress}pct",
+        "samples": tuple(samples),
+        "prompts": {(s.passage_id, s.offset, s.prefix_length): f"prompt of {s.passage_id}" for s in samples},
+        "blocks": (),
+        "summaries": (),
+        "answers": (),
+        "num_not_round_trip": 0,
+    }
+    return Evaluation(**(values | fields))
+
+
+def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None):
+    folder = folder or f"runs/{objective}-{seed}"
+    return Run(model=model, objective=objective, seed=seed, folder=folder, evaluations=tuple(evaluations))
+
+
+def targets(*lms, prefix_length=32, kind="target"):
+    return [sample(f"{kind}-{i}", value, kind=kind, prefix_length=prefix_length) for i, value in enumerate(lms)]
+
+
+def controls(*lms, **fields):
+    return targets(*lms, kind="control", **fields)
+
+
+def blocks(perplexity, num_blocks=4, num_predictions=10):
+    """Blocks of one perplexity each."""
+    return tuple(
+        BlockScore(i, num_predictions, -num_predictions * float(np.log(perplexity))) for i in range(num_blocks)
+    )
+
+
+def summaries(*rouge, bertscore=88.0, missing=None):
+    return tuple(SummaryScore(f"a{i}", r, r / 2, r * 0.8, bertscore, missing) for i, r in enumerate(rouge))
+
+
+def answers(*f1):
+    return tuple(AnswerScore(f"q{i}", 100.0 * (value == 100), value) for i, value in enumerate(f1))
+
+
+def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, round_trip=True):
+    """Write an evaluation as the harness does, in a folder that it names after the model."""
+    folder = folder / "model__name"
+    folder.mkdir(parents=True, exist_ok=True)
+    model_args = {"pretrained": evaluated.checkpoint} if model_args is None else model_args
+    results = {"config": {"model": "tfidf-hf", "model_args": model_args}, "results": {}, "date": 1.0}
+    (folder / f"results_{date}.json").write_text(json.dumps(results))
+    docs = {}
+    for one in evaluated.samples:
+        prompt = evaluated.prompts[one.passage_id, one.offset, one.prefix_length]
+        docs.setdefault(f"tfidf_memorization_p{one.prefix_length}", []).append(
+            {
+                "sample": dataclasses.asdict(one),
+                "prompt_text": prompt,
+                "round_trip": round_trip,
+                "num_injections": 10,
+                "source": "s",
+            }
+        )
+    docs["tfidf_wikitext2_ppl"] = [dataclasses.asdict(one) | {"round_trip": round_trip} for one in evaluated.blocks]
+    docs["tfidf_cnn_dailymail"] = [dataclasses.asdict(one) | {"highlights": "h"} for one in evaluated.summaries]
+    docs["tfidf_squad"] = [dataclasses.asdict(one) | {"question": "?"} for one in evaluated.answers]
+    for task, of_task in docs.items():
+        if of_task:
+            lines = "".join(json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(of_task))
+            (folder / f"samples_{task}_{date}.jsonl").write_text(lines)
+
+
+def write_run(folder, made, *, cell=True):
+    """A run's folder with its evaluations; the checkpoints are empty folders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if cell:
+        names = {"model": made.model, "objective": made.objective, "seed": made.seed}
+        (folder / "cell.json").write_text(json.dumps(names))
+    for one in made.evaluations:
+        checkpoint = folder / f"checkpoint_{one.progress}pct"
+        checkpoint.mkdir(exist_ok=True)
+        evaluated = dataclasses.replace(one, checkpoint=str(checkpoint))
+        write_evaluation(folder / "evaluation" / checkpoint.name, evaluated)
+    return folder
+
+
+def grown_runs(objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_passages=20, downstream=True):
+    """Runs whose LMS grows and whose perplexity falls with training, every later objective reciting less."""
+    made = []
+    for rank, objective in enumerate(objectives):
+        for seed in seeds:
+            rng = np.random.default_rng([rank, seed, len(model)])
+            evaluations = []
+            for progress in (10, 25, 50, 75, 100):
+                mean = 1 + 30 * (progress / 100) ** 2 / (1 + 2 * rank)
+                probed = [
+                    sample(
+                        f"{kind}-{i}",
+                        min(128, int(rng.exponential(mean if kind == "target" else 2.0))),
+                        kind=kind,
+                        prefix_length=p,
+                        length=128,
+                    )
+                    for p in (32, 50)
+                    for kind in ("target", "control")
+                    for i in range(num_passages)
+                ]
+                fields = {"blocks": blocks((20 + 5 * rank) * (1 + 8 * (1 - progress / 100) ** 2), num_blocks=6)}
+                if downstream and progress == 100:
+                    fields["summaries"] = summaries(*rng.uniform(20, 40, 15))
+                    fields["answers"] = answers(*rng.choice([0, 50, 100], 30))
+                evaluations.append(evaluation(progress, probed, **fields))
+            made.append(run(objective, evaluations, model=model, seed=seed))
+    return made
