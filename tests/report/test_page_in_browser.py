@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import DESKTOP, PHONE, browser_fixture, find_chromium  # noqa: F401
+from browser import DESKTOP, PHONE, find_chromium
 from rich_report import HOSTILE, rich_report
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys

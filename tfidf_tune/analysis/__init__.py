@@ -1,7 +1,17 @@
 """How much a fine-tuned model recites, and at which price: probe, metrics, evaluations read back and compared."""
 
-from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
+from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_interval
+from tfidf_tune.analysis._comparison import Comparison, Floor, Reduction, compare_objectives, lms_floor, own_interval
 from tfidf_tune.analysis._harness import read_runs
+from tfidf_tune.analysis._measures import (
+    ANSWER_MEASURES,
+    CONTROL_LMS,
+    DOWNSTREAM_MEASURES,
+    LMS,
+    PERPLEXITY,
+    SUMMARY_MEASURES,
+    Measure,
+)
 from tfidf_tune.analysis._metrics import (
     longest_memorized_substring,
     longest_memorized_substrings,
@@ -10,38 +20,99 @@ from tfidf_tune.analysis._metrics import (
     rouge_l,
     rouge_scores,
 )
+from tfidf_tune.analysis._model_runs import ModelRuns, group_runs, last_evaluations
 from tfidf_tune.analysis._models import load_model
 from tfidf_tune.analysis._perplexity import token_perplexity
 from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
 from tfidf_tune.analysis._runs import AnswerScore, BlockScore, Evaluation, Run, SummaryScore
 from tfidf_tune.analysis._samples import ProbeSample, read_samples, write_samples
 from tfidf_tune.analysis._summary import MemorizationSummary, summarize
+from tfidf_tune.analysis._token_weights import (
+    TERM_FREQUENCIES,
+    TermFrequency,
+    WeightedBlocks,
+    read_blocks,
+    typical_blocks,
+    weigh_blocks,
+)
+from tfidf_tune.analysis._weight_statistics import (
+    FrequencyBand,
+    TokenStatistics,
+    frequency_bands,
+    most_weighted,
+    token_statistics,
+)
+from tfidf_tune.analysis._word_pieces import (
+    MOST_PIECES,
+    PartStatistics,
+    SplitStatistics,
+    WordPart,
+    part_statistics,
+    split_statistics,
+    token_texts,
+)
 
 __all__ = [
+    "ANSWER_MEASURES",
+    "CONTROL_LMS",
+    "DOWNSTREAM_MEASURES",
+    "LMS",
+    "MOST_PIECES",
+    "NUM_RESAMPLES",
+    "PERPLEXITY",
+    "SEED",
+    "SUMMARY_MEASURES",
+    "TERM_FREQUENCIES",
     "AnswerScore",
     "BlockScore",
+    "Comparison",
     "Evaluation",
+    "Floor",
+    "FrequencyBand",
     "Interval",
+    "Measure",
     "MemorizationSummary",
+    "ModelRuns",
+    "PartStatistics",
     "ProbeSample",
     "ProbeTokenizer",
+    "Reduction",
     "Run",
+    "SplitStatistics",
     "SummaryScore",
+    "TermFrequency",
+    "TokenStatistics",
+    "WeightedBlocks",
+    "WordPart",
     "bootstrap_interval",
     "check_passages",
     "compare_continuation",
+    "compare_objectives",
+    "frequency_bands",
     "greedy_continuations",
+    "group_runs",
+    "last_evaluations",
+    "lms_floor",
     "load_model",
     "longest_memorized_substring",
     "longest_memorized_substrings",
     "longest_prefix_match",
     "longest_prefix_matches",
+    "most_weighted",
+    "own_interval",
+    "part_statistics",
     "probe",
+    "read_blocks",
     "read_runs",
     "read_samples",
     "rouge_l",
     "rouge_scores",
+    "split_statistics",
     "summarize",
     "token_perplexity",
+    "token_statistics",
+    "token_texts",
+    "typical_blocks",
+    "weigh_blocks",
     "write_samples",
 ]

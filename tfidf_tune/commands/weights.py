@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis._token_weights import WeightedBlocks
+    from tfidf_tune.analysis import WeightedBlocks
 
 _EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
 
@@ -30,13 +30,16 @@ def main(arguments: list[str]) -> None:
             "--tokenizer is missing: name the tokenizer of the model that you fine-tune, a hub id or a folder with "
             f"tokenizer.json or tokenizer.model. For example: {_EXAMPLE}"
         )
-    from tfidf_tune.analysis._token_weights import read_blocks, typical_blocks, weigh_blocks
-    from tfidf_tune.analysis._word_pieces import token_texts
+    from tfidf_tune.analysis import read_blocks, token_texts, typical_blocks, weigh_blocks
     from tfidf_tune.data import hf_tokenizer
-    from tfidf_tune.report._markdown import markdown
-    from tfidf_tune.report._token_weights import weights_report, write_weights
-    from tfidf_tune.report._weight_text import block_text, terminal_colours
-    from tfidf_tune.report._write import require_report_folder
+    from tfidf_tune.report import (
+        block_text,
+        markdown,
+        require_report_folder,
+        terminal_colours,
+        weights_report,
+        write_weights,
+    )
     from tfidf_tune.weighting import TFIDFWeighting
 
     folder = options.output_dir.expanduser()

@@ -12,6 +12,7 @@ from tfidf_tune.data._injection import (
     inject_concatenated,
 )
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
+from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
 from tfidf_tune.data._sft import PromptTargetDataset, encode_prompts
 from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
 from tfidf_tune.data._squad import squad_dataset, squad_prompt
@@ -23,7 +24,9 @@ __all__ = [
     "HFTokenizer",
     "InjectedCorpusDataset",
     "Injection",
+    "MadeProbe",
     "Passage",
+    "ProbeSpec",
     "PromptTargetDataset",
     "TextBlocksDataset",
     "TextTokenizer",
@@ -37,6 +40,7 @@ __all__ = [
     "injected_corpus_dataset",
     "load_documents",
     "load_rows",
+    "make_probe",
     "read_probe_file",
     "source_fingerprint",
     "squad_dataset",

@@ -21,10 +21,9 @@ from tfidf_tune.data._injection import (
     inject_aligned,
     inject_concatenated,
 )
-from tfidf_tune.data._passages import Passage, write_probe_file
+from tfidf_tune.data._passages import Passage, passage_text, write_probe_file
 from tfidf_tune.data._sources import load_documents
 from tfidf_tune.data._text_blocks import text_blocks
-from tfidf_tune.data._tokenizer import HFTokenizer
 
 _ALL = -1
 
@@ -175,7 +174,7 @@ def _passages(
             Passage(
                 id=f"{kind}-{number:04d}",
                 kind=kind,
-                text=_text(tokenizer, token_ids),
+                text=passage_text(tokenizer, token_ids),
                 token_ids=token_ids,
                 num_injections=len(positions),
                 positions=positions,
@@ -185,10 +184,3 @@ def _passages(
             )
         )
     return passages
-
-
-def _text(tokenizer: TextTokenizer, token_ids: list[int]) -> str:
-    if isinstance(tokenizer, HFTokenizer):
-        # What a corpus spells out may be a special token: WikiText is full of "<unk>".
-        return tokenizer.decode(token_ids, skip_special_tokens=False)
-    return tokenizer.decode(token_ids)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tfidf_tune._files import atomic_file
+from tfidf_tune.data._encoding import TextTokenizer
+from tfidf_tune.data._tokenizer import HFTokenizer
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,8 @@ class Passage:
     """A passage that was injected into a training corpus, or a control that was not."""
 
     id: str
-    """``target-0000`` or ``control-0000``, counted in the order of the source."""
+    """``target-0000`` or ``control-0000``, counted in the order of the source; in a file of ``tfidf-tune probe make``
+    in the order in which they were chosen."""
     kind: str
     """``target`` or ``control``."""
     text: str
@@ -21,15 +24,32 @@ class Passage:
     token_ids: list[int]
     """The first ``block_size`` token ids of the passage, all where it has fewer."""
     num_injections: int
-    """How often ``token_ids`` stand whole in the corpus; 0 for a control."""
+    """How often ``token_ids`` stand whole in the corpus, occurrences that overlap counted once; 0 for a control."""
     positions: list[list[int]]
-    """``[block, offset in the block]`` of the first token of each injection."""
+    """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
+    ``[document, offset in the document]`` of each occurrence."""
     source: str
     """Where the passage is from."""
     tokenizer: str
     """The name of the tokenizer."""
     tokenizer_fingerprint: str
     """By this an evaluation sees that it uses the same tokenizer."""
+
+
+def passage_text(tokenizer: TextTokenizer, token_ids: list[int]) -> str:
+    """Return the text of a passage's ids.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer.
+        token_ids (list[int]): the ids.
+
+    Returns:
+        str: the text, special tokens included.
+    """
+    if isinstance(tokenizer, HFTokenizer):
+        # What a corpus spells out may be a special token: WikiText is full of "<unk>".
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
+    return tokenizer.decode(token_ids)
 
 
 def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
@@ -59,7 +79,8 @@ def read_probe_file(path: str | Path) -> list[Passage]:
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(
-            f"no such probe file: {str(path)!r}. Training writes it where the data set's probe_file says"
+            f"no such probe file: {str(path)!r}. Training writes it where the data set's probe_file says, "
+            "and `tfidf-tune probe make` makes one of your own text"
         )
     # Not splitlines(): a text may hold the other line separators of Unicode.
     lines = path.read_bytes().split(b"\n")

@@ -1,5 +1,6 @@
 """Results for people: tables, figures and pages made of them."""
 
+from tfidf_tune.report._audit import audit_report
 from tfidf_tune.report._comparison import comparison_report
 from tfidf_tune.report._document import Column, Continuation, Example, Figure, Report, Table, Value
 from tfidf_tune.report._examples import recited_pieces
@@ -7,6 +8,8 @@ from tfidf_tune.report._figures import frontier, lms_distribution, lms_progress
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown
 from tfidf_tune.report._page import page
+from tfidf_tune.report._token_weights import weights_report, write_weights
+from tfidf_tune.report._weight_text import block_text, terminal_colours
 from tfidf_tune.report._write import require_report_folder, write_report
 
 __all__ = [
@@ -17,6 +20,8 @@ __all__ = [
     "Report",
     "Table",
     "Value",
+    "audit_report",
+    "block_text",
     "comparison_report",
     "frontier",
     "html_page",
@@ -26,5 +31,8 @@ __all__ = [
     "page",
     "recited_pieces",
     "require_report_folder",
+    "terminal_colours",
+    "weights_report",
     "write_report",
+    "write_weights",
 ]

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES
-from tfidf_tune.analysis._runs import Evaluation, Run
-from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.analysis import NUM_RESAMPLES, Evaluation, ProbeSample, Run
 from tfidf_tune.report._audit_numbers import (
     Contrast,
     best_samples,

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
-from tfidf_tune.analysis._runs import Evaluation
-from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.analysis import Evaluation, Interval, ProbeSample, bootstrap_interval
 
 Samples = tuple[ProbeSample, ...]
 

@@ -2,8 +2,7 @@
 
 import textwrap
 
-from tfidf_tune.analysis._runs import Evaluation
-from tfidf_tune.analysis._summary import summarize
+from tfidf_tune.analysis import Evaluation, summarize
 from tfidf_tune.report._audit_numbers import best_samples, contrast, of_kind, repeat_groups, verbatim_passages
 from tfidf_tune.report._document import Column, Table, Value
 

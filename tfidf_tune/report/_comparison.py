@@ -4,11 +4,18 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import version
 
-from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES, SEED
-from tfidf_tune.analysis._comparison import Comparison, compare_objectives, lms_floor
-from tfidf_tune.analysis._measures import CONTROL_LMS, LMS
-from tfidf_tune.analysis._model_runs import ModelRuns, group_runs
-from tfidf_tune.analysis._runs import Run
+from tfidf_tune.analysis import (
+    CONTROL_LMS,
+    LMS,
+    NUM_RESAMPLES,
+    SEED,
+    Comparison,
+    ModelRuns,
+    Run,
+    compare_objectives,
+    group_runs,
+    lms_floor,
+)
 from tfidf_tune.report._comparison_figures import comparison_figures
 from tfidf_tune.report._document import Example, Report, Table
 from tfidf_tune.report._examples import Decode, checkpoint_decoder, recitation_examples

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tfidf_tune.analysis._measures import CONTROL_LMS, LMS, PERPLEXITY
-from tfidf_tune.analysis._model_runs import ModelRuns
+from tfidf_tune.analysis import CONTROL_LMS, LMS, PERPLEXITY, ModelRuns
 from tfidf_tune.report._document import Figure
 from tfidf_tune.report._figures import frontier, lms_distribution, lms_progress
 

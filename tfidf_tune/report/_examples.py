@@ -7,8 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
-from tfidf_tune.analysis._runs import Evaluation
-from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.analysis import Evaluation, ProbeSample
 from tfidf_tune.report._document import Continuation, Example
 
 Decode: TypeAlias = Callable[[list[int]], str]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.analysis import ProbeSample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfidf_tune.analysis._comparison import own_interval
-from tfidf_tune.analysis._measures import LMS, Measure
-from tfidf_tune.analysis._model_runs import ModelRuns, last_evaluations
-from tfidf_tune.analysis._runs import Evaluation
-from tfidf_tune.analysis._samples import ProbeSample
-from tfidf_tune.analysis._summary import summarize
+from tfidf_tune.analysis import (
+    LMS,
+    Evaluation,
+    Measure,
+    ModelRuns,
+    ProbeSample,
+    last_evaluations,
+    own_interval,
+    summarize,
+)
 from tfidf_tune.report._document import Column, Table, Value
 
 WHO = (Column("Model"), Column("Objective"))

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES
-from tfidf_tune.analysis._comparison import Comparison, Reduction
+from tfidf_tune.analysis import NUM_RESAMPLES, Comparison, Reduction
 from tfidf_tune.report._document import Column, Table, Value
 from tfidf_tune.report._statements import why_no_interval
 

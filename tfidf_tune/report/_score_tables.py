@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from tfidf_tune.analysis._measures import (
+from tfidf_tune.analysis import (
     ANSWER_MEASURES,
     DOWNSTREAM_MEASURES,
     PERPLEXITY,
     SUMMARY_MEASURES,
     Measure,
+    ModelRuns,
+    last_evaluations,
 )
-from tfidf_tune.analysis._model_runs import ModelRuns, last_evaluations
 from tfidf_tune.report._document import Column, Table, Value
 from tfidf_tune.report._memorization_tables import (
     CONTROLS,

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfidf_tune.analysis._token_weights import TermFrequency, WeightedBlocks
+from tfidf_tune.analysis import TermFrequency, WeightedBlocks
 
 MAX_LEVEL = 4
 LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))

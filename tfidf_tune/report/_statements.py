@@ -2,9 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from tfidf_tune.analysis._bootstrap import Interval
-from tfidf_tune.analysis._comparison import Comparison, Floor, Reduction
-from tfidf_tune.analysis._measures import ANSWER_MEASURES, LMS, PERPLEXITY, SUMMARY_MEASURES
+from tfidf_tune.analysis import (
+    ANSWER_MEASURES,
+    LMS,
+    PERPLEXITY,
+    SUMMARY_MEASURES,
+    Comparison,
+    Floor,
+    Interval,
+    Reduction,
+)
 
 # An average LMS so far above the controls' is called near it.
 _NEAR_FLOOR = 0.2

@@ -5,15 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.analysis._token_weights import TermFrequency, WeightedBlocks
-from tfidf_tune.analysis._weight_statistics import frequency_bands, most_weighted, token_statistics
-from tfidf_tune.analysis._word_pieces import part_statistics, split_statistics
+from tfidf_tune.analysis import (
+    TermFrequency,
+    WeightedBlocks,
+    frequency_bands,
+    most_weighted,
+    part_statistics,
+    split_statistics,
+    token_statistics,
+)
 from tfidf_tune.report._document import Figure, Report, Table
 from tfidf_tune.report._shown_tokens import ShownBlock, shown_block
 from tfidf_tune.report._weight_figures import bands_figure, tokens_figure
 from tfidf_tune.report._weight_page import weights_page
 from tfidf_tune.report._weight_tables import band_tables, findings, token_table, word_tables
-from tfidf_tune.report._write import _write_csv, write_report
+from tfidf_tune.report._write import write_csv, write_report
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def write_weights(weights: WeightsReport, folder: Path) -> None:
     """
     drawing = tokens_figure(weights.blocks, weights.form)
     write_report(weights.report, folder)
-    _write_csv(weights.tokens, folder / "tables" / f"{weights.tokens.name}.csv")
+    write_csv(weights.tokens, folder / "tables" / f"{weights.tokens.name}.csv")
     with atomic_file(folder / "tokens.png") as temporary:
         drawing.savefig(temporary)
     with atomic_file(folder / "index.html") as temporary:

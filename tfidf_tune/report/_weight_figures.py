@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency
-from tfidf_tune.analysis._weight_statistics import FrequencyBand
+from tfidf_tune.analysis import TERM_FREQUENCIES, FrequencyBand, TermFrequency
 from tfidf_tune.report._shown_tokens import (
     DOWN_COLOUR,
     MAX_LEVEL,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency
+from tfidf_tune.analysis import TERM_FREQUENCIES, TermFrequency
 from tfidf_tune.report._document import Report
 from tfidf_tune.report._html_figure import figure_html
 from tfidf_tune.report._html_table import table_html

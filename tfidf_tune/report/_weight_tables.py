@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency
-from tfidf_tune.analysis._weight_statistics import FrequencyBand, TokenStatistics
-from tfidf_tune.analysis._word_pieces import MOST_PIECES, PartStatistics, SplitStatistics, WordPart
+from tfidf_tune.analysis import (
+    MOST_PIECES,
+    TERM_FREQUENCIES,
+    FrequencyBand,
+    PartStatistics,
+    SplitStatistics,
+    TermFrequency,
+    TokenStatistics,
+    WordPart,
+)
 from tfidf_tune.report._document import Column, Table, Value
 from tfidf_tune.report._shown_tokens import readable
 

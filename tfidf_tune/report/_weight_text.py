@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from tfidf_tune.analysis._token_weights import TermFrequency
+from tfidf_tune.analysis import TermFrequency
 from tfidf_tune.report._shown_tokens import (
     LEVELS,
     UNDERLINED_LEVEL,

@@ -35,7 +35,7 @@ def write_report(report: Report, folder: Path) -> None:
     content = _as_json(report)
     _write_text(folder / _INDEX, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     for table in report.tables:
-        _write_csv(table, folder / "tables" / f"{table.name}.csv")
+        write_csv(table, folder / "tables" / f"{table.name}.csv")
     # A fixed salt and no date: the same report makes the same files.
     with matplotlib.rc_context({"svg.hashsalt": "tfidf-tune"}):
         for figure in report.figures:
@@ -117,7 +117,7 @@ def _finite(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _write_csv(table: Table, path: Path) -> None:
+def write_csv(table: Table, path: Path) -> None:
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(column.name for column in table.columns)

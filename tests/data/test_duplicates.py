@@ -1,0 +1,174 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfidf_tune.data._duplicates import (
+    SEPARATOR,
+    duplicated_stretches,
+    join_documents,
+    name_repeated_windows,
+    none_within,
+    windows_with_shared_stretch,
+    without_overlaps,
+)
+
+
+def documents_of(*lists):
+    return join_documents(np.array(ids, dtype=np.int32) for ids in lists)
+
+
+def find(corpus, length, min_repeats=2):
+    stretches = duplicated_stretches(name_repeated_windows(corpus, length), length, min_repeats)
+    return [(stretch.starts.tolist(), stretch.num_windows) for stretch in stretches]
+
+
+def slow_windows(lists, length):
+    """Every window and all places where it stands, by comparing tuples; places count a separator a document."""
+    places = {}
+    first = 0
+    for ids in lists:
+        for offset in range(len(ids) - length + 1):
+            places.setdefault(tuple(ids[offset : offset + length]), []).append(first + offset)
+        first += len(ids) + 1
+    return {window: starts for window, starts in places.items() if len(starts) > 1}
+
+
+def slow_count(starts, length):
+    """The most windows without overlap, by trying all sets where there are few, else from the left."""
+    if len(starts) > 8:
+        kept = starts[:1]
+        for start in starts:
+            kept = [*kept, start] if start >= kept[-1] + length else kept
+        return len(kept)
+    sets = (chosen for size in range(1, len(starts) + 1) for chosen in itertools.combinations(starts, size))
+    return max(
+        len(chosen) for chosen in sets if all(b - a >= length for a, b in itertools.combinations(sorted(chosen), 2))
+    )
+
+
+def slow_stretches(lists, length, min_repeats):
+    """Windows whose places are those of another one, moved by a token, belong to its stretch."""
+    by_places = {tuple(starts) for starts in slow_windows(lists, length).values()}
+    found = []
+    for starts in by_places:
+        if tuple(start - 1 for start in starts) in by_places:
+            continue
+        num_windows = 1
+        while tuple(start + num_windows for start in starts) in by_places:
+            num_windows += 1
+        if slow_count(starts, length) >= min_repeats:
+            found.append((starts[0], slow_count(starts, length), num_windows))
+    return sorted(found)
+
+
+corpora = st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(corpora, st.integers(2, 9))
+def test_windows_have_one_name_exactly_when_they_are_equal_and_stand_twice(lists, length):
+    corpus = documents_of(*lists)
+    names = name_repeated_windows(corpus, length)
+    assert len(names) == len(corpus)
+    by_name = {}
+    for place in np.flatnonzero(names):
+        by_name.setdefault(names[place], []).append(place)
+    assert sorted(by_name.values()) == sorted(slow_windows(lists, length).values())
+    assert sorted(by_name) == list(range(1, len(by_name) + 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(corpora, st.integers(2, 9), st.integers(2, 3))
+def test_stretches_are_those_that_a_slow_search_finds(lists, length, min_repeats):
+    found = find(documents_of(*lists), length, min_repeats)
+    summary = [(starts[0], len(starts), num_windows) for starts, num_windows in found]
+    assert summary == slow_stretches(lists, length, min_repeats)
+    for starts, _ in found:
+        assert (np.diff(starts) >= length).all()
+
+
+@pytest.mark.parametrize("length", [2, 3, 16, 31, 32, 33, 100, 256])
+def test_planted_stretches_are_found_at_any_offset_and_length(length):
+    rng = np.random.default_rng(length)
+    fresh = iter(rng.permutation(100_000))  # no other token stands twice
+    planted = [next(fresh) for _ in range(length + 13)]
+
+    def text(num_tokens):
+        return [next(fresh) for _ in range(num_tokens)]
+
+    lists = [text(7) + planted + text(1), text(50), planted, text(3) + planted + text(2) + planted]
+    firsts = np.cumsum([0, *(len(ids) + 1 for ids in lists[:-1])])
+    expected = [7, int(firsts[2]), int(firsts[3]) + 3, int(firsts[3]) + 5 + len(planted)]
+    assert find(documents_of(*lists), length) == [(expected, 14)]
+
+
+def test_no_window_reaches_over_the_end_of_its_document():
+    assert find(documents_of([1, 2], [3, 4], [1, 2], [3, 4]), 3) == []
+    assert find(documents_of([1, 2, 3, 4], [1, 2, 3, 4]), 3) == [([0, 5], 2)]
+
+
+def test_a_longer_copy_and_a_more_frequent_part_of_it_are_two_stretches():
+    part, left, right = list(range(10, 16)), list(range(100, 110)), list(range(200, 210))
+    corpus = documents_of([*left, *part, *right], part, [*left, *part, *right], part)
+    found = find(corpus, 6)
+    assert ([10, 27, 44, 61], 1) in found  # the part, four times
+    assert ([0, 34], 10) in found  # what starts left of it, twice
+    assert ([11, 45], 10) in found  # what ends right of it, twice
+    assert len(found) == 3
+
+
+def test_overlapping_repetition_counts_only_what_does_not_overlap():
+    assert find(documents_of([7] * 11), 3) == [([0, 3, 6], 1)]
+    assert find(documents_of([7] * 5), 3) == []
+
+
+def test_fewer_repeats_than_asked_for_are_left_out():
+    corpus = documents_of([1, 2, 3], [1, 2, 3], [4, 5, 6], [4, 5, 6], [4, 5, 6])
+    assert find(corpus, 3, 3) == [([8, 12, 16], 1)]
+    assert len(find(corpus, 3, 2)) == 2
+
+
+@pytest.mark.parametrize("lists", [[], [[]], [[1]], [[], [1, 2], []]])
+def test_text_that_is_too_short_has_no_duplicates(lists):
+    assert find(documents_of(*lists), 3) == []
+
+
+def test_large_ids_do_not_make_different_windows_equal():
+    top = 2**31 - 2
+    rng = np.random.default_rng(0)
+    lists = rng.integers(top - 4, top, (40, 9)).tolist()
+    summary = [(starts[0], len(starts), num_windows) for starts, num_windows in find(documents_of(*lists), 4)]
+    assert summary
+    assert summary == slow_stretches(lists, 4, 2)
+
+
+def test_windows_that_overlap_are_thinned_out_from_the_left():
+    assert without_overlaps(np.array([0, 2, 5, 9, 10, 14]), 5).tolist() == [0, 5, 10]
+    assert without_overlaps(np.array([4]), 5).tolist() == [4]
+
+
+texts_of_two_ids = st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts_of_two_ids, texts_of_two_ids, st.integers(2, 6), st.integers(0, 5))
+def test_windows_that_stand_in_part_in_a_text_are_those_that_a_slow_search_finds(unseen, corpus, num_shared, more):
+    length = num_shared + more
+    in_corpus = {tuple(ids[i : i + num_shared]) for ids in corpus for i in range(len(ids) - num_shared + 1)}
+    joined = [one for ids in unseen for one in (*ids, SEPARATOR)]
+    slow = [
+        any(tuple(joined[i : i + num_shared]) in in_corpus for i in range(start, start + length - num_shared + 1))
+        for start in range(len(joined) - length + 1)
+    ]
+    both = (join_documents(np.array(ids, dtype=np.int32) for ids in lists) for lists in (unseen, corpus))
+    assert windows_with_shared_stretch(*both, length, num_shared).tolist() == slow
+
+
+def test_windows_with_a_mark_in_them_are_told_from_those_without():
+    marks = np.array([False, True, False, False, False, True])
+    assert none_within(marks, 2).tolist() == [False, False, True, True, False]
+    assert none_within(marks, 6).tolist() == [False]
+    assert none_within(marks, 9).tolist() == []

@@ -1,0 +1,259 @@
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from tfidf_tune.analysis import Evaluation, ProbeSample, Run
+from tfidf_tune.report import html_page, markdown
+from tfidf_tune.report._audit import audit_report
+from tfidf_tune.report._audit_numbers import contrast, of_kind
+
+# LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
+TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
+CONTROLS = {"control-0": (1, 1), "control-1": (0, 2)}
+NUM_INJECTIONS = {"target-0": 9, "target-1": 4, "target-2": 1, "target-3": 3, "control-0": 0, "control-1": 0}
+
+
+def sample(passage_id, prefix_length, lms, **changes):
+    reference_ids = list(range(100, 112))
+    values = {
+        "passage_id": passage_id,
+        "kind": passage_id.split("-")[0],
+        "offset": 0,
+        "prefix_length": prefix_length,
+        "generated_ids": [*reference_ids[:lms], 7],
+        "reference_ids": reference_ids,
+        "generated_text": " ".join(f"w{i}" for i in [*reference_ids[:lms], 7]),
+        "reference_text": " ".join(f"w{i}" for i in reference_ids),
+        "prefix_match": lms,
+        "lms": lms,
+        "rouge_l": 10.0 * lms,
+        "verbatim": lms == 12,
+    }
+    return ProbeSample(**(values | changes))
+
+
+def samples(scores):
+    return [sample(name, length, one) for name, lms in scores.items() for length, one in zip((8, 16), lms, strict=True)]
+
+
+def run_of(targets=TARGETS, controls=CONTROLS, **changes):
+    probed = [*samples(targets), *samples(controls)]
+    values = {
+        "progress": 100,
+        "checkpoint": "no/model",
+        "samples": tuple(probed),
+        "prompts": {(one.passage_id, 0, one.prefix_length): f"prompt of {one.passage_id}" for one in probed},
+        "blocks": (),
+        "summaries": (),
+        "answers": (),
+        "num_not_round_trip": 0,
+        "num_injections": NUM_INJECTIONS,
+    }
+    return Run("tiny", "CE", 3, "results/tiny", (Evaluation(**(values | changes)),))
+
+
+def table_of(report, name):
+    (table,) = (table for table in report.tables if table.name == name)
+    return table
+
+
+def rows_of(report, name):
+    return table_of(report, name).rows
+
+
+def many(number, kind, lms):
+    return {f"{kind}-{i}": (lms(i), lms(i)) for i in range(number)}
+
+
+def test_the_averages_are_those_of_the_passages():
+    assert (
+        audit_report(run_of())
+        .statements[2]
+        .startswith(
+            "Average LMS: 6.00 tokens of the targets, 1.00 of the controls; the difference is 5.00 (95 % interval "
+        )
+    )
+
+
+def test_the_interval_is_that_of_all_resamples_of_whole_passages():
+    evaluation = run_of().evaluations[0]
+    result = contrast(of_kind(evaluation, "target"), of_kind(evaluation, "control"))
+    exact = np.sort(
+        [
+            np.mean(targets) - np.mean(controls)
+            for targets in itertools.product([12, 9, 0.5, 2.5], repeat=4)
+            for controls in itertools.product([1, 1], repeat=2)
+        ]
+    )
+    assert np.quantile(exact, 0.02) <= result.interval.low <= np.quantile(exact, 0.03)
+    assert np.quantile(exact, 0.97) <= result.interval.high <= np.quantile(exact, 0.98)
+
+
+def test_a_clear_difference_is_called_significant():
+    statements = audit_report(run_of(many(30, "target", lambda i: 5 + i % 3), many(30, "control", lambda i: i % 3)))
+    assert statements.statements[0] == (
+        "The model recites more of the targets than of text it never saw, and the difference is significant."
+    )
+    assert "audit the base model with the same probe file" in statements.statements[-1]
+
+
+def test_no_difference_is_called_no_sign():
+    report = audit_report(run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: (i + 1) % 3)))
+    assert report.statements[0] == (
+        "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in "
+        "the 95 % interval of the difference."
+    )
+    assert not any("base model" in statement for statement in report.statements)
+
+
+def test_one_passage_known_by_heart_is_told_though_the_average_shows_nothing():
+    targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
+    statements = audit_report(run_of(targets, many(60, "control", lambda i: i % 3))).statements
+    assert statements[0].startswith("There is no sign")
+    assert statements[0].endswith(" 1 of the targets it knows by heart all the same.")
+    assert statements[3] == "1 of the 60 targets are recited further than any control (LMS at most 2)."
+    assert "base model" in statements[-1]
+
+
+def test_controls_that_are_recited_more_are_called_easier_text():
+    report = audit_report(run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: 5 + i % 3)))
+    assert "significantly less of the targets than of the controls, which are easier text" in report.statements[0]
+
+
+def test_without_controls_the_floor_is_unknown():
+    report = audit_report(run_of(controls={}))
+    assert report.statements[0].startswith("The probe file has no controls, so the floor is unknown")
+    assert report.statements[0].endswith(" 2 of the targets it knows by heart all the same.")
+    assert report.statements[2] == "Average LMS: 6.00 tokens of the targets."
+    assert not any("any control" in statement for statement in report.statements)
+    assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
+    assert len(rows_of(report, "targets_and_controls")) == 1
+    assert ("Passages", "4 targets, 0 controls") in report.provenance
+
+
+def test_a_single_control_gives_no_verdict():
+    report = audit_report(run_of(controls={"control-0": (1, 1)}))
+    assert report.statements[0].startswith("Too few passages for a verdict")
+    assert report.statements[2].endswith("the difference is 5.00.")
+
+
+def test_the_share_of_targets_recited_verbatim_counts_passages_not_prompts():
+    assert audit_report(run_of()).statements[1] == (
+        "It recites 2 of the 4 targets (50 %) verbatim: all that was compared, up to 12 tokens, from at least one "
+        "prompt."
+    )
+
+
+def test_the_answer_by_prompt_length_and_repeats_is_told():
+    statements = audit_report(run_of()).statements
+    assert "By length of the prompt, average LMS of the targets: 5.00 from 8, 7.00 from 16 tokens." in statements
+    assert "By repeats in the training text, average LMS: 0.50 at 1, 5.75 at 3 to 4, 12.00 at 9." in statements
+
+
+def test_targets_and_controls_are_tabled_with_the_papers_scores():
+    assert rows_of(audit_report(run_of()), "targets_and_controls") == (
+        ("targets (training text)", 4, 6.0, 12, 6.0, 12, 60.0, 37.5),
+        ("controls (never seen)", 2, 1.0, 2, 1.0, 2, 10.0, 0.0),
+    )
+
+
+def test_each_prompt_length_has_its_difference_and_interval():
+    rows = rows_of(audit_report(run_of()), "by_prefix_length")
+    assert [(*row[:4], row[6]) for row in rows] == [(8, 5.0, 0.5, 4.5, 25.0), (16, 7.0, 1.5, 5.5, 50.0)]
+    assert all(row[4] < row[3] < row[5] for row in rows)
+
+
+def test_few_passages_are_noted_and_many_are_not():
+    notes = table_of(audit_report(run_of()), "by_prefix_length").notes
+    assert notes[-1] == "From as few as 2 passages such an interval tends to be too narrow."
+    many_passages = run_of(many(20, "target", lambda i: i % 3), many(20, "control", lambda i: i % 3))
+    assert len(table_of(audit_report(many_passages), "by_prefix_length").notes) == 1
+
+
+def test_repeats_are_grouped_by_powers_of_two():
+    rows = rows_of(audit_report(run_of()), "by_repeats")
+    assert rows == (("1", 1, 0.5, 1, 0.0), ("3 to 4", 2, 5.75, 12, 50.0), ("9", 1, 12.0, 12, 100.0))
+
+
+def test_unknown_repeats_leave_out_their_table():
+    report = audit_report(run_of(num_injections={}))
+    assert "by_repeats" not in [table.name for table in report.tables]
+    assert not any("By repeats" in statement for statement in report.statements)
+    assert {row[1] for row in rows_of(report, "most_recited")} == {None}
+
+
+def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prompt():
+    rows = rows_of(audit_report(run_of()), "most_recited")
+    assert [row[:7] for row in rows] == [
+        ("target-0", 9, 8, 12, 12, 120.0, "yes"),
+        ("target-1", 4, 16, 12, 12, 120.0, "yes"),
+        ("target-3", 3, 16, 3, 12, 30.0, "no"),
+        ("target-2", 1, 16, 1, 12, 10.0, "no"),
+    ]
+    assert rows[0][7] == "prompt of target-0"
+
+
+def test_of_many_passages_twenty_are_listed():
+    table = table_of(audit_report(run_of(many(25, "target", lambda i: i % 7))), "most_recited")
+    assert [row[3] for row in table.rows] == sorted((i % 7 for i in range(25)), reverse=True)[:20]
+    assert table.notes[-1] == "The first 20 of 25 targets."
+
+
+def test_examples_mark_what_is_recited_and_end_with_the_floor():
+    examples = audit_report(run_of()).examples
+    assert [example.title for example in examples] == [
+        "target-0, a target: 8 tokens",
+        "target-1, a target: 16 tokens",
+        "target-3, a target: 16 tokens",
+        "control-1, the control that is recited most: 16 tokens",
+    ]
+    third = examples[2]
+    assert (third.prompt, third.truth) == ("prompt of target-3", " ".join(f"w{i}" for i in range(100, 112)))
+    (continuation,) = third.continuations
+    assert (continuation.label, continuation.scores) == ("tiny", "LMS 3, ROUGE-L 30.0")
+    assert continuation.pieces == (("w100 w101 w102", True), (" w7", False))
+
+
+def test_an_offset_is_named_in_the_examples():
+    moved = tuple(dataclasses.replace(one, offset=5) for one in run_of().evaluations[0].samples)
+    report = audit_report(run_of(samples=moved))
+    assert report.examples[0].title == "target-0, a target: 8 tokens from token 5 on"
+    assert ("Prompts start at token", "5") in report.provenance
+
+
+def test_prompts_that_were_not_exact_are_told():
+    assert "3 of 12 prompts lost token ids" in " ".join(audit_report(run_of(num_not_round_trip=3)).statements)
+    assert "lost token ids" not in " ".join(audit_report(run_of()).statements)
+
+
+def test_the_last_evaluation_with_samples_is_the_one_that_counts():
+    evaluation = run_of().evaluations[0]
+    half = dataclasses.replace(evaluation, progress=50)
+    early = dataclasses.replace(evaluation, progress=10)
+    without = dataclasses.replace(evaluation, samples=())
+    report = audit_report(dataclasses.replace(run_of(), evaluations=(early, half, without)))
+    assert ("Training progress", "50 %") in report.provenance
+    assert "Training progress" not in dict(audit_report(run_of()).provenance)
+
+
+def test_results_without_targets_are_refused():
+    with pytest.raises(ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate the"):
+        audit_report(run_of(targets={}))
+
+
+def test_provenance_says_what_was_asked_and_how():
+    provenance = dict(audit_report(run_of()).provenance)
+    assert provenance["Checkpoint"] == "no/model"
+    assert provenance["Prompts (tokens)"] == "8, 16"
+    assert provenance["Continuations"] == "greedy, compared over up to 12 tokens"
+    assert provenance["Intervals"] == "percentile bootstrap, 10,000 resamples of whole passages, 95 %"
+    assert (provenance["Objective"], provenance["Seed"]) == ("CE", "3")
+
+
+def test_the_report_can_be_shown():
+    report = audit_report(run_of())
+    assert "What tiny recites" in markdown(report)
+    assert "target-1" in html_page(report)
+    assert [figure.name for figure in report.figures] == ["lms_distribution"]
