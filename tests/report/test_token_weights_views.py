@@ -10,7 +10,7 @@ import warnings
 import matplotlib.image
 import numpy as np
 import pytest
-from browser import DESKTOP, PHONE,
+from browser import DESKTOP, PHONE
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
