@@ -41,7 +41,8 @@ _CPU = torch.device("cpu")
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     folder = Path(str(files("tfidf_tune.configs")))
-    names = sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    files_of_configs = (file for file in folder.rglob("*.yaml") if file.parent.name != "experiments")
+    names = sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files_of_configs)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", nargs="+", default=names, help="names or files; default: all of the package")
     parser.add_argument("--output", type=Path, help="write the result as JSON too")

@@ -7,88 +7,96 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from tfidf_tune import demo
-from tfidf_tune.training import config_path
+from tfidf_tune.analysis import read_runs
+from tfidf_tune.commands import demo
+
+SMALL = """
+base: experiments/demo
+output_dir: out
+seeds: [3]
+milestones: [50, 100]
+overrides:
+  model: {num_layers: 1, embed_dim: 24, intermediate_dim: 32, vocab_size: 512, num_heads: 2, num_kv_heads: 2}
+  dataset: {num_base: 16, num_targets: 2, num_repeats: 4}
+  batch_size: 4
+  log_every_n_steps: 1
+eval:
+  metadata: {num_blocks: 4}
+"""
 
 
 @pytest.fixture(scope="module")
 def finished_demo(tmp_path_factory):
     """A demo of six steps on a smaller model, run twice: what the first and the second print, and its folder."""
     folder = tmp_path_factory.mktemp("demo")
-    cfg = OmegaConf.load(config_path(demo.CONFIG))
-    small = {
-        "num_layers": 1,
-        "embed_dim": 24,
-        "intermediate_dim": 32,
-        "vocab_size": 512,
-        "num_heads": 2,
-        "num_kv_heads": 2,
-    }
-    cfg.model.update(small)
-    cfg.dataset.update({"num_base": 16, "num_targets": 2, "num_repeats": 4})
-    cfg.update({"batch_size": 4, "save_at_percent": [50, 100], "log_every_n_steps": 1})
-    OmegaConf.save(cfg, folder / "small.yaml")
-    code = f"from pathlib import Path; from tfidf_tune import demo; demo.CONFIG = {str(folder / 'small.yaml')!r}; " \
-           f"demo.run_demo(Path({str(folder / 'out')!r}), seed=3)"  # fmt: skip
+    (folder / "small.yaml").write_text(SMALL)
     runs = [
         subprocess.run(
-            [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True, check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder,
+            [sys.executable, "-m", "tfidf_tune.cli", "experiment", "small.yaml"], capture_output=True, text=True,
+            check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder,
         )
         for _ in range(2)
     ]  # fmt: skip
     for run in runs:
         assert run.returncode == 0, run.stderr
-    return runs, next((folder / "out").iterdir())
+    return [run.stdout for run in runs], folder / "out"
 
 
-def table_of(text):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")][2:]
+def tables_of(text):
+    return [line for line in text.splitlines() if line.startswith("| ")]
 
 
-def test_the_table_shows_both_objectives_at_every_milestone(finished_demo):
-    rows = table_of(finished_demo[0][0].stdout)
+def test_both_objectives_are_evaluated_at_every_milestone(finished_demo):
+    runs = read_runs([finished_demo[1] / "llama-3m-full"])
 
-    assert [row[:2] for row in rows] == [["CE", "50%"], ["CE", "100%"], ["TF-IDF", "50%"], ["TF-IDF", "100%"]]
-    assert all(float(row[-1]) > 1 for row in rows), "a perplexity"
-    assert rows[1] != rows[3], "the objectives should lead to different models"
+    assert [(run.objective, run.seed) for run in runs] == [("CE", 3), ("TF-IDF", 3)]
+    for run in runs:
+        assert [evaluation.progress for evaluation in run.evaluations] == [50, 100]
+        for evaluation in run.evaluations:
+            assert {sample.prefix_length for sample in evaluation.samples} == {32, 50, 100}
+            assert {sample.kind for sample in evaluation.samples} == {"target", "control"}
+            assert len(evaluation.blocks) == 4
+    assert runs[0].evaluations[-1].blocks != runs[1].evaluations[-1].blocks, "different objectives, different models"
 
 
-def test_it_ends_with_an_example_a_comparison_and_a_figure(finished_demo):
+def test_it_ends_with_tables_intervals_an_example_and_the_page(finished_demo):
     (first, _), folder = finished_demo
 
-    for words in ("Ground truth", "CE (LMS=", "TF-IDF (LMS=", "TF-IDF against CE: average LMS", "Done in"):
-        assert words in first.stdout
-    assert (folder / "memorization.png").read_bytes().startswith(b"\x89PNG")
+    for words in ("| Avg LMS |", "| Perplexity |", "95 % interval", "Truth", "CE (LMS ", "TF-IDF (LMS "):
+        assert words in first
+    assert first.splitlines()[-1] == "All of it, with figures: out/report/index.html"
+    assert (folder / "report" / "index.html").is_file()
+    assert list((folder / "report" / "figures").glob("*.png"))
 
 
-def test_a_second_run_reuses_what_is_done_and_shows_the_same(finished_demo):
-    first, second = (run.stdout for run in finished_demo[0])
+def test_a_second_run_does_nothing_again_and_shows_the_same(finished_demo):
+    first, second = finished_demo[0]
 
-    assert "training ..." in first
-    assert "probing" in first
-    assert "training ..." not in second
-    assert "probing" not in second
-    assert table_of(second) == table_of(first)
+    assert "[6/6]" in first
+    assert "training" in first
+    assert "[1/" not in second
+    assert tables_of(second) == tables_of(first)
+    assert len(tables_of(second)) > 10
 
 
 def test_each_objective_trained_from_the_common_start(finished_demo):
-    folder = finished_demo[1]
+    folders = [finished_demo[1] / "llama-3m-full" / objective / "seed3" for objective in ("ce", "tf-idf")]
+    configs = [OmegaConf.load(folder / "config.yaml") for folder in folders]
 
-    starts = {OmegaConf.load(folder / run / "config.yaml").checkpointer.checkpoint_dir for run in ("ce", "tfidf")}
-    losses = {OmegaConf.load(folder / run / "config.yaml").loss._component_ for run in ("ce", "tfidf")}
-    assert starts == {str(folder / "start")}
-    assert losses == set(demo.OBJECTIVES.values())
+    (start,) = {cfg.checkpointer.checkpoint_dir for cfg in configs}
+    assert start.startswith("out/starts/llama-3m-full/seed3-")
+    assert [cfg.loss._component_ for cfg in configs] == [
+        "tfidf_tune.loss.CrossEntropyLoss", "tfidf_tune.loss.TFIDFCrossEntropyLoss",
+    ]  # fmt: skip
 
 
-def test_a_recipe_that_fails_ends_the_demo_with_its_message(tmp_path, monkeypatch, capfd):
-    cfg = OmegaConf.load(config_path(demo.CONFIG))
-    cfg.dataset.num_base = 10**6
-    cfg.model.vocab_size = 512
-    OmegaConf.save(cfg, tmp_path / "impossible.yaml")
-    monkeypatch.setattr(demo, "CONFIG", str(tmp_path / "impossible.yaml"))
+def test_the_command_is_the_experiment_of_that_name(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(demo, "run", given.append)
 
-    with pytest.raises(SystemExit, match="the recipe ended with exit code 1; its message is above"):
-        demo.run_demo(tmp_path / "out")
+    demo.main(["--output-dir", str(tmp_path / "a=b"), "--seed", "7"])
 
-    assert "needed 1000000: lower num_base" in capfd.readouterr().err
+    (experiment,) = given
+    assert (experiment.output_dir, experiment.seeds) == (str(tmp_path / "a=b"), [7])
+    assert experiment.milestones == [10, 25, 50, 75, 100]
+    assert list(experiment.objectives) == ["CE", "TF-IDF"]

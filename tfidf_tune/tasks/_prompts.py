@@ -133,19 +133,13 @@ class TextPrompts:
         )
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
-        if not response:
-            return []
         # Seen alone, a continuation may start with another token than seen after its prompt, and SentencePiece drops
-        # the space it started with. So it is tokenized in all these ways, and of those that the model would have said
-        # with the same text the one nearest to the reference counts.
-        prompt = self._text(prompt_ids)
-        readings = [self._encode_continuation(response)]
-        for joined in (prompt + response, f"{prompt} {response}"):
-            ids = self._encode(joined)
-            if ids[: len(prompt_ids)] == list(prompt_ids):
-                readings.append(ids[len(prompt_ids) :])
-        readings = [ids for ids in readings if self._said(ids) == response]
-        return max([self._encode(response), *readings], key=lambda ids: longest_prefix_match(ids, reference_ids))
+        # the space it started with. So it is tokenized in these ways, and the one nearest to the reference counts.
+        readings = [self._encode(response), self._encode_continuation(response)]
+        joined = self._encode(self._text(prompt_ids) + response)
+        if joined[: len(prompt_ids)] == list(prompt_ids):
+            readings.append(joined[len(prompt_ids) :])
+        return max(readings, key=lambda ids: longest_prefix_match(ids, reference_ids))
 
     def response_text(self, response: str) -> str:
         return response

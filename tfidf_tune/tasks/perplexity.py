@@ -75,6 +75,8 @@ def documents(
                 **settings,
             }
         )
+    # As text a block may be more tokens.
+    check_length(metadata, max(row["num_predictions"] for row in rows), "lower block_size")
     warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "blocks", settings)
     return test_split(rows)
 

@@ -36,7 +36,11 @@ def config_path(name: str) -> str:
     packaged = folder / f"{name}.yaml"
     if packaged.is_file():
         return str(packaged)
-    names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    names = sorted(
+        str(path.relative_to(folder).with_suffix(""))
+        for path in folder.rglob("*.yaml")
+        if path.parent.name != "experiments"
+    )
     raise SetupError(f"no config file {name}, and no config of that name; there are: {', '.join(names)}")
 
 

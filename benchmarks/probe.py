@@ -1,0 +1,149 @@
+"""The memorization task through lm-evaluation-harness against the library's own batched probe: time.
+
+    python benchmarks/probe.py                                  # 300 continuations of 128 tokens, the demo's model
+    python benchmarks/probe.py --device cuda --checkpoint TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T
+
+Both take turns in one process, model and tokenizer loaded anew by each as their commands do, and what is compared
+are ratios within a round. Without a checkpoint the weights are random: the cost of a token does not depend on them.
+"""
+
+import argparse
+import contextlib
+import datetime
+import io
+import json
+import logging
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+
+import torch
+import transformers
+from training_step import cpu_name, median_ratio  # type: ignore[import-not-found]
+
+from tfidf_tune.analysis import load_model, probe
+from tfidf_tune.data import (
+    Passage,
+    choose_passages,
+    embedded_documents,
+    hf_tokenizer,
+    tokenizer_fingerprint,
+    train_embedded_tokenizer,
+    write_probe_file,
+)
+from tfidf_tune.tasks import evaluate
+
+PROBE, HARNESS = "probe", "harness"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
+    parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that is not")
+    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    return parser.parse_args()
+
+
+def random_checkpoint(folder: Path) -> str:
+    """The demo's sizes."""
+    train_embedded_tokenizer(folder, vocab_size=4096)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=4096,
+            num_hidden_layers=4,
+            num_attention_heads=6,
+            num_key_value_heads=6,
+            hidden_size=192,
+            intermediate_size=512,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            eos_token_id=hf_tokenizer(str(folder)).eos_id,
+        )
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def make_passages(checkpoint: str, num_passages: int) -> list[Passage]:
+    """Passages of 256 tokens from the embedded corpus."""
+    tokenizer = hf_tokenizer(checkpoint)
+    chosen = choose_passages(tokenizer, embedded_documents("train"), count=num_passages, min_tokens=256, block_size=256)
+    return [
+        Passage(
+            id=f"target-{index:04}",
+            kind="target",
+            text=candidate.text,
+            token_ids=candidate.token_ids[:256].tolist(),
+            num_injections=1,
+            positions=[],
+            source="embedded",
+            tokenizer=checkpoint,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        )
+        for index, candidate in enumerate(chosen)
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        checkpoint = options.checkpoint or random_checkpoint(folder / "model")
+        passages = make_passages(checkpoint, options.num_passages)
+        write_probe_file(folder / "probe.jsonl", passages)
+
+        def run_probe() -> None:
+            model = load_model(checkpoint, device=options.device)
+            probe(model, hf_tokenizer(checkpoint), passages, batch_size=options.batch_size)
+
+        def run_harness() -> None:
+            evaluate(
+                {"pretrained": checkpoint},
+                ["tfidf_memorization"],
+                folder / "evaluation",
+                metadata={"probe_file": str(folder / "probe.jsonl")},
+                batch_size=options.batch_size,
+                device=options.device,
+            )
+
+        seconds: dict[str, list[float]] = {PROBE: [], HARNESS: []}
+        ways = {PROBE: run_probe, HARNESS: run_harness}
+        for index in range(options.rounds + 1):
+            for name in (PROBE, HARNESS) if index % 2 else (HARNESS, PROBE):
+                start = time.perf_counter()
+                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                    ways[name]()
+                if index:
+                    seconds[name].append(time.perf_counter() - start)
+
+    hardware = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "hardware": f"{hardware}, {torch.get_num_threads()} threads" if options.device == "cpu" else hardware,
+        "versions": {name: version(name) for name in ("torch", "transformers", "lm-eval", "tfidf-tune")},
+        "settings": {key: str(value) for key, value in vars(options).items() if key != "output"},
+        "continuations": 3 * len(passages),
+        "median_s": {name: statistics.median(taken) for name, taken in seconds.items()},
+        "median_ratio_to_probe": median_ratio(seconds[HARNESS], seconds[PROBE]),
+    }
+    print(
+        f"{result['date']}, {result['hardware']}: {result['continuations']} continuations, probe "
+        f"{result['median_s'][PROBE]:.2f} s, harness {result['median_s'][HARNESS]:.2f} s, ratio "
+        f"{result['median_ratio_to_probe']:.3f} (medians of {options.rounds} rounds)"
+    )
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

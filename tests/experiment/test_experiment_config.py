@@ -1,0 +1,228 @@
+"""The file of an experiment: what is read from it, and what is refused before any work begins."""
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tfidf_tune.experiment import load_experiment, shipped_experiments
+from tfidf_tune.experiment._plan import plan_runs, slug
+from tfidf_tune.experiment._settings import TASK_SETTINGS
+from tfidf_tune.tasks import tasks_folder
+
+PAPER = {
+    "table1_memorization": ("memorization", ["tfidf_memorization"], [10, 25, 50, 75, 100]),
+    "table2_perplexity": ("memorization", ["tfidf_wikitext2_ppl"], [10, 25, 50, 75, 100]),
+    "table3_summarization": ("summarization", ["tfidf_cnn_dailymail"], [100]),
+    "table4_qa": ("qa", ["tfidf_squad"], [100]),
+}
+SETTINGS = {  # recipe and config of the paper's six model settings
+    ("lora_finetune", "tinyllama/1.1B_lora"), ("full_finetune", "tinyllama/1.1B_full"),
+    ("lora_finetune", "pythia/1.4B_qlora"), ("lora_finetune", "gptj/6B_lora"),
+    ("lora_finetune", "llama2/7B_qlora"), ("lora_finetune", "llama2/13B_qlora"),
+}  # fmt: skip
+
+
+def test_the_demo_and_one_experiment_for_each_table_of_the_paper_are_shipped():
+    assert list(shipped_experiments()) == ["demo", *PAPER]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_table_of_the_paper_has_its_models_objectives_milestones_and_tasks(name):
+    kind, tasks, milestones = PAPER[name]
+    experiment = load_experiment(name)
+    runs = plan_runs(experiment)
+
+    assert {(model.recipe, model.config) for model in experiment.models.values()} == {
+        (recipe, f"{config}_{kind}") for recipe, config in SETTINGS
+    }
+    assert not any(model.overrides or model.start for model in experiment.models.values())
+    assert experiment.objectives == {
+        "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
+        "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
+    }
+    assert (experiment.tasks, experiment.milestones, experiment.seeds) == (tasks, milestones, [42])
+    assert (experiment.overrides, experiment.eval.metadata, experiment.eval.limit) == ({}, {}, None)
+    assert len({run.training.folder for run in runs}) == len(runs) == 12
+
+
+def test_table_2_evaluates_the_runs_of_table_1():
+    first, second = (plan_runs(load_experiment(name)) for name in ("table1_memorization", "table2_perplexity"))
+
+    assert [(run.training.folder, run.training.settings) for run in first] == [
+        (run.training.folder, run.training.settings) for run in second
+    ]
+
+
+def test_the_model_of_a_cell_is_given_to_the_harness_as_it_was_trained():
+    args = {run.training.model: run.evaluations[-1].model_args for run in plan_runs(load_experiment("table4_qa"))}
+    out = "runs/paper_qa"
+
+    assert args["GPT-J 6B (LoRA)"] == {
+        "pretrained": "EleutherAI/gpt-j-6b", "peft": f"{out}/gpt-j-6b-lora/tf-idf/seed42/checkpoint_100pct",
+        "dtype": "float16",
+    }  # fmt: skip
+    assert args["TinyLlama 1.1B (full)"] == {
+        "pretrained": f"{out}/tinyllama-1.1b-full/tf-idf/seed42/checkpoint_100pct", "dtype": "bfloat16",
+    }  # fmt: skip
+    changed = load_experiment("table4_qa", [
+        "overrides.checkpointer.revision=float16", "eval.dtype=fp32", "eval.model_args.parallelize=true",
+    ])  # fmt: skip
+    assert plan_runs(changed)[0].evaluations[0].model_args.items() >= {
+        ("revision", "float16"), ("dtype", "float32"), ("parallelize", True),
+    }  # fmt: skip
+
+
+def test_an_adapter_that_is_merged_is_evaluated_as_a_complete_model(experiment_file):
+    run, *_ = plan_runs(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
+
+    assert run.evaluations[0].model_args == {"pretrained": str(run.evaluations[0].checkpoint), "dtype": "float32"}
+
+
+def test_passages_come_from_the_run_unless_a_file_is_named(experiment_file, tmp_path):
+    run, *_ = plan_runs(load_experiment(experiment_file()))
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    named, *_ = plan_runs(load_experiment(experiment_file(), [f"eval.metadata.probe_file={tmp_path}/mine.jsonl"]))
+
+    assert run.evaluations[0].metadata["probe_file"] == str(run.training.folder / "probe.jsonl")
+    assert named.evaluations[0].metadata["probe_file"] == f"{tmp_path}/mine.jsonl"
+
+
+def test_overrides_are_laid_over_the_training_config_the_models_own_last(experiment_file):
+    file = experiment_file()
+    run, *_ = plan_runs(load_experiment(file, [
+        "overrides.dataset.num_base=50", "overrides.batch_size=2", "models[Tiny (full)].overrides.batch_size=3",
+        "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}",
+        "overrides.dataset.target_source=${dataset.source}",
+    ]))  # fmt: skip
+    cfg = run.training.config
+
+    assert (cfg.dataset.num_base, cfg.dataset.num_targets, cfg.batch_size) == (50, 4, 3)
+    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}, "a component is replaced whole"
+    assert cfg.dataset.target_source == cfg.dataset.source
+    assert (cfg.seed, cfg.save_at_percent, cfg.output_dir) == (0, [50, 100], str(run.training.folder))
+    assert cfg.loss == {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}
+
+
+def test_an_experiment_may_build_on_a_shipped_one(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: experiments/demo\nseeds: [1, 2]\n")
+
+    mine, demo = load_experiment(str(tmp_path / "mine.yaml")), load_experiment("experiments/demo")
+
+    assert mine.seeds == [1, 2]
+    assert mine.models == demo.models == load_experiment("demo").models
+
+
+def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
+    def folder(*overrides):
+        return plan_runs(load_experiment("demo", overrides))[0].training.start.folder
+
+    runs = plan_runs(load_experiment("demo"))
+    folders = {runs[0].training.start.folder, folder("seeds=[1]"), folder("overrides.model.num_layers=2")}
+
+    assert len(folders) == 3
+    assert folder("overrides.batch_size=2") in folders, "which says nothing about the start"
+    assert len({run.training.start.folder for run in runs}) == 1, "objectives start from the same weights"
+    assert {run.training.config.tokenizer.path for run in runs} == {str(runs[0].training.start.folder)}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sedes=[1]", "experiment: no key 'sedes'; did you mean 'seeds'?"),
+        ("eval.batch=3", "experiment: eval: no key 'batch'; did you mean 'batch_size'?"),
+        ("models[Tiny (full)].recpe=x", r"experiment: models: Tiny \(full\): no key 'recpe'; did you mean 'recipe'?"),
+        ("models.other.recipe=full_finetune", "experiment: models: other: missing config"),
+        ("models[Tiny (full)].recipe=full", "recipe is 'full', possible are full_finetune, lora_finetune"),
+        ("models[Tiny (full)].config=nowhere", "no config file nowhere, and no config of that name"),
+        ("models[Tiny (full)].recipe=lora_finetune", "recipe is lora_finetune, but the model has no lora_attn_modules"),
+        ("models=null", "experiment: missing models"),
+        ("seeds=[a]", "could not be converted to Integer"),
+        ("seeds=[]", "experiment: seeds is empty"),
+        ("seeds=[1,1]", "experiment: seeds holds 1 more than once"),
+        ("milestones=[0]", r"milestones is \[0\], possible are whole percents from 1 to 100"),
+        ("tasks=[tfidf_sqaud]", "experiment: no task tfidf_sqaud; there are tfidf_cnn_dailymail, "),
+        ("eval.batch_size=0", "eval: batch_size is 0, it has to be at least 1"),
+        ("eval.dtype=float", "eval: dtype is 'float', possible are fp32, bf16, fp16"),
+        ("eval.metadata.num_bloks=3", "eval.metadata: no setting 'num_bloks'; did you mean 'num_blocks'?"),
+        ("eval.metadata.probe_file=./nowhere.jsonl", "CE: eval.metadata.probe_file: .*nowhere.jsonl"),
+        ("overrides=3", "overrides is 3, it has to hold keys of a training config"),
+        ("overrides.seed=3", "overrides: seed is set by the experiment's seeds"),
+        ("overrides.optimiser.lr=3", r"experiment: Tiny \(full\), CE: config: no key 'optimiser'; did you mean"),
+        ("overrides.dataset.source=./nowhere.txt", "CE: dataset.source: .*nowhere.txt"),
+        ("overrides.dataset.probe_file=null", "tfidf_memorization needs passages to probe for"),
+        ("overrides.checkpointer.checkpoint_dir=./nowhere", "CE: checkpointer.checkpoint_dir: no such folder nowhere"),
+        ("objectives.CE={_component_: torch.nn.CrossEntropyLoss}", "these recipes take tfidf_tune's objectives"),
+        ("objectives.CE={_component_: tfidf_tune.loss.Nothing}", "no component 'tfidf_tune.loss.Nothing'"),
+        ("objectives.CE._component_=null", "loss has to be a section with `_component_`"),
+        ("objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}", "'CE' and 'ce' would share the folder ce"),
+        ("objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}", "makes no folder of its own"),
+        ("models[Tiny (full)].start={seed: 1}", "start: has to be a section with `_component_`"),
+        ("models[Tiny (full)].start={_component_: tfidf_tune.nothing}", "CE: start: "),
+    ],
+)
+def test_what_is_wrong_is_told_before_any_work_begins(experiment_file, tmp_path, override, message):
+    with pytest.raises(ValueError, match=message):
+        plan_runs(load_experiment(experiment_file(), [override]))
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dotted_key_in_a_file_is_refused(experiment_file):
+    with pytest.raises(
+        ValueError, match=r"overrides: dataset.source has a dot; in a file, keys of sections are nested"
+    ):
+        load_experiment(experiment_file(overrides={"dataset.source": "x"}))
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "experiment .*mine.yaml"), ("- a", "holds a list")])
+def test_a_file_that_is_no_experiment_is_refused(tmp_path, text, message):
+    (tmp_path / "mine.yaml").write_text(text)
+
+    with pytest.raises(ValueError, match=message):
+        load_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_a_name_that_is_none_is_told_what_there_is():
+    with pytest.raises(ValueError, match="no experiment of that name; there are: demo, table1_memorization"):
+        load_experiment("table5")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("Pythia 1.4B (LoRA)", "pythia-1.4b-lora"), ("TF-IDF (tf=log)", "tf-idf-tf-log"), ("CE", "ce"), ("…", "")],
+)
+def test_slugs(name, expected):
+    assert slug(name) == expected
+
+
+def test_the_settings_of_tasks_are_those_that_the_tasks_take():
+    modules = {
+        "tfidf_memorization": "memorization", "tfidf_wikitext2_ppl": "perplexity",
+        "tfidf_cnn_dailymail": "cnn_dailymail", "tfidf_squad": "squad",
+    }  # fmt: skip
+    for task, module in modules.items():
+        parameters = inspect.signature(import_module(f"tfidf_tune.tasks.{module}").documents).parameters.values()
+        taken = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        # Of a task's prefix length its own file tells.
+        assert list(TASK_SETTINGS[task]) == [name for name in taken if name != "task_prefix_length"]
+    assert TASK_SETTINGS.keys() == modules.keys()
+
+
+def test_files_of_tasks_have_the_tasks_names():
+    for file in tasks_folder().glob("*.yaml"):
+        assert re.search(rf"^(task|group): {file.stem}$", file.read_text(), re.MULTILINE), file
+
+
+def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
+    run = plan_runs(load_experiment("demo"))[1].training
+    given = OmegaConf.load(Path(shipped_experiments()["demo"]).parents[1] / "demo" / "llama_3M_full_memorization.yaml")
+    ours = OmegaConf.to_container(run.config, resolve=True)
+    theirs = OmegaConf.to_container(given, resolve=True)
+
+    different = {key for key in theirs if ours[key] != theirs[key]}
+    assert different == {"output_dir", "checkpointer", "tokenizer", "dataset", "metric_logger"}
+    assert {key for key in ours["dataset"] if ours["dataset"][key] != theirs["dataset"][key]} == {"probe_file"}

@@ -1,0 +1,26 @@
+"""``tfidf-tune demo``: the experiment of this name."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from tfidf_tune.commands.experiment import run
+
+
+def main(arguments: list[str]) -> None:
+    """Run the demo.
+
+    Args:
+        arguments (list[str]): of the command line, after ``tfidf-tune demo``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune demo",
+        description="Train a Llama of 3.4 million parameters under CE and TF-IDF, on the documentation that comes with "
+        "Python with some passages repeated among the rest, and compare what each recites.",
+    )
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data and injections; default: %(default)s")
+    options = parser.parse_args(arguments)
+    from tfidf_tune.experiment import load_experiment
+
+    run(replace(load_experiment("demo"), output_dir=str(options.output_dir.expanduser()), seeds=[options.seed]))

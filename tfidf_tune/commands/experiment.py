@@ -1,0 +1,69 @@
+"""``tfidf-tune experiment``."""
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfidf_tune.experiment import Experiment
+
+
+def main(arguments: list[str]) -> None:
+    """Run an experiment, or say which there are.
+
+    Args:
+        arguments (list[str]): of the command line, after ``tfidf-tune experiment``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune experiment",
+        description="Train models under objectives and seeds, evaluate their checkpoints, compare them. What is done "
+        "is never done again: the same command goes on after an interruption or a failure.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", nargs="?", help="a file, or the name of one that --list shows")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="in place of the file's, as for a recipe")
+    parser.add_argument("--list", action="store_true", help="show the experiments that come with the package")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, show the cells and how far they are")
+    parser.add_argument("--overwrite", action="store_true", help="do cells of other settings again, and lose them")
+    parser.add_argument("--retry", type=int, default=0, metavar="N", help="do failed cells up to N times again")
+    options = parser.parse_intermixed_args(arguments)
+    if options.retry < 0:
+        parser.error(f"--retry is {options.retry}, it has to be at least 0")
+    if options.list or options.config is None:
+        _list()
+        return
+    from tfidf_tune.experiment import load_experiment, print_cells
+
+    experiment = load_experiment(options.config, options.overrides)
+    if options.dry_run:
+        print_cells(experiment)
+    else:
+        run(experiment, overwrite=options.overwrite, retries=options.retry)
+
+
+def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0) -> None:
+    """Run an experiment as a command: what failed is listed at the end, with exit code 1.
+
+    Args:
+        experiment (Experiment): the experiment.
+        overwrite (bool): see :func:`tfidf_tune.experiment.run_experiment`.
+        retries (int): see there.
+    """
+    from tfidf_tune.experiment import run_experiment
+
+    # As Ctrl-C does: what was started ends too, and cleans up after itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM; the same command goes on from here"))
+    failures = run_experiment(experiment, overwrite=overwrite, retries=retries)
+    if failures:
+        listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)
+        sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{listed}")
+
+
+def _list() -> None:
+    from tfidf_tune.experiment import shipped_experiments
+
+    print("tfidf-tune experiment NAME runs one of these; a file of your own may build on one by `base:`.")
+    for name, path in shipped_experiments().items():
+        purpose = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        print(f"  {name:<24} {purpose}\n  {'':<24} {path}")

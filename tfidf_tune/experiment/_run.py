@@ -1,0 +1,106 @@
+"""An experiment from its file to its report."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tfidf_tune.experiment._cells import PlannedRun
+from tfidf_tune.experiment._config import Experiment
+from tfidf_tune.experiment._plan import REPORT, plan_runs
+from tfidf_tune.experiment._processes import locked
+from tfidf_tune.experiment._progress import say
+from tfidf_tune.experiment._runner import Failure, do_cells, step_of
+from tfidf_tune.experiment._state import (
+    State,
+    changes,
+    check_folder,
+    discard_changed,
+    evaluation_parts,
+    evaluation_state,
+    training_state,
+)
+
+
+def run_experiment(experiment: Experiment, *, overwrite: bool = False, retries: int = 0) -> list[Failure]:
+    """Do what of an experiment is not done, and write and print the comparison of what is.
+
+    Args:
+        experiment (Experiment): the experiment.
+        overwrite (bool): do cells that were made with other settings again, and lose them. Default: False, refuse.
+        retries (int): how often a failed cell is done again at once. Default: 0.
+
+    Returns:
+        list[Failure]: the cells that failed.
+
+    Raises:
+        ValueError: If something in the experiment is not right, or cells were made with other settings.
+        OSError: If the folder is in use, cannot be written, or holds something else where a run would go.
+    """
+    runs = plan_runs(experiment)
+    out = Path(experiment.output_dir)
+    with locked(out) as lock:
+        for run in runs:
+            check_folder(run.training)
+        if problems := [line for run in runs for line in changes(run)]:
+            if not overwrite:
+                raise ValueError(_changed(problems))
+            for run in runs:
+                discard_changed(run)
+        say(f"Everything is kept in {out}.")
+        try:
+            failures = do_cells(runs, experiment.eval, lock, retries=retries)
+        except KeyboardInterrupt:
+            say("\ninterrupted; the same command goes on where this one was")
+            raise
+        _compare(runs, out / REPORT)
+    return failures
+
+
+def print_cells(experiment: Experiment) -> None:
+    """Check an experiment, and print its cells and how far they are; nothing is written.
+
+    Args:
+        experiment (Experiment): the experiment.
+
+    Raises:
+        ValueError: If something in the experiment is not right.
+    """
+    runs = plan_runs(experiment)
+    lines = []
+    for run in runs:
+        lines.append((step_of(run.training).title, training_state(run)))
+        lines += [(step_of(cell).title, evaluation_state(cell)) for cell in run.evaluations]
+    width = max(len(title) for title, _ in lines)
+    say("\n".join(f"{title:<{width}}  {state.value}" for title, state in lines))
+    done = sum(state is State.DONE for _, state in lines)
+    say(f"\n{done} of {len(lines)} cells are done in {experiment.output_dir}.")
+    if problems := [line for run in runs for line in changes(run)]:
+        say(f"\n{_changed(problems)}")
+
+
+def _changed(problems: Sequence[str]) -> str:
+    listed = "\n".join(f"  {problem}" for problem in problems)
+    return (
+        f"some of what is done was made with other settings:\n{listed}\n"
+        "choose another output_dir, or set them back; --overwrite loses these cells and does them again"
+    )
+
+
+def _compare(runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Write and print the comparison of the runs that have been evaluated."""
+    evaluated = [run.training.folder for run in runs if any(list(evaluation_parts(cell)) for cell in run.evaluations)]
+    if not evaluated:
+        say("\nNothing was evaluated, so there is nothing to compare.")
+        return
+    from tfidf_tune.analysis import read_runs
+    from tfidf_tune.report import comparison_report, markdown, write_report
+
+    try:
+        report = comparison_report(read_runs(evaluated))
+    except ValueError as error:  # a run alone, for example: what is done is done all the same
+        say(f"\nThere is no comparison: {error}")
+        return
+    write_report(report, folder)
+    # A terminal shows no figures, and one example says what examples are.
+    shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
+    say(f"\n{markdown(shown)}\nAll of it, with figures: {folder / 'index.html'}")
