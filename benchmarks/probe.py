@@ -1,7 +1,7 @@
 """The memorization task through lm-evaluation-harness against the library's own batched probe: time.
 
     python benchmarks/probe.py                                  # 300 continuations of 128 tokens, the demo's model
-    python benchmarks/probe.py --device cuda --checkpoint TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T
+    python benchmarks/probe.py --device cuda --checkpoint MODEL_FOLDER
 
 Both take turns in one process, model and tokenizer loaded anew by each as their commands do, and what is compared
 are ratios within a round. Without a checkpoint the weights are random: the cost of a token does not depend on them.
@@ -22,7 +22,6 @@ from pathlib import Path
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 import torch
-import transformers
 from training_step import cpu_name, median_ratio  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import load_model, probe
@@ -32,10 +31,11 @@ from tfidf_tune.data import (
     embedded_documents,
     hf_tokenizer,
     tokenizer_fingerprint,
-    train_embedded_tokenizer,
     write_probe_file,
 )
+from tfidf_tune.experiment import random_llama
 from tfidf_tune.tasks import evaluate
+from tfidf_tune.training import load_config
 
 PROBE, HARNESS = "probe", "harness"
 
@@ -50,26 +50,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that is not")
     parser.add_argument("--output", type=Path, help="write the result as JSON too")
     return parser.parse_args()
-
-
-def random_checkpoint(folder: Path) -> str:
-    """The demo's sizes."""
-    train_embedded_tokenizer(folder, vocab_size=4096)
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=4096,
-            num_hidden_layers=4,
-            num_attention_heads=6,
-            num_key_value_heads=6,
-            hidden_size=192,
-            intermediate_size=512,
-            max_position_embeddings=256,
-            bos_token_id=None,
-            eos_token_id=hf_tokenizer(str(folder)).eos_id,
-        )
-    ).save_pretrained(folder)
-    return str(folder)
 
 
 def make_passages(checkpoint: str, num_passages: int) -> list[Passage]:
@@ -98,7 +78,10 @@ def main() -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        checkpoint = options.checkpoint or random_checkpoint(folder / "model")
+        checkpoint = options.checkpoint
+        if checkpoint is None:
+            checkpoint = str(folder / "model")
+            random_llama(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
         passages = make_passages(checkpoint, options.num_passages)
         write_probe_file(folder / "probe.jsonl", passages)
 

@@ -31,3 +31,19 @@ def test_the_training_step_is_measured_for_all_three_losses(tmp_path):
     for name, row in result["steps"].items():
         assert f"| {name:<13} | {row['median_ms']:8.2f} |" in finished.stdout
         assert row["peak_mib"] > 10
+
+
+def test_the_memorization_task_is_measured_against_the_probe(tmp_path):
+    finished = subprocess.run(
+        [
+            sys.executable, SCRIPT.with_name("probe.py"), "--rounds", "1", "--num-passages", "2",
+            "--output", tmp_path / "out.json",
+        ],
+        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["continuations"] == 6
+    assert result["median_ratio_to_probe"] == result["median_s"]["harness"] / result["median_s"]["probe"]
+    assert f"ratio {result['median_ratio_to_probe']:.3f}" in finished.stdout

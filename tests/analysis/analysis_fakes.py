@@ -26,6 +26,7 @@ SAMPLE = ProbeSample(
     verbatim=False,
 )
 
+
 @dataclass(frozen=True)
 class FakePassage:
     id: str
