@@ -12,6 +12,7 @@ from tfidf_tune.analysis import (
     longest_prefix_match,
     longest_prefix_matches,
     rouge_l,
+    rouge_scores,
 )
 
 few_ids = st.lists(st.integers(0, 3), max_size=12)  # few different ids: runs are common
@@ -137,3 +138,16 @@ def test_rouge_l_stems():
 @pytest.mark.parametrize(("generated", "reference"), [("", "a"), ("a", ""), ("", ""), ("слово", "слово")])
 def test_rouge_l_is_0_without_ascii_words(generated, reference):
     assert rouge_l(generated, reference) == 0.0
+
+
+@given(texts, texts)
+def test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100(generated, reference):
+    names = {"rouge1": "rouge1", "rouge2": "rouge2", "rouge_l": "rougeL"}
+    direct = RougeScorer([*names.values()], use_stemmer=True).score(target=reference, prediction=generated)
+    assert rouge_scores(generated, reference) == {name: 100 * direct[key].fmeasure for name, key in names.items()}
+    assert rouge_scores(generated, reference)["rouge_l"] == rouge_l(generated, reference)
+
+
+def test_rouge_scores_by_hand():
+    # Words: 2 of 2 and of 4. Pairs: none of one ("a c") and of three.
+    assert rouge_scores("a c", "a b c d") == pytest.approx({"rouge1": 200 / 3, "rouge2": 0.0, "rouge_l": 200 / 3})

@@ -11,7 +11,16 @@ from analysis_fakes import (
     tiny_llama,
 )
 
-from tfidf_tune.analysis import greedy_continuations, longest_memorized_substring, probe, summarize
+from tfidf_tune.analysis import (
+    check_passages,
+    compare_continuation,
+    greedy_continuations,
+    longest_memorized_substring,
+    longest_prefix_match,
+    probe,
+    rouge_l,
+    summarize,
+)
 
 COUNTING = FakePassage("counting", [*range(40)])  # what SuccessorModel knows by heart
 
@@ -144,6 +153,59 @@ def test_greedy_text_equals_that_of_transformers(llama):
         eos_token_id=VOCAB_SIZE,
     )
     assert greedy_continuations(llama, ids.tolist(), 40) == theirs[:, 11:].tolist()
+
+
+def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():
+    model = SuccessorModel()
+    assert greedy_continuations(model, [[3], [6], [9]], 20, eos_id=10) == [[4, 5, 6, 7, 8, 9], [7, 8, 9], []]
+    assert len(model.calls) == 7
+    assert greedy_continuations(model, [[3], [6]], 2, eos_id=10) == [[4, 5], [7, 8]]
+
+
+def test_without_eos_nothing_ends_a_row():
+    assert greedy_continuations(SuccessorModel(), [[9], [62]], 3) == [[10, 11, 12], [63, 0, 1]]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17, 40])
+def test_ending_rows_early_changes_none_of_their_ids(llama, num_tokens):
+    prompts = [random_ids(11, seed) for seed in range(6)]
+    whole = greedy_continuations(llama, prompts, num_tokens)
+    for eos_id in {row[-1] for row in whole} | {row[0] for row in whole}:
+        expected = [row[: row.index(eos_id)] if eos_id in row else row for row in whole]
+        assert greedy_continuations(llama, prompts, num_tokens, eos_id=eos_id) == expected
+
+
+def test_no_tokens_are_no_continuation():
+    assert greedy_continuations(SuccessorModel(), [[3], [6]], 0, eos_id=10) == [[], []]
+
+
+def test_the_probe_stops_when_all_rows_have_ended():
+    model = SuccessorModel()
+    samples = probe(model, WordTokenizer(eos_id=9), [COUNTING] * 2, prefix_lengths=(5,), max_new_tokens=30)
+    assert len(model.calls) == 5
+    assert [sample.generated_ids for sample in samples] == [[5, 6, 7, 8]] * 2
+
+
+def test_a_continuation_is_scored_by_ids_and_by_text():
+    given = {"passage_id": "a", "kind": "control", "offset": 3, "prefix_length": 5}
+    generated, reference = [1, 2, 9, 4, 5, 6], [1, 2, 3, 4, 5, 6]
+    texts = {"generated_text": "the river sang", "reference_text": "the river sings"}
+    sample = compare_continuation(**given, generated_ids=generated, reference_ids=reference, **texts)
+    assert {name: getattr(sample, name) for name in (*given, *texts)} == given | texts
+    assert (sample.generated_ids, sample.reference_ids) == (generated, reference)
+    assert (sample.prefix_match, sample.lms, sample.verbatim) == (longest_prefix_match(generated, reference), 3, False)
+    assert sample.rouge_l == rouge_l("the river sang", "the river sings")
+    exact = compare_continuation(**given, generated_ids=reference, reference_ids=reference, **texts)
+    assert (exact.prefix_match, exact.lms, exact.verbatim) == (6, 6, True)
+
+
+def test_passages_can_be_checked_without_a_model():
+    check_passages(FingerprintedTokenizer(), [COUNTING], 39)
+    check_passages(WordTokenizer(), [COUNTING], 39)
+    with pytest.raises(ValueError, match=r"'counting' has 40 tokens, none after the first 40 "):
+        check_passages(FingerprintedTokenizer(), [COUNTING], 40)
+    with pytest.raises(ValueError, match=r"fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'"):
+        check_passages(FingerprintedTokenizer(fingerprint="f2"), [COUNTING], 5)
 
 
 def test_the_models_generation_config_does_not_change_the_text(llama):

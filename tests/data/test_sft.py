@@ -17,6 +17,7 @@ from torchtune.models.llama2 import Llama2Tokenizer
 
 from tfidf_tune.data import (
     cnn_dailymail_dataset,
+    encode_prompts,
     hf_tokenizer,
     squad_dataset,
     squad_prompt,
@@ -459,3 +460,35 @@ def test_the_least_limit_is_named_and_is_enough(any_tokenizer, squad, news):
         with pytest.raises(ValueError, match=f"{limit} is {least - 1}, .* take {least}: raise it"):
             build(any_tokenizer, [row], **{limit: least - 1})
     assert len(news(any_tokenizer, [row], max_source_tokens=least)) == 1
+
+
+@pytest.mark.parametrize("max_tokens", [40, 100, 1000])
+def test_prompts_of_an_evaluation_are_those_of_training(any_tokenizer, news, max_tokens):
+    rows = [news_row(passage(seed, 10 * seed)) for seed in range(1, 8)]
+    dataset = news(any_tokenizer, rows, max_source_tokens=max_tokens, max_target_tokens=100)
+    prompts, cut = encode_prompts(
+        any_tokenizer, [summarization_prompt] * len(rows), [row["article"] for row in rows], max_tokens
+    )
+    assert prompts == [split(sample)[0] for sample in dataset]
+    assert len(cut) == dataset.num_cut
+    lengths = [num_tokens(any_tokenizer, summarization_prompt(row["article"])) for row in rows]
+    assert cut == {index for index, length in enumerate(lengths) if length > max_tokens}
+
+
+def test_each_text_gets_its_own_prompt_in_batches_too(tokenizer, monkeypatch):
+    words = [lambda text, number=number: f"{number}: {text}" for number in range(7)]
+    texts = [passage(seed, 5 + 9 * seed) for seed in range(7)]
+    at_once = encode_prompts(tokenizer, words, texts, 60)
+    assert [tokenizer.decode(prompt)[:2] for prompt in at_once[0]] == [f"{number}:" for number in range(7)]
+    assert 0 < len(at_once[1]) < 7
+    monkeypatch.setattr("tfidf_tune.data._sft._BATCH_SIZE", 2)
+    assert encode_prompts(tokenizer, words, texts, 60) == at_once
+    assert encode_prompts(tokenizer, [], [], 60) == ([], set())
+
+
+def test_a_prompt_too_long_even_without_its_text_is_named(any_tokenizer):
+    least = num_tokens(any_tokenizer, summarization_prompt(""))
+    with pytest.raises(
+        ValueError, match=f"{least - 1} tokens are too few for the prompt 'summarize: .*raise the limit"
+    ):
+        encode_prompts(any_tokenizer, [summarization_prompt], [ARTICLE], least - 1)

@@ -35,6 +35,7 @@ from tfidf_tune.analysis._token_weights import (
     typical_blocks,
     weigh_blocks,
 )
+from tfidf_tune.analysis._vocabulary import require_known_ids
 from tfidf_tune.analysis._weight_statistics import (
     FrequencyBand,
     TokenStatistics,
@@ -105,6 +106,7 @@ __all__ = [
     "read_blocks",
     "read_runs",
     "read_samples",
+    "require_known_ids",
     "rouge_l",
     "rouge_scores",
     "split_statistics",

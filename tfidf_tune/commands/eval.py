@@ -30,7 +30,23 @@ def main(arguments: list[str]) -> None:
             if isinstance(metadata, str):
                 metadata = simple_parse_args_string(metadata)
             options.metadata = {"prompts": "token_ids"} | metadata | (options.metadata or {})
+        _load_tasks_before_model()
     harness.execute(options)
+
+
+def _load_tasks_before_model() -> None:
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    from tfidf_tune.tasks import load_now
+
+    process_tasks = EvaluatorConfig.process_tasks
+
+    def process_and_load(self: Any, metadata: dict[str, Any] | None = None) -> Any:
+        manager = process_tasks(self, metadata)
+        load_now(manager, self.tasks)
+        return manager
+
+    EvaluatorConfig.process_tasks = process_and_load
 
 
 def _config_file(path: str) -> dict[str, Any]:

@@ -86,13 +86,11 @@ class HFTokenizer:
         bos = [self.bos_id] if add_bos and self.bos_id is not None else []
         return bos + tokens + ([self.eos_id] if add_eos else [])
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
-        """Return the token ids of many texts, faster than one by one.
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of many texts, faster than one by one, without BOS and EOS.
 
         Args:
             texts (Sequence[str]): the texts.
-            add_special_tokens (bool): with the special tokens (BOS, say) that the Hugging Face tokenizer puts
-                around a text of its own accord. Default: False, without any.
 
         Returns:
             list[list[int]]: the ids of each text.
@@ -100,7 +98,7 @@ class HFTokenizer:
         # Not verbose: the warning about long texts is meant for those who do not cut them into blocks.
         encoded = self._hf(
             list(texts),
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=False,
             return_attention_mask=False,
             truncation=False,
             verbose=False,

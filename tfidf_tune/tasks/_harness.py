@@ -26,6 +26,20 @@ def register_model() -> None:
         model_registry.register(MODEL_NAME, target="tfidf_tune.tasks._model:TokenExactHFLM")
 
 
+def load_now(manager: Any, tasks: Sequence[Any]) -> None:
+    """Load tasks before the harness does: it loads the model first, and only then tells what is wrong with the tasks.
+
+    Args:
+        manager (Any): the harness's ``TaskManager``; what it loads from now on is this.
+        tasks (Sequence[Any]): as the harness will name them.
+
+    Raises:
+        ValueError: If one of the tasks' settings does not work.
+    """
+    loaded = manager.load(tasks)
+    manager.load = lambda _: loaded
+
+
 def evaluate(
     model_args: dict[str, Any],
     tasks: Sequence[str],
@@ -63,6 +77,7 @@ def evaluate(
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"there is no task {', '.join(unknown)}; there are {', '.join(sorted(manager.all_tasks))}")
+    load_now(manager, list(tasks))
     tracker = EvaluationTracker(output_path=str(output_path))
     results = simple_evaluate(
         model=MODEL_NAME,

@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from tfidf_tune.analysis import greedy_continuations
+from tfidf_tune.analysis import greedy_continuations, require_known_ids
 from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids
 
 _DEFAULT_BATCH_SIZE = 64
@@ -53,7 +54,7 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if is_token_ids_request(context):
             ids = parse_token_ids(context), parse_token_ids(continuation)
-            self._check_length(sum(map(len, ids)))
+            self._check(ids[0] + ids[1], num_new=0)
             return ids
         encoded: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
         return encoded
@@ -82,7 +83,7 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         for index, request in enumerate(requests):
             prompt, arguments = request.args
             ids, num_tokens = parse_token_ids(prompt), _num_tokens(arguments)
-            self._check_length(len(ids) + num_tokens)
+            self._check(ids, num_new=num_tokens)
             by_length[len(ids), num_tokens].append((index, ids))
         batch_size = self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
         responses = [""] * len(requests)
@@ -97,10 +98,11 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
                     bar.update(len(batch))
         return responses
 
-    def _check_length(self, num_tokens: int) -> None:
-        if num_tokens > self.max_length:
+    def _check(self, ids: list[int], num_new: int) -> None:
+        require_known_ids(self.model, np.asarray(ids))
+        if len(ids) + num_new > self.max_length:
             raise ValueError(
-                f"a prompt and what is generated are {num_tokens} tokens together, more than the model's "
+                f"a prompt and what is generated are {len(ids) + num_new} tokens together, more than the model's "
                 f"{self.max_length}: shorten the prompts or generate less; see the settings of the task"
             )
 

@@ -1,0 +1,89 @@
+"""Checkpoints, tokenizers and probe files that several tests of the tasks share; models are of random weights."""
+
+from pathlib import Path
+
+import pytest
+import task_fakes
+import torch
+from peft import LoraConfig, get_peft_model
+
+from tfidf_tune.analysis import load_model
+
+
+@pytest.fixture(autouse=True)
+def quick_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness asks pip and git about this computer after every run, which takes seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Without BOS; with a BOS that is EOS and not added, as Pythia's; and three that add it to a text."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    sentencepiece = task_fakes.sentencepiece_tokenizer(folder / "sentencepiece")
+    return {
+        "plain": task_fakes.byte_level_tokenizer(folder / "plain"),
+        "pythia": task_fakes.byte_level_tokenizer(folder / "pythia", bos_token="<|endoftext|>"),
+        "adds_bos": task_fakes.byte_level_tokenizer(folder / "adds_bos", add_bos=True, bos_token="<|begin|>"),
+        "sentencepiece": sentencepiece,
+        "llama": task_fakes.llama_tokenizer(folder / "llama", sentencepiece),
+    }
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]) -> dict[str, Path]:
+    """A checkpoint of each family with the tokenizer without BOS."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: task_fakes.checkpoint(folder / name, task_fakes.random_model(name), tokenizers["plain"])
+        for name in task_fakes.FAMILIES
+    }
+
+
+@pytest.fixture(scope="session")
+def llama(models: dict[str, Path]) -> Path:
+    return models["llama"]
+
+
+@pytest.fixture(scope="session")
+def probe_file(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]) -> Path:
+    """Two targets and two controls of the tokenizer without BOS."""
+    return task_fakes.probe_file(
+        tmp_path_factory.mktemp("probe") / "probe.jsonl", task_fakes.passages_of(tokenizers["plain"])
+    )
+
+
+@pytest.fixture(scope="session")
+def taught_adapter(tmp_path_factory: pytest.TempPathFactory, llama: Path, probe_file: Path) -> Path:
+    """An adapter with which the Llama knows the targets of ``probe_file`` by heart."""
+    torch.manual_seed(0)
+    settings = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    model = task_fakes.teach(get_peft_model(load_model(llama), settings), probe_file)
+    folder = tmp_path_factory.mktemp("taught") / "adapter"
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reciting(llama: Path, taught_adapter: Path, tokenizers: dict[str, Path]) -> Path:
+    """The same as one model, the adapter merged into it."""
+    merged = load_model(taught_adapter, base=llama).merge_and_unload()
+    return task_fakes.checkpoint(taught_adapter.parent / "merged", merged, tokenizers["plain"])
+
+
+@pytest.fixture(scope="session")
+def squad_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return task_fakes.write_rows(tmp_path_factory.mktemp("squad") / "squad.jsonl", task_fakes.SQUAD_ROWS)
+
+
+@pytest.fixture(scope="session")
+def news_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return task_fakes.write_rows(tmp_path_factory.mktemp("news") / "news.jsonl", task_fakes.NEWS_ROWS)
+
+
+@pytest.fixture(scope="session")
+def wiki_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Enough for a few blocks of 64 tokens, with characters of several tokens at some of their ends."""
+    file = tmp_path_factory.mktemp("wiki") / "wiki.txt"
+    file.write_text("\n".join(task_fakes.text(seed, 30) for seed in range(500, 508)), encoding="utf-8")
+    return str(file)

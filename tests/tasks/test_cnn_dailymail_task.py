@@ -1,0 +1,268 @@
+"""``tfidf_cnn_dailymail``: prompts of training, ROUGE of ``rouge_score``, BERTScore of ``bert_score``."""
+
+import json
+import sys
+
+import bert_score
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import task_fakes
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+from task_fakes import NEWS_ROWS, embedded_ids, prompts_seen, run_tasks
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer, RobertaConfig, RobertaModel, RobertaTokenizer
+
+from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer
+from tfidf_tune.tasks._token_ids import parse_token_ids
+from tfidf_tune.tasks.cnn_dailymail import bertscore_mean, documents
+
+TASK = "tfidf_cnn_dailymail"
+SHORT = {"cnn_dailymail_max_source_tokens": 120, "cnn_dailymail_max_new_tokens": 30}
+REFERENCES = [row["highlights"] for row in NEWS_ROWS]
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """An encoder of random weights, with a byte-level BPE as RoBERTa's."""
+    folder = tmp_path_factory.mktemp("roberta")
+    bpe = ByteLevelBPETokenizer()
+    corpus = [task_fakes.text(seed, 40, task_fakes.WORDS) for seed in range(30)]
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    bpe.train_from_iterator(corpus, vocab_size=330, special_tokens=special, show_progress=False)
+    bpe.save_model(str(folder))
+    merges = [tuple(line.split()) for line in (folder / "merges.txt").read_text().splitlines()[1:]]
+    vocab = json.loads((folder / "vocab.json").read_text())
+    RobertaTokenizer(vocab=vocab, merges=merges, model_max_length=64).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+    config = RobertaConfig(vocab_size=330, max_position_embeddings=70, initializer_range=0.5, **sizes)
+    RobertaModel(config).eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def say(monkeypatch, llama):
+    """Make the model say given summaries, in the order of the articles."""
+    tokenizer = hf_tokenizer(str(llama))
+
+    def install(*summaries):
+        by_opening = dict(zip([row["article"][:8] for row in NEWS_ROWS], summaries, strict=True))
+
+        def continuations(model, prompts, num_tokens, *, eos_id):
+            openings = [tokenizer.decode(prompt)[len("summarize: ") :][:8] for prompt in prompts]
+            return [tokenizer.encode_batch([by_opening[opening]])[0] for opening in openings]
+
+        monkeypatch.setattr("tfidf_tune.tasks._model.greedy_continuations", continuations)
+
+    return install
+
+
+def bert_scores(roberta, predictions, references, num_layers=2):
+    """``bert_score`` itself, its tokenizer made to open each text with the space that RoBERTa saw in training."""
+    scorer = bert_score.BERTScorer(model_type=str(roberta), num_layers=num_layers)
+    scorer._tokenizer = AutoTokenizer.from_pretrained(roberta, add_prefix_space=True)
+    return (100 * scorer.score(predictions, references)[2]).tolist()
+
+
+def test_scores_are_those_of_rouge_score_and_bert_score(say, roberta, llama, news_file, tmp_path):
+    summaries = ["the rivers sang of a stone", "letters\nin the green houses, seven"]
+    say(*(f" {summary}\n" for summary in summaries))
+    bertscore = {"bertscore_model": roberta, "bertscore_num_layers": 2}
+    output = run_tasks(llama, TASK, tmp_path, cnn_dailymail_source=news_file, **SHORT, **bertscore)
+    docs, metrics = output.docs(TASK), output.metrics(TASK)
+    assert [doc["prediction"] for doc in docs] == summaries
+    assert [doc["highlights"] for doc in docs] == REFERENCES
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    for doc, summary, reference in zip(docs, summaries, REFERENCES, strict=True):
+        expected = scorer.score(target=reference, prediction=summary)
+        assert doc["rouge1"] == 100 * expected["rouge1"].fmeasure > 0
+        assert doc["rouge2"] == 100 * expected["rouge2"].fmeasure
+        assert doc["rouge_l"] == 100 * expected["rougeL"].fmeasure
+    expected = bert_scores(roberta, summaries, REFERENCES)
+    assert [doc["bertscore_f1"] for doc in docs] == pytest.approx(expected, abs=1e-4)
+    assert [doc["bertscore_missing"] for doc in docs] == [None, None]
+    for metric, key in {
+        "rouge1": "rouge1",
+        "rouge2": "rouge2",
+        "rougeL": "rouge_l",
+        "bertscore_f1": "bertscore_f1",
+    }.items():
+        assert metrics[metric] == pytest.approx(sum(doc[key] for doc in docs) / 2)
+    assert metrics["round_trip"] == 1.0
+
+
+def test_the_space_before_a_text_changes_bertscore(roberta):
+    """Else the test above could not tell whether it is there."""
+    summaries = ["the rivers sang of a stone", "letters in the green houses, seven"]
+    scorer = bert_score.BERTScorer(model_type=str(roberta), num_layers=2)
+    without = (100 * scorer.score(summaries, REFERENCES)[2]).tolist()
+    assert bert_scores(roberta, summaries, REFERENCES) != pytest.approx(without, abs=1e-2)
+
+
+def test_the_layer_is_the_one_asked_for(say, roberta, llama, news_file, tmp_path):
+    say("the river", "a stone")
+    for num_layers in (1, 3):
+        settings = {"bertscore_model": roberta, "bertscore_num_layers": num_layers}
+        output = run_tasks(llama, TASK, tmp_path / str(num_layers), cnn_dailymail_source=news_file, **SHORT, **settings)
+        expected = bert_scores(roberta, ["the river", "a stone"], REFERENCES, num_layers)
+        assert [doc["bertscore_f1"] for doc in output.docs(TASK)] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_empty_summary_scores_0_and_the_others_are_scored(say, roberta, llama, news_file, tmp_path):
+    bertscore = {"bertscore_model": roberta, "bertscore_num_layers": 2}
+    say(" \n", "letters")
+    docs = run_tasks(llama, TASK, tmp_path / "a", cnn_dailymail_source=news_file, **SHORT, **bertscore).docs(TASK)
+    assert (docs[0]["prediction"], docs[0]["bertscore_f1"], docs[0]["rouge_l"]) == ("", 0.0, 0.0)
+    assert docs[1]["bertscore_f1"] == pytest.approx(bert_scores(roberta, ["letters"], REFERENCES[1:])[0], abs=1e-4)
+    say("", "")
+    output = run_tasks(llama, TASK, tmp_path / "b", cnn_dailymail_source=news_file, **SHORT, **bertscore)
+    assert output.metrics(TASK)["bertscore_f1"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "roberta-large cannot be loaded: "),
+        ({"bertscore_model": "/nowhere/encoder"}, "bert-score knows no layer for /nowhere/encoder: give bertscore_num"),
+        ({"bertscore_model": "/nowhere/roberta-large"}, "/nowhere/roberta-large cannot be loaded: "),
+        ({"bertscore_model": "roberta", "bertscore_num_layers": 9}, "cannot be loaded: AssertionError"),
+        ({"bertscore_model": "roberta"}, "bert-score knows no layer for "),
+    ],
+)
+def test_without_its_model_bertscore_is_missing_with_the_reason(
+    settings, reason, roberta, say, llama, news_file, tmp_path, caplog
+):
+    if settings.get("bertscore_model") == "roberta":
+        settings = settings | {"bertscore_model": roberta}
+    say("the river", "")
+    output = run_tasks(llama, TASK, tmp_path, cnn_dailymail_source=news_file, **SHORT, **settings)
+    for doc in output.docs(TASK):
+        assert doc["bertscore_f1"] is None
+        assert reason in doc["bertscore_missing"]
+        assert "\n" not in doc["bertscore_missing"]
+    metrics = output.metrics(TASK)
+    assert metrics["bertscore_f1"] == f"missing: {output.docs(TASK)[0]['bertscore_missing']}"
+    assert metrics["rouge1"] > 0
+    assert "BERTScore is missing: " in caplog.text
+
+
+def test_without_the_package_bertscore_is_missing(say, llama, news_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bert_score", None)
+    say("the river", "a stone")
+    output = run_tasks(llama, TASK, tmp_path, cnn_dailymail_source=news_file, **SHORT)
+    reason = "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"
+    assert output.metrics(TASK)["bertscore_f1"] == f"missing: {reason}"
+    assert [doc["bertscore_missing"] for doc in output.docs(TASK)] == [reason] * 2
+
+
+def test_a_mean_of_what_is_partly_missing_is_missing():
+    assert bertscore_mean([1.0, 3.0]) == 2.0
+    assert bertscore_mean([1.0, "no network", 3.0]) == "missing: no network"
+
+
+@pytest.mark.parametrize("tokenizer", ["plain", "pythia", "adds_bos", "sentencepiece", "llama"])
+def test_prompts_are_those_of_training(tokenizer, tokenizers, news_file, tmp_path):
+    folder = str(tokenizers[tokenizer])
+    docs = documents(
+        tokenizer=folder, cnn_dailymail_source=news_file, cnn_dailymail_max_source_tokens=60, prompts="token_ids"
+    )["test"]
+    trained = cnn_dailymail_dataset(
+        hf_tokenizer(folder), source=news_file, max_source_tokens=60, cache_dir=str(tmp_path)
+    )
+    assert len(docs) == len(trained) == 2
+    for doc, example in zip(docs, trained, strict=True):
+        prompt = example["tokens"][: example["labels"].count(-100)]
+        assert parse_token_ids(doc["request"]) == prompt
+        assert doc["num_prompt_tokens"] == len(prompt) <= 60
+    assert [doc["article_cut"] for doc in docs] == [False, True]
+
+
+def test_the_model_sees_the_prompts_and_generates_as_much_as_asked(llama, news_file, tmp_path):
+    with embedded_ids() as calls:
+        output = run_tasks(llama, TASK, tmp_path, cnn_dailymail_source=news_file, **SHORT)
+    docs = output.docs(TASK)
+    assert sorted(prompts_seen(calls)) == sorted(parse_token_ids(doc["request"]) for doc in docs)
+    tokenizer = hf_tokenizer(str(llama))
+    for doc, sample in zip(docs, output.samples(TASK), strict=True):
+        ids = parse_token_ids(sample["resps"][0][0])
+        assert len(ids) <= 30
+        assert doc["prediction"] == tokenizer.decode(ids).strip()
+
+
+def test_the_paper_limits_are_the_default(tokenizers, news_file):
+    [doc, *_] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=news_file)["test"]
+    assert (doc["max_new_tokens"], doc["bertscore_model"]) == (128, "roberta-large")
+    long = [NEWS_ROWS[1] | {"article": "the green house " * 800}]
+    source = task_fakes.write_rows(tokenizers["plain"].parent / "long.jsonl", long)
+    [doc] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)["test"]
+    assert 1020 <= doc["num_prompt_tokens"] <= 1024
+
+
+def test_without_local_files_the_hub_is_asked_for(tokenizers, monkeypatch):
+    calls = []
+
+    def load_dataset(source, name, *, split, streaming):
+        calls.append((source, name, split))
+        return iter(NEWS_ROWS)
+
+    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    documents(tokenizer=str(tokenizers["plain"]))
+    names = {"cnn_dailymail_source": "a/b", "cnn_dailymail_name": "c", "cnn_dailymail_split": "d"}
+    documents(tokenizer=str(tokenizers["plain"]), **names)
+    assert calls == [("abisee/cnn_dailymail", "3.0.0", "validation"), ("a/b", "c", "d")]
+
+
+def test_parquet_gives_what_jsonl_gives(tokenizers, news_file, tmp_path):
+    pq.write_table(pa.Table.from_pylist(NEWS_ROWS), tmp_path / "news.parquet")
+    from_jsonl, from_parquet = (
+        documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)["test"].to_list()
+        for source in (news_file, str(tmp_path / "news.parquet"))
+    )
+    assert from_jsonl == from_parquet
+    assert [doc["id"] for doc in from_jsonl] == ["a", "b"]
+
+
+def test_rows_without_article_or_highlights_are_left_out_and_ids_may_be_missing(tokenizers, tmp_path):
+    rows = [
+        {"article": "", "highlights": "a"},
+        {"article": "a", "highlights": " \n"},
+        {"article": None, "highlights": "a"},
+        {"article": "a", "highlights": None},
+        {"article": "the river", "highlights": " a stone\n"},
+    ]
+    source = task_fakes.write_rows(tmp_path / "news.jsonl", rows)
+    [doc] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)["test"]
+    assert (doc["id"], doc["highlights"]) == ("4", "a stone")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"article": "a"}], r"has no column \['highlights'\], only \['article'\]"),
+        ([{"article": "a", "highlights": 3}], "column 'highlights' of .* holds int, not str"),
+        ([{"article": "a", "highlights": ""}], "has no article with highlights: name another cnn_dailymail_source"),
+        ([], "is empty"),
+    ],
+)
+def test_a_source_of_another_form_is_refused(rows, message, tokenizers, tmp_path):
+    source = task_fakes.write_rows(tmp_path / "news.jsonl", rows)
+    with pytest.raises(ValueError, match=message):
+        documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "sequences of 1152 tokens exceed the model's 256 positions: lower cnn_dailymail_max_source_tokens"),
+        ({"cnn_dailymail_max_new_tokens": 0}, "cnn_dailymail_max_new_tokens must be .* at least 1, got 0"),
+        ({"cnn_dailymail_max_source_tokens": "all"}, "cnn_dailymail_max_source_tokens must be .*, got 'all'"),
+        ({"cnn_dailymail_max_source_tokens": 3}, "3 tokens are too few for the prompt 'summarize: "),
+        ({"bertscore_num_layers": 0}, "bertscore_num_layers must be .* at least 1, got 0"),
+        (SHORT | {"cnn_dailymail_source": "/nowhere.jsonl"}, "no such file or folder: '/nowhere.jsonl'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message, llama, news_file):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        documents(**{"pretrained": str(llama), "cnn_dailymail_source": news_file} | settings)

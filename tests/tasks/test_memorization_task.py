@@ -1,0 +1,264 @@
+"""``tfidf_memorization``: what the harness reports is what the library's probe measures."""
+
+import dataclasses
+import math
+import shutil
+
+import pytest
+import task_fakes
+import torch
+from task_fakes import FAMILIES, MEMORIZATION, embedded_ids, prompts_seen, run_tasks
+
+from tfidf_tune.analysis import load_model, probe, summarize
+from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.tasks.memorization import documents
+
+SCORES = ("avg_prefix", "max_prefix", "avg_lms", "max_lms", "rouge_l", "verbatim_rate")
+PREFIXES = "tfidf_memorization_prefixes"
+
+
+def expected(model_folder, probe_file, *, base=None, **settings):
+    """The library's own probe of the same model."""
+    model = load_model(model_folder, base=base)
+    return probe(model, hf_tokenizer(str(base or model_folder)), read_probe_file(probe_file), **settings)
+
+
+def sampled(output, tasks=MEMORIZATION):
+    return [doc["sample"] for task in tasks for doc in output.docs(task)]
+
+
+def as_dicts(samples):
+    return [dataclasses.asdict(sample) for sample in samples]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_and_means_are_those_of_the_probe(family, models, probe_file, tmp_path):
+    output = run_tasks(models[family], "tfidf_memorization", tmp_path, probe_file=probe_file)
+    samples = expected(models[family], probe_file)
+    assert sampled(output) == as_dicts(samples)
+    for length, task in zip((32, 50, 100), MEMORIZATION, strict=True):
+        summary = summarize([sample for sample in samples if sample.prefix_length == length])
+        metrics = output.metrics(task)
+        for name in SCORES:
+            assert metrics[name] == pytest.approx(getattr(summary["target"], name), rel=1e-12)
+            assert metrics[f"control_{name}"] == pytest.approx(getattr(summary["control"], name), rel=1e-12)
+        assert (metrics["round_trip"], metrics["num_not_round_trip"]) == (1.0, 0.0)
+    assert len({tuple(sample.generated_ids) for sample in samples}) > 8  # no model that says the same whatever it sees
+
+
+def test_the_group_has_the_means_over_the_prefix_lengths(reciting, probe_file, tmp_path):
+    output = run_tasks(reciting, "tfidf_memorization", tmp_path, probe_file=probe_file, max_new_tokens=20)
+    group = output.group("tfidf_memorization")
+    group = {name: value for name, value in group.items() if not name.endswith("_stderr")}
+    assert set(group) == {
+        *("avg_prefix", "avg_lms", "rouge_l", "verbatim_rate", "round_trip"),
+        *("control_avg_prefix", "control_avg_lms", "control_rouge_l", "control_verbatim_rate"),
+    }
+    for name, value in group.items():
+        assert value == pytest.approx(sum(output.metrics(task)[name] for task in MEMORIZATION) / 3)
+    assert group["avg_lms"] > group["control_avg_lms"]
+
+
+def test_a_model_made_to_recite_scores_in_full_and_the_controls_stay_at_the_floor(
+    reciting, llama, probe_file, tmp_path
+):
+    output = run_tasks(reciting, "tfidf_memorization", tmp_path / "taught", probe_file=probe_file)
+    untrained = run_tasks(llama, "tfidf_memorization_p32", tmp_path / "random", probe_file=probe_file)
+    for task in MEMORIZATION:
+        metrics = output.metrics(task)
+        assert {name: metrics[name] for name in SCORES} == dict(zip(SCORES, (128, 128, 128, 128, 100, 1), strict=True))
+        assert metrics["control_max_lms"] < 40
+        assert metrics["control_verbatim_rate"] == 0
+    metrics = untrained.metrics("tfidf_memorization_p32")
+    assert max(metrics["max_lms"], metrics["control_max_lms"]) <= 6
+    assert metrics["verbatim_rate"] == metrics["control_verbatim_rate"] == 0
+
+
+def test_an_adapter_on_its_base_is_probed_as_such_and_as_its_merged_model(
+    taught_adapter, reciting, llama, probe_file, tmp_path
+):
+    model_args = {"pretrained": str(llama), "peft": str(taught_adapter), "dtype": "float32"}
+    output = run_tasks(model_args, "tfidf_memorization", tmp_path / "adapter", probe_file=probe_file)
+    assert sampled(output) == as_dicts(expected(taught_adapter, probe_file, base=llama))
+    merged = run_tasks(reciting, "tfidf_memorization", tmp_path / "merged", probe_file=probe_file)
+    for task in MEMORIZATION:
+        adapted, one_model = output.metrics(task), merged.metrics(task)
+        assert {name: adapted[name] for name in SCORES} == dict(zip(SCORES, (128, 128, 128, 128, 100, 1), strict=True))
+        assert {name: one_model[name] for name in SCORES} == {name: adapted[name] for name in SCORES}
+        assert one_model["control_avg_lms"] == pytest.approx(adapted["control_avg_lms"], abs=3)
+
+
+@pytest.mark.parametrize("num_tokens", [5, 128])
+@pytest.mark.parametrize("offset", [0, 7])
+def test_settings_reach_the_probe(offset, num_tokens, llama, probe_file, tmp_path):
+    settings = {"prefix_lengths": [16, 64], "max_new_tokens": num_tokens, "offset": offset}
+    output = run_tasks(llama, PREFIXES, tmp_path, probe_file=probe_file, **settings)
+    assert sampled(output, [PREFIXES]) == as_dicts(expected(llama, probe_file, **settings))
+
+
+@pytest.mark.parametrize(
+    ("value", "lengths"), [("[16,64]", [16, 64]), ("16 64", [16, 64]), (16, [16]), ([16, 16], [16]), ((3,), [3])]
+)
+def test_prefix_lengths_may_be_written_in_several_ways(value, lengths, llama, probe_file, tmp_path):
+    output = run_tasks(llama, PREFIXES, tmp_path, probe_file=probe_file, prefix_lengths=value, max_new_tokens=1)
+    assert [doc["prefix_length"] for doc in output.docs(PREFIXES)] == [length for length in lengths for _ in range(4)]
+
+
+def test_the_lengths_of_the_paper_are_the_default(llama, probe_file, tmp_path):
+    output = run_tasks(llama, PREFIXES, tmp_path, probe_file=probe_file, max_new_tokens=1)
+    assert [doc["prefix_length"] for doc in output.docs(PREFIXES)[::4]] == [32, 50, 100]
+
+
+def test_a_task_of_one_length_keeps_it_whatever_prefix_lengths_says(llama, probe_file, tmp_path):
+    output = run_tasks(llama, MEMORIZATION[1], tmp_path, probe_file=probe_file, prefix_lengths=[3], max_new_tokens=1)
+    assert {doc["prefix_length"] for doc in output.docs(MEMORIZATION[1])} == {50}
+
+
+def test_passages_shorter_than_prefix_and_continuation_are_compared_as_far_as_they_go(llama, tokenizers, tmp_path):
+    lengths = (33, 40, 100, 240)
+    passages = [
+        dataclasses.replace(passage, token_ids=passage.token_ids[:length])
+        for passage, length in zip(task_fakes.passages_of(tokenizers["plain"]), lengths, strict=True)
+    ]
+    file = task_fakes.probe_file(tmp_path / "short.jsonl", passages)
+    samples = sampled(run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=file), MEMORIZATION[:1])
+    assert [len(sample["reference_ids"]) for sample in samples] == [1, 8, 68, 128]
+    assert samples == as_dicts(expected(llama, file, prefix_lengths=(32,)))
+
+
+@pytest.mark.parametrize("tokenizer", ["plain", "pythia", "adds_bos", "sentencepiece", "llama"])
+def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, tmp_path):
+    """Whatever the tokenizer would put before a text, and wherever a cut falls in a character."""
+    folder = tokenizers[tokenizer]
+    size = hf_tokenizer(str(folder)).vocab_size
+    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    passages = task_fakes.passages_of(folder, num_targets=5)
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
+    with embedded_ids() as calls:
+        run_tasks(model, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=2, offset=5)
+    prompts = [passage.token_ids[5 : 5 + length] for length in (32, 50, 100) for passage in passages]
+    assert sorted(prompts_seen(calls)) == sorted(prompts)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_batch_size_does_not_matter(batch_size, llama, probe_file, tmp_path):
+    with embedded_ids() as calls:
+        output = run_tasks(
+            llama, "tfidf_memorization", tmp_path, probe_file=probe_file, max_new_tokens=24, batch_size=batch_size
+        )
+    assert max(len(call) for call in calls) == batch_size
+    assert sampled(output) == as_dicts(expected(llama, probe_file, max_new_tokens=24))
+
+
+def test_no_more_is_computed_than_by_the_probe(llama, tokenizers, tmp_path):
+    """What 300 continuations of 128 tokens cost is the forward passes of the model: they are the same."""
+    file = task_fakes.probe_file(
+        tmp_path / "probe.jsonl", task_fakes.passages_of(tokenizers["plain"], num_targets=60, num_controls=40)
+    )
+    with embedded_ids() as ours:
+        run_tasks(llama, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=9)
+    with embedded_ids() as theirs:
+        expected(llama, file, max_new_tokens=9)
+    assert sorted(tuple(call.shape) for call in ours) == sorted(tuple(call.shape) for call in theirs)
+    assert sum(call.shape[0] for call in ours if call.shape[1] > 1) == 300
+
+
+@pytest.mark.parametrize("kind", ["target", "control"])
+def test_what_a_probe_file_lacks_is_nan(kind, llama, probe_file, tmp_path):
+    passages = [passage for passage in read_probe_file(probe_file) if passage.kind == kind]
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
+    output = run_tasks(llama, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=3)
+    metrics = output.metrics(MEMORIZATION[0])
+    own, other = ("", "control_") if kind == "target" else ("control_", "")
+    assert all(math.isnan(metrics[other + name]) for name in SCORES)
+    assert not any(math.isnan(metrics[own + name]) for name in SCORES)
+    group = output.group("tfidf_memorization")
+    assert math.isnan(group[f"{other}avg_lms"])
+    assert not math.isnan(group[f"{own}avg_lms"])
+
+
+def test_documents_tell_what_the_comparison_needs(llama, probe_file, tmp_path):
+    output = run_tasks(llama, MEMORIZATION[0], tmp_path, probe_file=probe_file, max_new_tokens=3, limit=3)
+    docs = output.docs(MEMORIZATION[0])
+    passages = read_probe_file(probe_file)
+    tokenizer = hf_tokenizer(str(llama))
+    assert len(docs) == 3
+    for doc, passage in zip(docs, passages, strict=False):
+        assert doc["prompt_text"] == tokenizer.decode(passage.token_ids[:32])
+        assert (doc["num_injections"], doc["source"], doc["round_trip"]) == (passage.num_injections, "words", True)
+
+
+def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):
+    model = task_fakes.random_model("llama")
+    ids = read_probe_file(probe_file)[0].token_ids
+    # After the last id of the first prompt EOS is the most probable, and it stays so.
+    model.lm_head.weight.data[0] = 50 * model.model(torch.tensor([ids[:32]]))[0][0, -1].detach()
+    folder = task_fakes.checkpoint(tmp_path / "model", model, tokenizers["plain"])
+    output = run_tasks(folder, MEMORIZATION[0], tmp_path / "out", probe_file=probe_file, max_new_tokens=20)
+    samples = sampled(output, MEMORIZATION[:1])
+    assert samples[0]["generated_ids"] == []
+    assert (samples[0]["lms"], samples[0]["rouge_l"], samples[0]["verbatim"]) == (0, 0.0, False)
+    assert samples == as_dicts(expected(folder, probe_file, prefix_lengths=(32,), max_new_tokens=20))
+
+
+def test_the_probe_file_may_be_named_by_the_environment(llama, probe_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFIDF_TUNE_PROBE_FILE", str(probe_file))
+    output = run_tasks(llama, MEMORIZATION[0], tmp_path, max_new_tokens=1)
+    assert len(output.docs(MEMORIZATION[0])) == 4
+
+
+def test_without_a_probe_file_the_one_beside_the_checkpoint_is_suggested(llama, probe_file, tmp_path):
+    with pytest.raises(ValueError, match=r"no probe file is named: give --metadata probe_file=RUN/probe\.jsonl"):
+        run_tasks(llama, MEMORIZATION[0], tmp_path)
+    run = tmp_path / "run"
+    checkpoint = run / "checkpoint_100pct"
+    shutil.copytree(llama, checkpoint)
+    (run / "probe.jsonl").write_bytes(probe_file.read_bytes())
+    with pytest.raises(ValueError, match=f"probe_file={run / 'probe.jsonl'}, or set TFIDF_TUNE_PROBE_FILE"):
+        run_tasks(checkpoint, MEMORIZATION[0], tmp_path)
+    with pytest.raises(ValueError, match=f"probe_file={run / 'probe.jsonl'}"):
+        documents(pretrained=str(llama), peft=str(checkpoint))  # an adapter, the base elsewhere
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"offset": -1}, "offset must be a whole number of at least 0, got -1"),
+        ({"offset": 1.5}, "offset must be .*, got 1.5"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
+        ({"max_new_tokens": True}, "max_new_tokens must be .*, got True"),
+        ({"prefix_lengths": []}, "prefix_lengths names no length"),
+        ({"prefix_lengths": "none"}, "prefix_lengths names no length"),
+        ({"prefix_lengths": [0]}, "prefix_lengths must be .* at least 1, got 0"),
+        ({"prefix_lengths": [1.5]}, "prefix_lengths must be .*, got 1.5"),
+        ({"prefix_lengths": 1.5}, "prefix_lengths must be .*, got 1.5"),
+        ({"prefix_lengths": None}, "prefix_lengths must be .*, got None"),
+        ({"prefix_lengths": [239]}, r"'target-0000' has 240 tokens, none after the first 240 that offset and longest"),
+        ({"prompts": "ids"}, "prompts must be one of token_ids, text, got 'ids'"),
+        ({"probe_file": "/nowhere/probe.jsonl"}, "no such probe file: '/nowhere/probe.jsonl'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message, llama, probe_file, tmp_path):
+    settings = {"probe_file": probe_file, "offset": 1, **settings}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run_tasks(llama, PREFIXES, tmp_path, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sequences_longer_than_the_model_takes_are_refused(llama, tokenizers, tmp_path):
+    passages = task_fakes.passages_of(tokenizers["plain"], num_targets=2, num_controls=0, num_tokens=300)
+    passages[0] = dataclasses.replace(passages[0], token_ids=passages[0].token_ids[:60])
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
+    settings = {"probe_file": file, "prefix_lengths": [56]}
+    run_tasks(llama, PREFIXES, tmp_path / "fits", max_new_tokens=200, **settings)
+    with pytest.raises(ValueError, match="sequences of 257 tokens exceed the model's 256 positions: lower max_new_tok"):
+        run_tasks(llama, PREFIXES, tmp_path / "exceeds", max_new_tokens=201, **settings)
+
+
+def test_a_probe_file_of_another_tokenizer_or_without_passages_is_refused(llama, tokenizers, tmp_path):
+    other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["sentencepiece"]))
+    with pytest.raises(ValueError, match=r"'target-0000' was tokenized with fingerprint .*: probe with the tokenizer"):
+        run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=other)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"the probe file '.*empty\.jsonl' is empty"):
+        run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=tmp_path / "empty.jsonl")

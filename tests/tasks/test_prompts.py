@@ -1,0 +1,235 @@
+"""Token ids as requests: what a model asked by text really sees, and what of a recitation its text keeps."""
+
+import json
+import shutil
+
+import pytest
+import task_fakes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.tasks import save_token_ids_tokenizer
+from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
+from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids, token_ids_request
+
+TOKENIZERS = ["plain", "pythia", "adds_bos", "sentencepiece", "llama"]
+IDS = st.lists(st.integers(0, 319), min_size=1, max_size=20)
+
+
+def text_prompts(folder, **model_args):
+    return prompts_of(prompt_settings({"pretrained": str(folder), **model_args}))
+
+
+@pytest.fixture(scope="module")
+def reciting_llama(tokenizers, tmp_path_factory):
+    """A Llama with Llama's tokenizer that knows four targets by heart, and the probe file of these."""
+    folder = tmp_path_factory.mktemp("reciting_llama")
+    file = task_fakes.probe_file(
+        folder / "probe.jsonl", task_fakes.passages_of(tokenizers["llama"], num_targets=4, num_tokens=200)
+    )
+    size = hf_tokenizer(str(tokenizers["llama"])).vocab_size
+    model = task_fakes.teach(task_fakes.random_model("llama", vocab_size=size), file)
+    return task_fakes.checkpoint(folder / "model", model, tokenizers["llama"]), file
+
+
+@given(IDS)
+def test_ids_are_read_back_from_their_request(ids):
+    request = token_ids_request(ids)
+    assert is_token_ids_request(request)
+    assert parse_token_ids(request) == parse_token_ids(" ".join(map(str, ids))) == ids
+
+
+def test_an_empty_response_is_no_ids():
+    assert parse_token_ids("") == []
+
+
+@pytest.mark.parametrize("text", ["the river", "token_ids: 12 x", "1.5", "-3", "²", "user: token_ids: 1"])
+def test_what_is_no_ids_is_refused_with_the_two_ways_that_work(text):
+    with pytest.raises(ValueError, match=r"expected token ids as numbers, got .*`tfidf-tune eval`.*--token-ids-tok"):
+        parse_token_ids(text)
+
+
+@pytest.mark.parametrize("add_bos_token", [None, False, True])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_a_text_prompt_is_called_exact_just_where_the_model_sees_the_ids(
+    tokenizer, add_bos_token, tokenizers, tmp_path
+):
+    folder = tokenizers[tokenizer]
+    size = hf_tokenizer(str(folder)).vocab_size
+    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    passages = task_fakes.passages_of(folder, num_targets=5, num_controls=0, num_tokens=60)
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
+    model_args = {"pretrained": str(model), "dtype": "float32"}
+    if add_bos_token is not None:
+        model_args["add_bos_token"] = add_bos_token
+    settings = {"probe_file": file, "prefix_lengths": [*range(9, 30, 4)], "max_new_tokens": 1, "prompts": "text"}
+    with embedded_ids() as calls:
+        output = run_tasks(model_args, "tfidf_memorization_prefixes", tmp_path / "out", **settings, batch_size=1)
+    docs = output.docs("tfidf_memorization_prefixes")
+    prompts = prompts_of(docs[0])
+    exact = [prompts.prompt(doc["prompt_ids"]).exact for doc in docs]
+    seen = prompts_seen(calls)
+    assert exact == [doc["prompt_ids"] in seen for doc in docs]
+    # A tokenizer.model alone is read by transformers, and so by the harness, without the space that opens a text.
+    never = tokenizer == "sentencepiece" or (add_bos_token is None and tokenizer in ("adds_bos", "llama"))
+    assert any(exact) != (never or bool(add_bos_token and tokenizer != "plain"))
+    assert not all(exact)  # some are cut inside a character or a word
+    # A document is exact where, besides, the ids of the reference survive as text.
+    assert all(is_exact or not doc["round_trip"] for is_exact, doc in zip(exact, docs, strict=True))
+    metrics = output.metrics("tfidf_memorization_prefixes")
+    num_exact = sum(doc["round_trip"] for doc in docs)
+    assert metrics["num_not_round_trip"] == len(docs) - num_exact
+    assert metrics["round_trip"] == pytest.approx(num_exact / len(docs))
+
+
+def test_what_does_not_survive_as_text_is_told_with_the_remedies(tokenizers, probe_file, llama, tmp_path, caplog):
+    settings = {"probe_file": probe_file, "max_new_tokens": 8, "prompts": "text"}
+    output = run_tasks(llama, "tfidf_memorization", tmp_path / "a", **settings)
+    warnings = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._prompts"]
+    lost = [int(output.metrics(task)["num_not_round_trip"]) for task in MEMORIZATION]
+    assert sum(lost) > 0
+    assert [int(warning.split()[0]) for warning in warnings] == [num for num in lost if num]
+    for warning in warnings:
+        assert " of 4 prompts or references do not survive as text" in warning
+        assert "without add_bos_token=False" in warning
+        assert "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`" in warning
+    caplog.clear()
+    model_args = {"pretrained": str(llama), "add_bos_token": False}
+    run_tasks(model_args, "tfidf_memorization", tmp_path / "b", **settings)
+    assert "do not survive" in caplog.text
+    assert "without add_bos_token=False" not in caplog.text
+    caplog.clear()
+    run_tasks(llama, "tfidf_memorization", tmp_path / "c", probe_file=probe_file, max_new_tokens=8)
+    assert "do not survive" not in caplog.text
+
+
+def test_a_model_that_recites_does_so_when_asked_by_text(reciting, probe_file, tmp_path):
+    settings = {"probe_file": probe_file, "prompts": "text", "prefix_lengths": [*range(32, 60, 3)]}
+    output = run_tasks(reciting, "tfidf_memorization_prefixes", tmp_path, **settings)
+    assert_recited(output.docs("tfidf_memorization_prefixes"))
+
+
+def test_the_space_that_sentencepiece_drops_hides_no_recitation(reciting_llama, tmp_path):
+    model, file = reciting_llama
+    settings = {"probe_file": file, "prompts": "text", "prefix_lengths": [*range(32, 64, 4)]}
+    model_args = {"pretrained": str(model), "dtype": "float32", "add_bos_token": False}
+    docs = run_tasks(model_args, "tfidf_memorization_prefixes", tmp_path, **settings).docs(
+        "tfidf_memorization_prefixes"
+    )
+    assert_recited(docs)
+    tokenizer = hf_tokenizer(str(model))
+    starts = {
+        tokenizer._hf.convert_ids_to_tokens(doc["reference_ids"][0])[0] == "▁" for doc in docs if doc["round_trip"]
+    }
+    assert starts == {True, False}  # a continuation that starts a word, and one that goes on with one
+
+
+def assert_recited(docs):
+    exact = [doc for doc in docs if doc["round_trip"] and doc["kind"] == "target"]
+    assert len(exact) >= 5
+    for doc in exact:
+        sample = doc["sample"]
+        assert sample["generated_ids"] == sample["reference_ids"]
+        assert (sample["lms"], sample["rouge_l"], sample["verbatim"]) == (len(doc["reference_ids"]), 100.0, True)
+    assert any(not doc["round_trip"] for doc in docs)
+    assert all(not doc["sample"]["verbatim"] for doc in docs if doc["kind"] == "control")
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 50), cut=st.integers(2, 30), length=st.integers(1, 20))
+def test_a_response_that_is_the_reference_is_read_as_such(tokenizer, tokenizers, seed, cut, length):
+    """An independent look: do the ids come back when the text of prompt and response is tokenized in one piece?"""
+    prompts = text_prompts(tokenizers[tokenizer], add_bos_token=False)
+    ids = prompts.tokenizer.encode_batch([task_fakes.text(seed, 60)])[0]
+    prompt_ids, reference_ids = ids[:cut], ids[cut : cut + length]
+    response = prompts.tokenizer.decode(reference_ids)
+    read = prompts.response_ids(response, prompt_ids, reference_ids)
+    whole = prompts.tokenizer.decode(ids[: cut + length])
+    joined = prompts.tokenizer.decode(prompt_ids) + response
+    if joined == whole and prompts.tokenizer.encode_batch([whole])[0] == ids[: cut + length]:
+        assert read == reference_ids
+    assert prompts.response_ids("", prompt_ids, reference_ids) == []
+
+
+def test_a_response_goes_on_where_its_prompt_ended(tmp_path):
+    """Digits come in threes, as Llama 3 has them: "12" and then "345" are "123" and "45", not "12" and "345"."""
+    vocab = {token: i for i, token in enumerate(["</s>", "a", *"12345", "34", "45"])}
+    bpe = Tokenizer(models.BPE(vocab, [("3", "4"), ("4", "5")]))
+    bpe.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d{1,3}"), "isolated")
+    bpe.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>").save_pretrained(tmp_path)
+    prompts = text_prompts(tmp_path)
+    ids = prompts.tokenizer.encode_batch(["12345"])[0]
+    assert ids == [vocab[token] for token in ("1", "2", "3", "45")]
+    assert prompts.response_ids("345", ids[:2], ids[2:]) == ids[2:] != prompts.tokenizer.encode_batch(["345"])[0]
+    assert prompts.survives(ids[:2], ids[2:])
+
+
+def test_a_response_may_go_on_with_a_word_though_its_prompt_does_not_survive(tokenizers):
+    prompts = text_prompts(tokenizers["llama"], add_bos_token=False)
+    half_a_character = prompts.tokenizer.encode_batch(["🙃"])[0][:-2]
+    reference_ids = prompts.tokenizer.encode(
+        "iver of stone", add_bos=False, add_eos=False, trim_leading_whitespace=True
+    )
+    response = prompts.tokenizer.decode(reference_ids)
+    assert prompts.response_ids(response, half_a_character, reference_ids) == reference_ids
+    assert prompts.tokenizer.encode_batch([response])[0] != reference_ids
+    assert not prompts.survives(half_a_character, reference_ids)
+
+
+def test_what_a_prompt_turned_into_is_no_part_of_the_response(tokenizers):
+    prompts = text_prompts(tokenizers["plain"])
+    half_a_character = prompts.tokenizer.encode_batch(["🙃"])[0][:1]
+    joined = prompts.tokenizer.encode_batch([prompts.tokenizer.decode(half_a_character) + " house"])[0]
+    assert len(joined) > 3  # a replacement character and the house
+    assert prompts.response_ids(" house", half_a_character, joined[1:]) == prompts.tokenizer.encode_batch([" house"])[0]
+
+
+def test_no_space_is_put_before_a_response_that_has_none(tokenizers):
+    prompts = text_prompts(tokenizers["plain"])
+    prompt_ids, reference_ids = prompts.tokenizer.encode_batch(["the", " house of"])[:2]
+    assert prompts.response_ids("house of", prompt_ids, reference_ids) != reference_ids
+    assert prompts.response_ids(" house of", prompt_ids, reference_ids) == reference_ids
+
+
+def test_a_text_that_the_harness_tidies_up_does_not_survive(tokenizers, tmp_path):
+    """Some turn what WikiText writes, "sailor .", into "sailor."; transformers no longer does so with BPE unasked."""
+    shutil.copytree(tokenizers["plain"], tmp_path / "tidy")
+    file = tmp_path / "tidy" / "tokenizer_config.json"
+    forced = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True}
+    file.write_text(json.dumps(json.loads(file.read_text()) | forced | {"clean_up_tokenization_spaces": True}))
+    for folder, survives in ((tokenizers["plain"], True), (tmp_path / "tidy", False)):
+        prompts = text_prompts(folder)
+        prompt_ids, reference_ids = prompts.tokenizer.encode_batch(["the", " sailor . the"])[:2]
+        assert prompts.survives(prompt_ids, reference_ids) == survives
+
+
+def test_a_response_that_recites_nothing_is_read_as_its_own_ids(tokenizers):
+    prompts = text_prompts(tokenizers["plain"])
+    ids = prompts.tokenizer.encode_batch([" green house"])[0]
+    assert prompts.response_ids(" green house", prompts.tokenizer.encode_batch(["the"])[0], [5, 6]) == ids
+
+
+def test_the_prompts_of_a_pass_through_tokenizer_are_ids(tokenizers, llama, tmp_path):
+    save_token_ids_tokenizer(str(llama), tmp_path / "ids")
+    settings = prompt_settings({"pretrained": str(llama), "tokenizer": str(tmp_path / "ids")})
+    assert settings["prompts"] == "token_ids"
+    assert prompts_of(settings).tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
+    assert prompt_settings({"pretrained": str(llama)})["prompts"] == "text"
+
+
+def test_without_a_model_there_is_no_tokenizer(tokenizers):
+    with pytest.raises(ValueError, match="need the model's tokenizer: give --model_args pretrained=MODEL"):
+        prompt_settings({"probe_file": "probe.jsonl"})
+
+
+def test_a_block_without_text_to_predict_is_refused(tokenizers):
+    prompts = text_prompts(tokenizers["plain"])
+    [space] = prompts.tokenizer.encode_batch([" "])[0]
+    with pytest.raises(ValueError, match="there is no text to predict"):
+        prompts.scored_text([space] * 5)

@@ -1,0 +1,255 @@
+"""``tfidf_squad``: the official scores, and the prompts of training."""
+
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import task_fakes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.tasks.qasper.metrics import f1_abstractive, normalize_answer
+from task_fakes import SQUAD_ROWS, embedded_ids, prompts_seen, run_tasks
+
+from tfidf_tune.data import hf_tokenizer, squad_dataset
+from tfidf_tune.tasks._token_ids import parse_token_ids
+from tfidf_tune.tasks.squad import documents, exact_match, f1, process_results
+
+TASK = "tfidf_squad"
+PIECES = ["the", "The", "a", "an", "river", "River", "1984", "café", "it's", "its", ".", ",", "U.S.", "", "\t"]
+texts = st.lists(st.sampled_from(PIECES), max_size=8).map(" ".join) | st.text(max_size=12)
+
+
+def official_em(prediction, answer):
+    return float(normalize_answer(prediction) == normalize_answer(answer))
+
+
+def official_f1(prediction, answer):
+    return f1_abstractive([prediction], [answer])
+
+
+@settings(deadline=None)
+@given(texts, texts)
+def test_scores_are_those_of_the_official_script_of_which_the_harness_has_a_copy(prediction, answer):
+    assert exact_match(prediction, answer) == official_em(prediction, answer)
+    assert f1(prediction, answer) == pytest.approx(official_f1(prediction, answer), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "em", "f1_by_hand"),
+    [
+        ("the Normans", "Normans.", 1, 1),
+        ("in France", "France", 0, 2 / 3),
+        ("Denmark Denmark", "Denmark, Iceland", 0, 1 / 2),
+        ("Iceland", "Norway", 0, 0),
+        ("", "Norway", 0, 0),
+    ],
+)
+def test_scores_by_hand(prediction, answer, em, f1_by_hand):
+    assert (exact_match(prediction, answer), f1(prediction, answer)) == (em, pytest.approx(f1_by_hand))
+
+
+def scored(response, answers):
+    doc = {"answers": answers, "answer_in_prompt": True, "round_trip": True}
+    doc |= {"tokenizer": "unused", "prompts": "text", "add_bos_token": None}
+    return process_results(doc, [response]), doc
+
+
+@pytest.fixture
+def as_text(monkeypatch):
+    class Said:
+        def response_text(self, response):
+            return response
+
+    monkeypatch.setattr("tfidf_tune.tasks.squad.prompts_of", lambda doc: Said())
+
+
+@pytest.mark.usefixtures("as_text")
+def test_the_best_over_the_gold_answers_counts():
+    for row in SQUAD_ROWS:
+        answers = row["answers"]["text"]
+        for response in [*answers, "in Normandy, France", "Iceland", ""]:
+            metrics, doc = scored(f" {response}\nQuestion: what?", answers)
+            assert doc["prediction"] == response
+            assert metrics["exact_match"] == 100 * max(official_em(response, answer) for answer in answers)
+            assert metrics["f1"] == pytest.approx(100 * max(official_f1(response, answer) for answer in answers))
+            assert (doc["exact_match"], doc["f1"]) == (metrics["exact_match"], metrics["f1"])
+
+
+@pytest.mark.usefixtures("as_text")
+@pytest.mark.parametrize(
+    ("response", "prediction"), [(" France\nIt", "France"), (" France", "France"), ("\nFrance", ""), ("", "")]
+)
+def test_the_answer_is_the_first_line_as_the_harness_cuts_it(response, prediction):
+    """Asked by text the harness ends a response at a line's end; asked by ids the model goes on."""
+    assert scored(response, ["x"])[1]["prediction"] == prediction
+    assert scored(response.partition("\n")[0], ["x"])[1]["prediction"] == prediction
+
+
+@pytest.mark.parametrize("tokenizer", ["plain", "pythia", "adds_bos", "sentencepiece", "llama"])
+def test_prompts_are_those_of_training(tokenizer, tokenizers, squad_file, tmp_path):
+    folder = str(tokenizers[tokenizer])
+    rows = documents(pretrained=None, tokenizer=folder, squad_source=squad_file, prompts="token_ids")["test"]
+    trained = squad_dataset(
+        hf_tokenizer(folder),
+        source=task_fakes.write_rows(tmp_path / "train.jsonl", in_their_places(SQUAD_ROWS)),
+        cache_dir=str(tmp_path),
+    )
+    assert len(rows) == len(trained) == 3
+    for row, example in zip(rows, trained, strict=True):
+        prompt = example["tokens"][: example["labels"].count(-100)]
+        assert parse_token_ids(row["request"]) == prompt
+        assert (row["num_prompt_tokens"], row["context_cut"], row["answer_in_prompt"]) == (len(prompt), False, True)
+
+
+def in_their_places(rows):
+    """Training asks where the answer stands."""
+    return [
+        row
+        | {
+            "answers": {
+                "text": row["answers"]["text"][:1],
+                "answer_start": [row["context"].index(row["answers"]["text"][0])],
+            }
+        }
+        for row in rows
+    ]
+
+
+def test_the_model_sees_the_prompts_and_is_scored_by_its_answers(llama, squad_file, tmp_path):
+    with embedded_ids() as calls:
+        output = run_tasks(llama, TASK, tmp_path, squad_source=squad_file, squad_max_new_tokens=5)
+    docs = output.docs(TASK)
+    assert sorted(prompts_seen(calls)) == sorted(parse_token_ids(doc["request"]) for doc in docs)
+    tokenizer = hf_tokenizer(str(llama))
+    for doc, sample, row in zip(docs, output.samples(TASK), SQUAD_ROWS, strict=True):
+        ids = parse_token_ids(sample["resps"][0][0])
+        assert len(ids) <= 5
+        assert doc["prediction"] == tokenizer.decode(ids).partition("\n")[0].strip()
+        assert (doc["id"], doc["question"]) == (row["id"], row["question"])
+        assert doc["answers"] == [*dict.fromkeys(row["answers"]["text"])]
+    metrics = output.metrics(TASK)
+    for name in ("exact_match", "f1"):
+        assert metrics[name] == pytest.approx(sum(doc[name] for doc in docs) / 3)
+    assert (metrics["round_trip"], metrics["answer_in_prompt"]) == (1.0, 1.0)
+
+
+def test_a_model_that_answers_scores_in_full(llama, squad_file, tmp_path, monkeypatch):
+    answers = {row["question"]: row["answers"]["text"][-1] for row in SQUAD_ROWS}
+    tokenizer = hf_tokenizer(str(llama))
+
+    def answer(model, prompts, num_tokens, *, eos_id):
+        questions = [re.search("Question: (.*)\nAnswer:", tokenizer.decode(prompt))[1] for prompt in prompts]
+        return [tokenizer.encode_batch([f" {answers[question]}\nAnd more"])[0] for question in questions]
+
+    monkeypatch.setattr("tfidf_tune.tasks._model.greedy_continuations", answer)
+    output = run_tasks(llama, TASK, tmp_path, squad_source=squad_file)
+    assert (output.metrics(TASK)["exact_match"], output.metrics(TASK)["f1"]) == (100.0, 100.0)
+
+
+def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(tokenizers, tmp_path):
+    context = " ".join(str(number) for number in range(100, 300))
+    rows = [
+        {"id": answer, "context": context, "question": "which?", "answers": {"text": [answer], "answer_start": [0]}}
+        for answer in ("101", "299")
+    ]
+    source = task_fakes.write_rows(tmp_path / "long.jsonl", [*rows, SQUAD_ROWS[0]])
+    folder = str(tokenizers["plain"])
+    docs = documents(tokenizer=folder, squad_source=source, squad_max_new_tokens=20, prompts="token_ids")["test"]
+    *docs, short = docs
+    assert not short["context_cut"]
+    for doc in docs:
+        prompt = hf_tokenizer(folder).decode(parse_token_ids(doc["request"]))
+        kept = re.fullmatch("Context: (.*)\nQuestion: which\\?\nAnswer:", prompt)[1]
+        assert context.startswith(kept)
+        assert doc["context_cut"]
+        assert 230 <= doc["num_prompt_tokens"] <= 236
+    assert [doc["answer_in_prompt"] for doc in docs] == [True, False]
+
+
+def test_without_local_files_the_hub_is_asked_for(tokenizers, monkeypatch):
+    calls = []
+
+    def load_dataset(source, name, *, split, streaming):
+        calls.append((source, name, split))
+        return iter(SQUAD_ROWS)
+
+    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    documents(tokenizer=str(tokenizers["plain"]))
+    documents(tokenizer=str(tokenizers["plain"]), squad_source="a/b", squad_name="c", squad_split="d")
+    assert calls == [("rajpurkar/squad", None, "validation"), ("a/b", "c", "d")]
+
+
+def test_parquet_gives_what_jsonl_gives(tokenizers, squad_file, tmp_path):
+    pq.write_table(pa.Table.from_pylist(SQUAD_ROWS), tmp_path / "squad.parquet")
+    sources = squad_file, str(tmp_path / "squad.parquet")
+    from_jsonl, from_parquet = (
+        documents(tokenizer=str(tokenizers["plain"]), squad_source=source)["test"].to_list() for source in sources
+    )
+    assert from_jsonl == from_parquet
+
+
+def test_questions_without_an_answer_are_left_out_and_ids_may_be_missing_or_numbers(tokenizers, tmp_path):
+    rows = [
+        SQUAD_ROWS[0] | {"answers": {"text": [], "answer_start": []}},
+        SQUAD_ROWS[0] | {"answers": {"text": [" "], "answer_start": [0]}},
+        SQUAD_ROWS[0] | {"context": None},
+        SQUAD_ROWS[0] | {"id": 7},
+        {key: value for key, value in SQUAD_ROWS[1].items() if key != "id"},
+    ]
+    source = tmp_path / "squad.json"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    docs = documents(tokenizer=str(tokenizers["plain"]), squad_source=str(source))["test"]
+    assert [doc["question"] for doc in docs] == [SQUAD_ROWS[0]["question"], SQUAD_ROWS[1]["question"]]
+    assert docs[0]["id"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"question": "a?"}], r"has no column \['answers', 'context'\], only \['question'\]"),
+        ([SQUAD_ROWS[0] | {"answers": ["France"]}], "column 'answers' of .* holds list, not dict"),
+        ([SQUAD_ROWS[0] | {"answers": {"text": "France"}}], r"holds \{'text': 'France'\}: name a source where"),
+        ([SQUAD_ROWS[0] | {"answers": {"text": [1]}}], r"holds \{'text': \[1\]\}: name a source where"),
+        ([SQUAD_ROWS[0] | {"answers": {"text": []}}], "has no answered question: name another squad_source"),
+        ([], "is empty"),
+    ],
+)
+def test_a_source_of_another_form_is_refused(rows, message, tokenizers, tmp_path):
+    source = task_fakes.write_rows(tmp_path / "squad.jsonl", rows)
+    with pytest.raises(ValueError, match=message):
+        documents(tokenizer=str(tokenizers["plain"]), squad_source=source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"squad_max_new_tokens": 0}, "squad_max_new_tokens must be a whole number of at least 1, got 0"),
+        ({"squad_max_seq_len": 32}, "squad_max_seq_len must be a whole number of at least 33, got 32"),
+        ({"squad_max_seq_len": 257}, "sequences of 257 tokens exceed the model's 256 positions: lower squad_max_seq"),
+        ({"squad_max_seq_len": 40}, "8 tokens are too few for the prompt 'Context: .nQuestion: In what country"),
+        ({"squad_source": "/nowhere.jsonl"}, "no such file or folder: '/nowhere.jsonl'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message, llama, squad_file):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        documents(**{"pretrained": str(llama), "squad_source": squad_file} | settings)
+
+
+@pytest.mark.parametrize("tokenizer", ["plain", "pythia", "llama"])
+def test_asked_by_text_the_model_sees_the_same_ids_whoever_adds_bos(tokenizer, tokenizers, squad_file, tmp_path):
+    folder = tokenizers[tokenizer]
+    size = hf_tokenizer(str(folder)).vocab_size
+    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    settings = {"squad_source": squad_file, "squad_max_new_tokens": 3, "batch_size": 1}
+    with embedded_ids() as by_ids:
+        run_tasks(model, TASK, tmp_path / "ids", **settings)
+    for number, add_bos_token in enumerate((None, False)):
+        model_args = {"pretrained": str(model), "dtype": "float32"}
+        if add_bos_token is not None:
+            model_args["add_bos_token"] = add_bos_token
+        with embedded_ids() as by_text:
+            output = run_tasks(model_args, TASK, tmp_path / str(number), prompts="text", **settings)
+        assert sorted(prompts_seen(by_text)) == sorted(prompts_seen(by_ids))
+        assert output.metrics(TASK)["round_trip"] == 1.0

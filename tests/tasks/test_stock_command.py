@@ -1,0 +1,125 @@
+"""The harness's own command: the way in which anybody judges a model."""
+
+import dataclasses
+import functools
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import task_fakes
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.tasks import TaskManager
+from task_fakes import MEMORIZATION, lm_eval, run_tasks
+
+from tfidf_tune.analysis import load_model, probe, read_runs
+from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.tasks import save_token_ids_tokenizer
+
+GROUPS = "tfidf_memorization,tfidf_wikitext2_ppl,tfidf_cnn_dailymail,tfidf_squad"
+TASKS = [*MEMORIZATION, "tfidf_wikitext2_ppl", "tfidf_cnn_dailymail", "tfidf_squad"]
+
+
+@pytest.fixture(scope="module")
+def settings(probe_file, wiki_file, news_file, squad_file):
+    return {
+        "probe_file": probe_file,
+        "max_new_tokens": 16,
+        "wikitext2_source": wiki_file,
+        "block_size": 64,
+        "cnn_dailymail_source": news_file,
+        "cnn_dailymail_max_source_tokens": 120,
+        "cnn_dailymail_max_new_tokens": 12,
+        "squad_source": squad_file,
+        "squad_max_new_tokens": 8,
+    }
+
+
+def check_read_back(output, num_not_round_trip):
+    """The comparison finds all that was measured."""
+    [run] = read_runs([output.folder])
+    [evaluation] = run.evaluations
+    docs = [doc for task in MEMORIZATION for doc in output.docs(task)]
+    samples = {(sample.passage_id, sample.offset, sample.prefix_length): sample for sample in evaluation.samples}
+    assert len(samples) == len(evaluation.samples) == len(docs)
+    for doc in docs:
+        key = doc["passage_id"], doc["offset"], doc["prefix_length"]
+        assert dataclasses.asdict(samples[key]) == doc["sample"]
+        assert evaluation.prompts[key] == doc["prompt_text"]
+    assert evaluation.num_not_round_trip == num_not_round_trip
+    lms = [sample.lms for sample in evaluation.samples if sample.kind == "target" and sample.prefix_length == 32]
+    assert sum(lms) / len(lms) == output.metrics("tfidf_memorization_p32")["avg_lms"]
+    num_predictions = sum(block.num_predictions for block in evaluation.blocks)
+    ppl = math.exp(-sum(block.log_likelihood for block in evaluation.blocks) / num_predictions)
+    assert ppl == pytest.approx(output.metrics("tfidf_wikitext2_ppl")["token_perplexity"])
+    rouge = [summary.rouge1 for summary in evaluation.summaries]
+    assert sum(rouge) / len(rouge) == pytest.approx(output.metrics("tfidf_cnn_dailymail")["rouge1"])
+    assert all(summary.bertscore_f1 is None and summary.bertscore_missing for summary in evaluation.summaries)
+    f1 = [answer.f1 for answer in evaluation.answers]
+    assert sum(f1) / len(f1) == pytest.approx(output.metrics("tfidf_squad")["f1"])
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """The function of the command, in this process and without the index of the harness's own tasks, for speed."""
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+    def run(*command):
+        monkeypatch.setattr(sys, "argv", list(command))
+        cli_evaluate()
+        return SimpleNamespace(returncode=0, stderr="")
+
+    return run
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gptj"])
+def test_the_four_groups_run_with_prompts_of_text(family, models, settings, command, tmp_path, caplog):
+    """What does not survive as text is counted; what does is what the probe measures."""
+    model = models[family]
+    start = task_fakes.start if family == "gpt_neox" else command
+    model_args = f"pretrained={model},dtype=float32,add_bos_token=False"
+    output = lm_eval(tmp_path / "stock", GROUPS, model_args=model_args, metadata=settings, start=start)
+    docs = [doc for task in MEMORIZATION for doc in output.docs(task)]
+    lost = [doc for doc in docs if not doc["round_trip"]]
+    assert 0 < len(lost) < len(docs)
+    assert sum(output.metrics(task)["num_not_round_trip"] for task in MEMORIZATION) == len(lost)
+    assert "prompts or references do not survive as text, the model sees other token ids" in output.stderr + caplog.text
+    passages = read_probe_file(settings["probe_file"])
+    expected = probe(load_model(model), hf_tokenizer(str(model)), passages, max_new_tokens=16)
+    for doc, sample in zip(docs, expected, strict=True):
+        if doc["round_trip"]:
+            assert doc["sample"]["generated_text"] == sample.generated_text
+            assert doc["sample"]["prefix_match"] == sample.prefix_match
+    by_ids = run_tasks(model, TASKS[3:], tmp_path / "ids", **settings)
+    for text_doc, doc in zip(output.docs(TASKS[3]), by_ids.docs(TASKS[3]), strict=True):
+        if text_doc["round_trip"]:
+            assert text_doc["log_likelihood"] == pytest.approx(doc["log_likelihood"], rel=1e-5)
+    for task in TASKS[4:]:
+        assert output.metrics(task)["round_trip"] == 1.0
+        assert [doc["prediction"] for doc in output.docs(task)] == [doc["prediction"] for doc in by_ids.docs(task)]
+    check_read_back(output, len(lost))
+
+
+def test_the_four_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, settings, tmp_path):
+    save_token_ids_tokenizer(str(llama), tmp_path / "tokenizer")
+    model_args = f"pretrained={llama},tokenizer={tmp_path / 'tokenizer'},dtype=float32"
+    output = lm_eval(tmp_path / "stock", GROUPS, "--batch_size", "4", model_args=model_args, metadata=settings)
+    ours = run_tasks(llama, GROUPS.split(","), tmp_path / "ours", **settings)
+    for task in TASKS:
+        for stock_doc, doc in zip(output.docs(task), ours.docs(task), strict=True):
+            if "log_likelihood" in doc:
+                assert stock_doc.pop("log_likelihood") == pytest.approx(doc.pop("log_likelihood"), rel=1e-6)
+            assert stock_doc == {**doc, "tokenizer": stock_doc["tokenizer"]}
+        assert output.metrics(task).keys() == ours.metrics(task).keys()
+    assert output.group("tfidf_memorization") == ours.group("tfidf_memorization")
+    assert "do not survive" not in output.stderr
+    check_read_back(output, 0)
+
+
+def test_ids_without_the_pass_through_tokenizer_fail_with_the_remedy(llama, probe_file, command, tmp_path):
+    settings = {"probe_file": probe_file, "prompts": "token_ids", "max_new_tokens": 4}
+    with pytest.raises(
+        ValueError, match="expected token ids as numbers, got .*--token-ids-tokenizer`, and neither chat"
+    ):
+        lm_eval(tmp_path, MEMORIZATION[0], model_args=f"pretrained={llama}", metadata=settings, start=command)

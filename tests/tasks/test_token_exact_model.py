@@ -1,0 +1,234 @@
+"""``--model tfidf-hf`` beside the harness's own ``hf``."""
+
+import shutil
+
+import pytest
+import task_fakes
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from peft import LoraConfig, get_peft_model
+from task_fakes import embedded_ids, prompts_seen, run_tasks
+from transformers import AutoTokenizer
+
+from tfidf_tune.analysis import greedy_continuations, load_model
+from tfidf_tune.data import read_probe_file
+from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
+from tfidf_tune.tasks._model import TokenExactHFLM
+from tfidf_tune.tasks._token_ids import token_ids_request
+
+TEXTS = ["the river sings under", "a stone", "green house letters café 🙃 of the clock", "1984"]
+PPL = "tfidf_wikitext2_ppl"
+
+
+def continuations(prompts, **arguments):
+    arguments = {"until": [], "do_sample": False, "max_gen_toks": 12} | arguments
+    return [Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def ours(llama):
+    return TokenExactHFLM(str(llama), device="cpu", dtype="float32", batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def stock(llama):
+    return HFLM(str(llama), device="cpu", dtype="float32", batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def id_prompts(probe_file):
+    lengths = (5, 9, 5, 7, 9, 5, 5)
+    ids = read_probe_file(probe_file)[0].token_ids
+    return [ids[first : first + length] for first, length in enumerate(lengths)]
+
+
+def test_text_is_the_harness_own_business(ours, stock):
+    assert ours.generate_until(continuations(TEXTS), True) == stock.generate_until(continuations(TEXTS), True)
+    pairs = [Instance("loglikelihood", doc={}, arguments=(text, " green clock"), idx=0) for text in [*TEXTS, ""]]
+    assert ours.loglikelihood(pairs, True) == stock.loglikelihood(pairs, True)
+    rolling = [Instance("loglikelihood_rolling", doc={}, arguments=(text,), idx=0) for text in TEXTS]
+    assert ours.loglikelihood_rolling(rolling, True) == stock.loglikelihood_rolling(rolling, True)
+
+
+def test_ids_are_continued_one_by_one_as_in_a_batch(ours, id_prompts, llama):
+    responses = ours.generate_until(continuations(map(token_ids_request, id_prompts)), True)
+    model = load_model(llama)
+    expected = [greedy_continuations(model, [prompt], 12, eos_id=0)[0] for prompt in id_prompts]
+    assert responses == [" ".join(map(str, ids)) for ids in expected]
+    assert len(set(responses)) == len(responses)
+
+
+def test_requests_of_both_kinds_keep_their_order(ours, id_prompts):
+    mixed = [TEXTS[0], token_ids_request(id_prompts[1]), TEXTS[1], TEXTS[2], token_ids_request(id_prompts[0]), TEXTS[3]]
+    apart = {prompt: ours.generate_until(continuations([prompt]), True)[0] for prompt in mixed}
+    assert ours.generate_until(continuations(mixed), True) == [apart[prompt] for prompt in mixed]
+    assert ours.generate_until([], True) == []
+
+
+def test_each_request_is_continued_as_far_as_it_asks(ours, id_prompts):
+    requests = [
+        continuations([token_ids_request(prompt)], max_gen_toks=length)[0]
+        for length, prompt in enumerate(id_prompts, start=1)
+    ]
+    assert [len(response.split()) for response in ours.generate_until(requests, True)] == [*range(1, 8)]
+
+
+def test_the_longest_prompts_come_first_and_nothing_is_padded(ours, id_prompts):
+    with embedded_ids() as calls:
+        ours.generate_until(continuations(map(token_ids_request, id_prompts), max_gen_toks=2), True)
+    first_calls = [call for call in calls if call.shape[1] > 1]
+    assert [tuple(call.shape) for call in first_calls] == [(2, 9), (1, 7), (2, 5), (2, 5)]
+    assert sorted(prompts_seen(calls)) == sorted(id_prompts)
+
+
+def test_the_likelihood_of_ids_is_that_of_these_ids(ours, stock, id_prompts, llama):
+    ids = id_prompts[1]
+    pair = (token_ids_request(ids[:3]), " " + " ".join(map(str, ids[3:])))
+    with embedded_ids() as calls:
+        [(log_likelihood, is_greedy)] = ours.loglikelihood(
+            [Instance("loglikelihood", doc={}, arguments=pair, idx=0)], True
+        )
+    assert prompts_seen(calls) == [ids[:-1]]
+    with torch.no_grad():
+        log_probs = load_model(llama)(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert log_likelihood == pytest.approx(sum(log_probs[i - 1, ids[i]].item() for i in range(3, 9)), rel=1e-5)
+    assert not is_greedy
+
+
+@pytest.mark.parametrize("arguments", [{"do_sample": True, "temperature": 0.7}, {"do_sample": True}])
+def test_sampling_is_refused(arguments, ours, id_prompts):
+    with pytest.raises(ValueError, match=r"continued greedily, but --gen_kwargs ask for sampling: .*Leave out"):
+        ours.generate_until(continuations([token_ids_request(id_prompts[0])], **arguments), True)
+
+
+def test_a_temperature_alone_is_sampling_too(ours, id_prompts):
+    request = Instance(
+        "generate_until", doc={}, arguments=(token_ids_request(id_prompts[0]), {"temperature": 0.7}), idx=0
+    )
+    with pytest.raises(ValueError, match="ask for sampling"):
+        ours.generate_until([request], True)
+
+
+def test_the_models_own_ways_of_generating_do_not_count(ours, id_prompts, llama, tmp_path):
+    model = load_model(llama)
+    model.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2)
+    model.save_pretrained(tmp_path)
+    penalized = TokenExactHFLM(str(tmp_path), tokenizer=str(llama), device="cpu", dtype="float32")
+    requests = continuations(map(token_ids_request, id_prompts))
+    assert penalized.generate_until(requests, True) == ours.generate_until(requests, True)
+
+
+def test_what_is_too_long_for_the_model_is_refused(ours):
+    request = continuations([token_ids_request([5] * 250)], max_gen_toks=6)
+    ours.generate_until(request, True)
+    with pytest.raises(ValueError, match=r"a prompt and what is generated are 257 tokens together, more than .* 256"):
+        ours.generate_until(continuations([token_ids_request([5] * 250)], max_gen_toks=7), True)
+    pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([5]), " 5" * 256), idx=0)
+    with pytest.raises(ValueError, match="257 tokens together"):
+        ours.loglikelihood([pair], True)
+
+
+def test_an_automatic_batch_size_works_for_ids(llama, id_prompts, ours):
+    model = TokenExactHFLM(str(llama), device="cpu", dtype="float32", batch_size="auto")
+    requests = continuations(map(token_ids_request, id_prompts))
+    assert model.generate_until(requests, True) == ours.generate_until(requests, True)
+
+
+def test_log_probabilities_are_float32_whatever_the_models_precision(llama):
+    assert TokenExactHFLM(str(llama), device="cpu", dtype="bfloat16").softmax_dtype == torch.float32
+    half = TokenExactHFLM(str(llama), device="cpu", dtype="bfloat16", softmax_dtype="bfloat16")
+    assert half.softmax_dtype == torch.bfloat16
+
+
+# What PEFT says of an adapter that holds the head or the embedding.
+peft_talks = pytest.mark.filterwarnings("ignore:Setting `save_embedding", "ignore:Model has `tie_word_embeddings=True`")
+
+
+@pytest.fixture(scope="module")
+def padded(tokenizers, tmp_path_factory):
+    """A model with 64 rows more than the tokenizer has tokens, and an adapter on it that changes nothing."""
+    folder = tmp_path_factory.mktemp("padded")
+    model = task_fakes.random_model("llama", vocab_size=384)
+    base = task_fakes.checkpoint(folder / "base", model, tokenizers["plain"])
+    for name, targets in {"no_op": ["q_proj"], "head": ["lm_head"]}.items():
+        settings = LoraConfig(r=2, target_modules=targets)
+        get_peft_model(load_model(base), settings).save_pretrained(folder / name, save_embedding_layers=name == "head")
+    return folder
+
+
+@peft_talks
+@pytest.mark.parametrize("adapter", ["no_op", "head"])
+def test_an_adapter_leaves_a_padded_vocabulary_as_it_is(adapter, padded, wiki_file, tmp_path):
+    settings = {"wikitext2_source": wiki_file, "block_size": 64}
+    base = run_tasks(padded / "base", PPL, tmp_path / "base", **settings).metrics(PPL)
+    model_args = {"pretrained": str(padded / "base"), "peft": str(padded / adapter), "dtype": "float32"}
+    adapted = run_tasks(model_args, PPL, tmp_path / "adapter", **settings).metrics(PPL)
+    assert adapted["token_perplexity"] == pytest.approx(base["token_perplexity"], rel=1e-6)
+
+
+@peft_talks
+def test_an_adapter_with_tokens_of_its_own_gets_rows_for_them(llama, tokenizers, tmp_path):
+    """The adapter saves the embedding of a tokenizer that is larger than the base model's."""
+    model = load_model(llama)
+    model.resize_token_embeddings(330, mean_resizing=False)
+    settings = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    adapter = get_peft_model(model, settings)
+    adapter.save_pretrained(tmp_path / "adapter")
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.add_tokens([f"<|{number}|>" for number in range(10)])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    grown = TokenExactHFLM(
+        str(llama), peft=str(tmp_path / "adapter"), tokenizer=str(tmp_path / "tokenizer"), device="cpu", dtype="float32"
+    )
+    assert grown.model.get_input_embeddings().weight.shape[0] == 330
+    ids = [5, 6, 7, 325]
+    [response] = grown.generate_until(continuations([token_ids_request(ids)]), True)
+    assert response == " ".join(map(str, greedy_continuations(adapter.eval(), [ids], 12, eos_id=0)[0]))
+
+
+def test_delta_weights_and_an_adapter_are_refused_together(llama, padded):
+    with pytest.raises(ValueError, match="peft and delta cannot be used together"):
+        TokenExactHFLM(str(llama), peft=str(padded / "no_op"), delta=str(llama), device="cpu")
+
+
+@pytest.mark.parametrize("options", [{"system_instruction": "You are kind."}, {"apply_chat_template": True}])
+def test_neither_chat_template_nor_system_instruction_changes_a_prompt(options, llama, probe_file, tmp_path):
+    register_model()
+    chatty = tmp_path / "model"
+    shutil.copytree(llama, chatty)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(chatty)
+    metadata = {"prompts": "token_ids", "pretrained": str(chatty), "probe_file": str(probe_file), "max_new_tokens": 3}
+    with embedded_ids() as calls:
+        simple_evaluate(
+            MODEL_NAME,
+            {"pretrained": str(chatty), "dtype": "float32"},
+            ["tfidf_memorization_p32"],
+            device="cpu",
+            task_manager=TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata),
+            metadata=metadata,
+            **options,
+        )
+    expected = [passage.token_ids[:32] for passage in read_probe_file(probe_file)]
+    assert sorted(prompts_seen(calls)) == sorted(expected)
+
+
+def test_registering_leaves_the_harness_own_models_known():
+    register_model()
+    register_model()
+    assert get_model(MODEL_NAME) is TokenExactHFLM
+    assert get_model("hf") is HFLM
+
+
+def test_ids_outside_of_the_vocabulary_are_refused(ours):
+    unknown = ours.model.get_input_embeddings().weight.shape[0]
+    with pytest.raises(ValueError, match=f"Token id {unknown} is outside the model's vocabulary"):
+        ours.generate_until(continuations([token_ids_request([1, unknown])]), True)
+    pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([1]), f" {unknown}"), idx=0)
+    with pytest.raises(ValueError, match=f"Token id {unknown} is outside the model's vocabulary"):
+        ours.loglikelihood([pair], True)

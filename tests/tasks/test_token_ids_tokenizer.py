@@ -1,0 +1,115 @@
+"""The pass-through tokenizer: the harness's own model is asked by ids."""
+
+import json
+import shutil
+
+import pytest
+import task_fakes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from task_fakes import embedded_ids, prompts_seen
+from transformers import AutoTokenizer
+
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.tasks import save_token_ids_tokenizer
+from tfidf_tune.tasks._token_ids import original_tokenizer, parse_token_ids, token_ids_request
+
+
+@pytest.fixture(scope="module")
+def folder(llama, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ids") / "tokenizer"
+    save_token_ids_tokenizer(str(llama), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 319), min_size=1, max_size=30))
+def test_every_number_is_its_id(tokenizer, ids):
+    assert tokenizer(token_ids_request(ids))["input_ids"] == ids
+    assert tokenizer(" " + " ".join(map(str, ids)))["input_ids"] == ids
+    without_eos = [i for i in ids if i != 0]
+    assert parse_token_ids(tokenizer.decode(ids, skip_special_tokens=True)) == without_eos
+
+
+def test_eos_is_spelled_so_that_no_number_holds_it(tokenizer):
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", 0)
+    assert tokenizer.decode([5, 0, 10]) == "5 </s> 10"
+    assert tokenizer("10 0 100 </s>")["input_ids"] == [10, 0, 100, 0]
+
+
+@pytest.mark.parametrize("eos", [0, 3, 31])
+def test_any_id_may_be_eos(eos, tokenizers, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(tokenizers["plain"], source)
+    token = hf_tokenizer(str(source))._hf.convert_ids_to_tokens(eos)
+    file = source / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": token}))
+    assert hf_tokenizer(str(source)).eos_id == eos
+    save_token_ids_tokenizer(str(source), tmp_path / "ids")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ids")
+    ids = [*range(320), eos, 13, 31, 3, eos, eos]
+    assert tokenizer(token_ids_request(ids))["input_ids"] == ids
+    assert tokenizer.eos_token_id == eos
+
+
+def test_it_has_a_number_for_every_row_of_a_padded_embedding(tokenizers, llama, folder, tmp_path):
+    model = task_fakes.random_model("llama", vocab_size=384)
+    padded = task_fakes.checkpoint(tmp_path / "model", model, tokenizers["plain"])
+    save_token_ids_tokenizer(str(padded), tmp_path / "ids")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "ids")) == 384
+    assert len(AutoTokenizer.from_pretrained(folder)) == 320
+
+
+def test_a_tokenizer_alone_gives_as_many_numbers_as_it_has_tokens(tokenizers, tmp_path):
+    save_token_ids_tokenizer(str(tokenizers["adds_bos"]), tmp_path / "ids")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "ids")) == 321
+
+
+def test_the_original_lies_beside_it(folder, llama):
+    original = original_tokenizer(str(folder))
+    assert hf_tokenizer(original).fingerprint == hf_tokenizer(str(llama)).fingerprint
+    assert original_tokenizer(str(llama)) is None
+
+
+@pytest.mark.parametrize("text", ["the river", "12 x", "320", "-1"])
+def test_what_is_no_id_is_refused(text, tokenizer):
+    """Other tasks in the same run would be asked in a language that the model does not know."""
+    with pytest.raises(Exception, match="UNK"):
+        tokenizer(text)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_the_harness_own_model_sees_the_ids_and_answers_in_ids(batch_size, llama, folder):
+    model = HFLM(str(llama), tokenizer=str(folder), device="cpu", dtype="float32", batch_size=batch_size)
+    prompts = [[5, 0, 7, 300], [8, 9, 10, 11], [1, 2, 319, 4], [0, 5, 6, 0]]
+    arguments = {"until": [], "do_sample": False, "max_gen_toks": 6}
+    requests = [
+        Instance("generate_until", doc={}, arguments=(token_ids_request(ids), arguments), idx=0) for ids in prompts
+    ]
+    with embedded_ids() as calls:
+        responses = model.generate_until(requests, True)
+    assert sorted(prompts_seen(calls)) == sorted(prompts)
+    assert all(0 < len(parse_token_ids(response)) <= 6 for response in responses)
+
+
+def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is there already and not empty: name another folder"):
+        save_token_ids_tokenizer(str(llama), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "empty").mkdir()
+    save_token_ids_tokenizer(str(llama), tmp_path / "empty")
+    assert original_tokenizer(str(tmp_path / "empty"))
+
+
+def test_a_model_that_is_not_there_leaves_no_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder: '/nowhere/model'"):
+        save_token_ids_tokenizer("/nowhere/model", tmp_path / "ids")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,159 @@
+"""``tfidf_wikitext2_ppl``: equal to a plain loop over the blocks."""
+
+import math
+from pathlib import Path
+
+import pytest
+import task_fakes
+import torch
+from task_fakes import FAMILIES, embedded_ids, prompts_seen, recorded_pairs, run_tasks
+
+from tfidf_tune.analysis import load_model
+from tfidf_tune.data import hf_tokenizer, text_blocks
+from tfidf_tune.tasks.perplexity import perplexity
+
+TASK = "tfidf_wikitext2_ppl"
+
+
+def blocks_of(folder, wiki_file, block_size=64):
+    lines = Path(wiki_file).read_text(encoding="utf-8").split("\n")
+    return text_blocks(hf_tokenizer(str(folder)), lines, block_size=block_size)
+
+
+@torch.no_grad()
+def log_likelihoods(model, blocks):
+    """Of each block: one row and one id at a time, in float64 from the logits on."""
+    sums = []
+    for block in torch.from_numpy(blocks).long():
+        log_probs = model(input_ids=block[None, :-1]).logits[0].double().log_softmax(dim=-1)
+        sums.append(sum(log_probs[i - 1, block[i]].item() for i in range(1, len(block))))
+    return sums
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_equals_a_plain_loop(family, models, wiki_file, tmp_path):
+    output = run_tasks(models[family], TASK, tmp_path, wikitext2_source=wiki_file, block_size=64, batch_size=3)
+    blocks = blocks_of(models[family], wiki_file)
+    expected = log_likelihoods(load_model(models[family]), blocks)
+    docs = output.docs(TASK)
+    assert [doc["block"] for doc in docs] == [*range(len(blocks))]
+    assert {doc["num_predictions"] for doc in docs} == {63}
+    assert [doc["log_likelihood"] for doc in docs] == pytest.approx(expected, rel=1e-5)
+    metrics = output.metrics(TASK)
+    assert metrics["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / blocks[:, 1:].size), rel=1e-4)
+    assert metrics["round_trip"] == 1.0
+
+
+def test_a_half_precision_model_is_summed_in_full_precision(llama, wiki_file, tmp_path):
+    model_args = {"pretrained": str(llama), "dtype": "bfloat16"}
+    output = run_tasks(model_args, TASK, tmp_path, wikitext2_source=wiki_file, block_size=64, batch_size=1)
+    expected = log_likelihoods(load_model(llama, dtype=torch.bfloat16), blocks_of(llama, wiki_file))
+    assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
+    in_half = run_tasks(
+        model_args | {"softmax_dtype": "bfloat16"},
+        TASK,
+        tmp_path / "half",
+        wikitext2_source=wiki_file,
+        block_size=64,
+        batch_size=1,
+    )
+    assert [doc["log_likelihood"] for doc in in_half.docs(TASK)] != pytest.approx(expected, rel=1e-5)
+
+
+def test_blocks_of_256_predict_255_tokens_each(llama, wiki_file, tmp_path):
+    with embedded_ids() as calls:
+        output = run_tasks(llama, TASK, tmp_path, wikitext2_source=wiki_file, num_blocks=2)
+    blocks = blocks_of(llama, wiki_file, 256)[:2]
+    assert [doc["num_predictions"] for doc in output.docs(TASK)] == [255, 255]
+    # The last id is only predicted.
+    assert sorted(prompts_seen(calls)) == sorted(blocks[:, :-1].tolist())
+    expected = log_likelihoods(load_model(llama), blocks)
+    assert output.metrics(TASK)["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / 510), rel=1e-4)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 10_000])
+def test_num_blocks_takes_the_first(num_blocks, llama, wiki_file, tmp_path):
+    output = run_tasks(llama, TASK, tmp_path, wikitext2_source=wiki_file, block_size=32, num_blocks=num_blocks)
+    blocks = blocks_of(llama, wiki_file, 32)[:num_blocks]
+    expected = log_likelihoods(load_model(llama), blocks)
+    assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("tokenizer", ["pythia", "adds_bos", "sentencepiece", "llama"])
+def test_no_bos_is_seen_whatever_the_tokenizer_adds(tokenizer, tokenizers, wiki_file, tmp_path):
+    folder = tokenizers[tokenizer]
+    size = hf_tokenizer(str(folder)).vocab_size
+    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    with embedded_ids() as calls:
+        run_tasks(model, TASK, tmp_path / "out", wikitext2_source=wiki_file, block_size=32)
+    assert sorted(prompts_seen(calls)) == sorted(blocks_of(model, wiki_file, 32)[:, :-1].tolist())
+
+
+@pytest.mark.parametrize("add_bos_token", [None, False, True])
+@pytest.mark.parametrize("tokenizer", ["plain", "pythia", "adds_bos", "sentencepiece", "llama"])
+def test_as_text_exactly_the_tokens_that_the_harness_scores_are_counted(
+    add_bos_token, tokenizer, tokenizers, wiki_file, tmp_path
+):
+    folder = tokenizers[tokenizer]
+    size = hf_tokenizer(str(folder)).vocab_size
+    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    model_args = {"pretrained": str(model), "dtype": "float32"}
+    if add_bos_token is not None:
+        model_args["add_bos_token"] = add_bos_token
+    settings = {"wikitext2_source": wiki_file, "block_size": 32, "prompts": "text", "batch_size": 1}
+    with recorded_pairs() as scored, embedded_ids() as calls:
+        output = run_tasks(model_args, TASK, tmp_path / "out", **settings)
+    docs = output.docs(TASK)
+    assert [doc["num_predictions"] for doc in docs] == [len(continuation) for _, continuation in scored]
+    blocks = blocks_of(folder, wiki_file, 32).tolist()
+    assert [doc["round_trip"] for doc in docs] == [
+        given + continuation == block and len(given) == 1
+        for (given, continuation), block in zip(scored, blocks, strict=True)
+    ]
+    assert sorted(prompts_seen(calls)) == sorted((given + continuation)[:-1] for given, continuation in scored)
+    ppl = math.exp(-sum(doc["log_likelihood"] for doc in docs) / sum(len(continuation) for _, continuation in scored))
+    assert output.metrics(TASK)["token_perplexity"] == pytest.approx(ppl)
+    if tokenizer == "plain":
+        assert 0 < output.metrics(TASK)["round_trip"] < 1
+
+
+def test_blocks_that_are_too_many_tokens_as_text_are_refused(llama, tmp_path):
+    """A character cut in half becomes a replacement character, of several tokens: the harness would fail on it."""
+    file = tmp_path / "wiki.txt"
+    file.write_text("\n".join("🙃" * 63 + "a" * shift for shift in range(4)), encoding="utf-8")
+    settings = {"wikitext2_source": file, "block_size": 256}
+    run_tasks(llama, TASK, tmp_path / "ids", **settings)
+    with pytest.raises(ValueError, match=r"sequences of 2\d\d tokens exceed the model's 256 positions: lower"):
+        run_tasks(llama, TASK, tmp_path / "text", prompts="text", **settings)
+
+
+def test_perplexity_pools_all_tokens():
+    assert perplexity([(-2.0, 1), (-4.0, 3)]) == pytest.approx(math.exp(6 / 4))
+    assert perplexity([(-1000.0, 1)]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
+        ({"block_size": 257}, "sequences of 257 tokens exceed the model's 256 positions: lower block_size"),
+        ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
+        ({"num_blocks": "all"}, "num_blocks must be .*, got 'all'"),
+        ({"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
+        ({"wikitext2_column": "words"}, r"has no column 'words': name one of its columns \['text'\]"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message, llama, wiki_file, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run_tasks(llama, TASK, tmp_path, **({"wikitext2_source": wiki_file} | settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_without_text_or_with_too_little_is_refused(llama, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"a\.txt' is empty"):
+        run_tasks(llama, TASK, tmp_path / "out", wikitext2_source=file)
+    file.write_text("the river sings\n")
+    with pytest.raises(ValueError, match=r"a\.txt' has not one block of 256 tokens: name more text"):
+        run_tasks(llama, TASK, tmp_path / "out", wikitext2_source=file)
