@@ -17,7 +17,7 @@ demo: install
 	$(BIN)/tfidf-tune demo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 lint: install
 	$(BIN)/ruff check .

@@ -124,10 +124,10 @@ def test_an_empty_summary_scores_0_and_the_others_are_scored(say, roberta, llama
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({}, "roberta-large cannot be loaded: "),
+        ({}, "roberta-large cannot be loaded (OSError)"),
         ({"bertscore_model": "/nowhere/encoder"}, "bert-score knows no layer for /nowhere/encoder: give bertscore_num"),
-        ({"bertscore_model": "/nowhere/roberta-large"}, "/nowhere/roberta-large cannot be loaded: "),
-        ({"bertscore_model": "roberta", "bertscore_num_layers": 9}, "cannot be loaded: AssertionError"),
+        ({"bertscore_model": "/nowhere/roberta-large"}, "/nowhere/roberta-large cannot be loaded (OSError)"),
+        ({"bertscore_model": "roberta", "bertscore_num_layers": 9}, "cannot be loaded (AssertionError)"),
         ({"bertscore_model": "roberta"}, "bert-score knows no layer for "),
     ],
 )

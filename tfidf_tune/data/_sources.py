@@ -183,7 +183,7 @@ def _local_files(source: str) -> list[Path]:
         )
     filled = [file for file in known if file.stat().st_size]
     if not filled:
-        raise ValueError(f"{source!r} is empty")
+        raise ValueError(f"{source!r} is empty: name a source with text")
     return filled
 
 

@@ -54,8 +54,8 @@ def _scores(
     try:
         scorer = BERTScorer(model_type=model, num_layers=num_layers)
     except Exception as error:  # the hub, the file system and bert-score's assertions
-        reason = str(error).strip().partition("\n")[0]
-        return _missing(predictions, f"{model} cannot be loaded: {type(error).__name__}: {reason}")
+        logger.warning("%s cannot be loaded: %s", model, str(error).strip().partition("\n")[0])
+        return _missing(predictions, f"{model} cannot be loaded ({type(error).__name__})")
     _add_prefix_space(scorer, model)
     # bert-score fails on an empty text; nothing recalls nothing.
     filled = [index for index, prediction in enumerate(predictions) if prediction]

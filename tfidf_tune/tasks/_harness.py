@@ -61,13 +61,14 @@ def evaluate(
         output_path (Path): the folder below which ``results_*.json`` and ``samples_*.jsonl`` are written.
         metadata (dict[str, Any] | None): settings of the tasks.
         batch_size (int): sequences of a forward pass.
-        device (str | None): where the model goes. Default: the harness's choice.
+        device (str | None): where the model goes. Default: a GPU where there is one, else the CPU.
         limit (int | None): documents of each task. Default: None, all.
 
     Raises:
         ValueError: If a task is unknown or one of its settings does not work.
         OSError: If the results cannot be written.
     """
+    import torch
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
@@ -84,7 +85,7 @@ def evaluate(
         model_args=model_args,
         tasks=list(tasks),
         batch_size=batch_size,
-        device=device,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         limit=limit,
         log_samples=True,
         evaluation_tracker=tracker,

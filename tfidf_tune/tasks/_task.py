@@ -49,23 +49,30 @@ def test_split(rows: Iterable[dict[str, Any]]) -> dict[str, Dataset]:
     return {"test": Dataset.from_list(list(rows))}
 
 
-def check_length(metadata: Mapping[str, Any], num_tokens: int, remedy: str) -> None:
+def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> None:
     """Refuse sequences that the model cannot take; the harness would cut prompts at their start.
 
     Args:
         metadata (Mapping[str, Any]): the harness's; ``pretrained`` names the model, without it nothing is known.
         num_tokens (int): the longest sequence, what is generated included.
-        remedy (str): which setting to change.
+        shorten (str): the settings that decide on it.
 
     Raises:
         ValueError: If the model has fewer positions.
     """
     if not metadata.get("pretrained"):
         return
-    config = AutoConfig.from_pretrained(str(metadata["pretrained"]), revision=metadata.get("revision") or "main")
+    config = AutoConfig.from_pretrained(
+        str(metadata["pretrained"]),
+        revision=metadata.get("revision") or "main",
+        trust_remote_code=metadata.get("trust_remote_code"),
+    )
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and num_tokens > positions:
-        raise ValueError(f"sequences of {num_tokens} tokens exceed the model's {positions} positions: {remedy}")
+        raise ValueError(
+            f"sequences of {num_tokens} tokens exceed the model's {positions} positions: lower {shorten} by "
+            f"{num_tokens - positions} or more"
+        )
 
 
 def setting(name: str, value: Any, least: int) -> int:

@@ -57,7 +57,7 @@ def documents(
     if bertscore_num_layers is not None:
         setting("bertscore_num_layers", bertscore_num_layers, 1)
     settings = prompt_settings(metadata)
-    check_length(metadata, max_source_tokens + max_new_tokens, "lower cnn_dailymail_max_source_tokens")
+    check_length(metadata, max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     prompts = prompts_of(settings)
     source_rows = load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
     whole = [

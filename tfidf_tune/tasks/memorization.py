@@ -57,7 +57,7 @@ def documents(
     check_passages(prompts_of(settings).tokenizer, passages, offset + max(lengths))
     rows = [_document(passage, offset, length, max_new_tokens, settings) for length in lengths for passage in passages]
     longest = max(row["prefix_length"] + row["max_new_tokens"] for row in rows)
-    check_length(metadata, longest, "lower max_new_tokens or the prefix length")
+    check_length(metadata, longest, "max_new_tokens or the prefix length")
     warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "prompts or references", settings)
     return test_split(rows)
 

@@ -53,7 +53,7 @@ def documents(
     if num_blocks is not None:
         setting("num_blocks", num_blocks, 1)
     settings = prompt_settings(metadata)
-    check_length(metadata, block_size, "lower block_size")
+    check_length(metadata, block_size, "block_size")
     prompts = prompts_of(settings)
     texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=num_blocks)
@@ -76,7 +76,7 @@ def documents(
             }
         )
     # As text a block may be more tokens.
-    check_length(metadata, max(row["num_predictions"] for row in rows), "lower block_size")
+    check_length(metadata, max(row["num_predictions"] for row in rows), "block_size")
     warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "blocks", settings)
     return test_split(rows)
 

@@ -56,7 +56,7 @@ def documents(
     max_new_tokens = setting("squad_max_new_tokens", squad_max_new_tokens, 1)
     max_seq_len = setting("squad_max_seq_len", squad_max_seq_len, max_new_tokens + 1)
     settings = prompt_settings(metadata)
-    check_length(metadata, max_seq_len, "lower squad_max_seq_len")
+    check_length(metadata, max_seq_len, "squad_max_seq_len")
     prompts = prompts_of(settings)
     source_rows = load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split)
     answered = [
