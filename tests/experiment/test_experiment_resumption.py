@@ -152,7 +152,7 @@ def test_a_failed_training_leaves_out_its_evaluations_alone_and_is_tried_again_a
 
     assert done == [ALL[0], *ALL[3:]]
     assert [(failure.title, failure.reason, failure.log) for failure in failures] == [
-        ("Tiny (full), CE, seed 0: training", "the recipe ended with exit code 1", run_folder / "train.log")
+        ("Tiny (full), CE, seed 0: training", "the recipe ended with exit code 1: error: no luck today", run_folder / "train.log")
     ]
     out = capsys.readouterr().out
     assert "    | error: no luck today" in out
@@ -170,7 +170,7 @@ def test_the_command_lists_what_failed_with_exit_code_1(experiment_file, stubbed
 
     assert str(ended.value) == (
         "error: 1 of the cells failed; the same command tries them again:\n"
-        f"  Tiny (full), CE, seed 0: training: the recipe ended with exit code 1; log: {run_folder / 'train.log'}"
+        f"  Tiny (full), CE, seed 0: training: the recipe ended with exit code 1: error: no luck today; log: {run_folder / 'train.log'}"
     )
     (stubbed.folder / "fail_ce").unlink()
     experiment_command(["--dry-run", experiment_file()])

@@ -127,7 +127,8 @@ class _Runner:
             OmegaConf.save(cell.config, file)
         status = run_logged([*TUNE, "run", cell.recipe, "--config", str(config)], cell.log, self._lock)
         if status != 0:
-            return f"the recipe {exit_reason(status)}"
+            told = [line for line in last_lines(cell.log, _LINES_SHOWN) if line.startswith("error: ")]
+            return ": ".join([f"the recipe {exit_reason(status)}", *told[-1:]])
         write_manifest(cell.folder / TRAINED, {"settings": cell.settings, "seconds": time.monotonic() - begun})
         return None
 
