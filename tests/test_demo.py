@@ -1,14 +1,15 @@
 """The demo, end to end, on a run cut down to seconds."""
 
-import os
-import subprocess
-import sys
+import contextlib
+import io
+import signal
 
 import pytest
 from omegaconf import OmegaConf
 
 from tfidf_tune.analysis import read_runs
 from tfidf_tune.commands import demo
+from tfidf_tune.commands.experiment import main as experiment_command
 
 SMALL = """
 base: experiments/demo
@@ -27,19 +28,21 @@ eval:
 
 @pytest.fixture(scope="module")
 def finished_demo(tmp_path_factory):
-    """A demo of six steps on a smaller model, run twice: what the first and the second print, and its folder."""
+    """A demo of six steps on a smaller model, run twice: what the first and the second print, and its folder.
+
+    The command runs in this process, what it starts does not: each import of the libraries takes seconds.
+    """
     folder = tmp_path_factory.mktemp("demo")
     (folder / "small.yaml").write_text(SMALL)
-    runs = [
-        subprocess.run(
-            [sys.executable, "-m", "tfidf_tune.cli", "experiment", "small.yaml"], capture_output=True, text=True,
-            check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for run in runs:
-        assert run.returncode == 0, run.stderr
-    return [run.stdout for run in runs], folder / "out"
+    printed = [io.StringIO(), io.StringIO()]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setenv("OMP_NUM_THREADS", "1")
+        patched.setattr(signal, "signal", lambda number, handler: None)  # it would outlast the test
+        for out in printed:
+            with contextlib.redirect_stdout(out):
+                experiment_command(["small.yaml"])
+    return [out.getvalue() for out in printed], folder / "out"
 
 
 def tables_of(text):

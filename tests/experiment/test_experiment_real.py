@@ -1,53 +1,140 @@
 """An experiment whose processes are the real ones: an adapter on the tiny Llama, trained and evaluated."""
 
+import hashlib
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tfidf_tune.analysis import load_model, probe, read_runs, summarize, token_perplexity
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
+from tfidf_tune.experiment import load_experiment, print_cells, run_experiment
 
 
-def test_an_adapter_is_trained_and_evaluated_as_the_librarys_own_probe_does(
-    experiment_file, tmp_path, tiny_checkpoint, text_file
+@pytest.fixture
+def adapter_experiment(experiment_file, text_file):
+    """Make the file: ``adapter_experiment()``; keys of the experiment as arguments."""
+
+    def make(**keys):
+        metadata = {
+            "prefix_lengths": [8],
+            "max_new_tokens": 16,
+            "wikitext2_source": str(text_file),
+            "block_size": 32,
+            "num_blocks": 5,
+        }
+        return experiment_file(
+            lora=True,
+            milestones=[100],
+            tasks=["tfidf_memorization_prefixes", "tfidf_wikitext2_ppl"],
+            eval={"metadata": metadata},
+            overrides={"log_every_n_steps": 1, "optimizer": {"lr": 0.01}},
+            **keys,
+        )
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Start the command in a group of processes of its own; gives process, stdout and stderr."""
+    started = []
+
+    def start(file):
+        out, err = (tmp_path / f"{name}{len(started)}" for name in ("stdout", "stderr"))
+        with out.open("w") as stdout, err.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "error::UserWarning", "-m", "tfidf_tune.cli", "experiment", file],
+                stdout=stdout, stderr=stderr, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path,
+                start_new_session=True,
+            )  # fmt: skip
+        started.append(process)
+        return process, out, err
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def kill_when(files, text, process, err):
+    """End command, recipe and worker at once as soon as one of the files has the text."""
+    end = time.monotonic() + 180
+    while not any(text in file.read_text(errors="replace") for file in files()):
+        assert process.poll() is None, err.read_text()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def state(folder):
+    """Every file with its time and content."""
+    return {
+        path: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_an_experiment_killed_while_training_and_while_evaluating_ends_complete_and_as_the_librarys_own_probe_measures(
+    adapter_experiment, command, tmp_path, tiny_checkpoint, text_file, capsys
 ):
-    file = experiment_file(
-        lora=True,
-        objectives={"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}},
-        milestones=[100],
-        tasks=["tfidf_memorization_prefixes", "tfidf_wikitext2_ppl"],
-        eval={
-            "metadata": {
-                "prefix_lengths": [8],
-                "max_new_tokens": 16,
-                "wikitext2_source": str(text_file),
-                "block_size": 32,
-                "num_blocks": 5,
-            }
-        },
-        overrides={"max_steps": 3, "optimizer": {"lr": 0.1}},
-    )
-    finished = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-m", "tfidf_tune.cli", "experiment", file],
-        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path,
-    )  # fmt: skip
+    file = adapter_experiment()
+    first, second = (tmp_path / "out" / "tiny-lora" / objective / "seed0" for objective in ("ce", "tf-idf"))
 
-    assert finished.returncode == 0, finished.stderr
-    assert "There is no comparison: nothing to compare: there is only" in finished.stdout
-    assert "[2/2] Tiny (LoRA), CE, seed 0: evaluating checkpoint_100pct" in finished.stdout
-    (run,) = read_runs([tmp_path / "out"])
-    assert "loglikelihood" in (tmp_path / "out" / "tiny-lora" / "ce" / "seed0" / "eval.log").read_text()
-    assert "loglikelihood" not in finished.stdout + finished.stderr
-    (evaluation,) = run.evaluations
-    assert (run.model, run.objective, run.seed) == ("Tiny (LoRA)", "CE", 0)
-    model, tokenizer = load_model(evaluation.checkpoint), hf_tokenizer(str(tiny_checkpoint))
-    passages = read_probe_file(f"{run.folder}/probe.jsonl")
-    samples = probe(model, tokenizer, passages, prefix_lengths=(8,), max_new_tokens=16)
-    assert summarize(evaluation.samples) == summarize(samples)
+    process, _, err = command(file)
+    kill_when(lambda: second.glob("logs/*.txt"), "Step 2 ", process, err)
+    assert (second / "cell.json").is_file()
+    assert not [*second.glob("trained.json"), *second.glob("checkpoint_*")]
+    done = state(first)
+    assert {first / "trained.json", *first.glob("evaluation/*/part1/evaluated.json")} < done.keys()
+
+    process, out, err = command(file)
+    kill_when(lambda: second.glob("eval.log"), "Continuing token ids", process, err)
+    assert "[1/2] Tiny (LoRA), TF-IDF, seed 0: training" in out.read_text()
+    (unfinished,) = second.glob("evaluation/checkpoint_100pct/*")
+    assert unfinished.name.startswith(".part1")
+    done |= {path: at for path, at in state(second).items() if path.name == "trained.json" or "pct" in path.parts[-2]}
+    assert second / "trained.json" in done
+
+    process, out, err = command(file)
+    assert process.wait(timeout=180) == 0, err.read_text()
+    told = out.read_text()
+    assert "[1/1] Tiny (LoRA), TF-IDF, seed 0: evaluating checkpoint_100pct" in told
+    assert told.splitlines()[-1] == f"All of it, with figures: {tmp_path / 'out' / 'report' / 'index.html'}"
+    assert (tmp_path / "out" / "report" / "index.html").is_file()
+    after = state(tmp_path / "out")
+    assert {path: after[path] for path in done} == done
+    assert state(first).keys() <= done.keys()
+    assert [path.name for path in second.glob("evaluation/checkpoint_100pct/*")] == ["part1"]
+    assert "loglikelihood" in (first / "eval.log").read_text()
+    assert "loglikelihood" not in told + err.read_text()
+    print_cells(load_experiment(file))
+    assert "4 of 4 cells are done" in capsys.readouterr().out
+
+    runs = read_runs([tmp_path / "out"])
+    assert [(run.model, run.objective, run.seed) for run in runs] == [
+        ("Tiny (LoRA)", "CE", 0), ("Tiny (LoRA)", "TF-IDF", 0),
+    ]  # fmt: skip
+    tokenizer = hf_tokenizer(str(tiny_checkpoint))
     blocks = text_blocks(tokenizer, load_documents(str(text_file)), block_size=32, num_blocks=5)
-    loss = -sum(block.log_likelihood for block in evaluation.blocks)
-    loss /= sum(block.num_predictions for block in evaluation.blocks)
-    assert math.exp(loss) == pytest.approx(token_perplexity(model, blocks), rel=1e-4)
+    losses = []
+    for run in runs:
+        (evaluation,) = run.evaluations
+        model, passages = load_model(evaluation.checkpoint), read_probe_file(f"{run.folder}/probe.jsonl")
+        samples = probe(model, tokenizer, passages, prefix_lengths=(8,), max_new_tokens=16)
+        assert summarize(evaluation.samples) == summarize(samples)
+        loss = -sum(block.log_likelihood for block in evaluation.blocks)
+        losses.append(loss / sum(block.num_predictions for block in evaluation.blocks))
+        assert math.exp(losses[-1]) == pytest.approx(token_perplexity(model, blocks), rel=1e-4)
+    assert losses[0] != losses[1], "different objectives, different models"
+
+    alone = adapter_experiment(objectives={"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}})
+    assert run_experiment(load_experiment(alone)) == []
+    assert "There is no comparison: nothing to compare: there is only" in capsys.readouterr().out

@@ -1,12 +1,17 @@
 """``tfidf_memorization``: what the harness reports is what the library's probe measures."""
 
 import dataclasses
+import difflib
+import itertools
 import math
+import operator
 import shutil
 
+import numpy as np
 import pytest
 import task_fakes
 import torch
+from scipy.stats import permutation_test
 from task_fakes import FAMILIES, MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 
 from tfidf_tune.analysis import load_model, probe, summarize
@@ -29,6 +34,31 @@ def sampled(output, tasks=MEMORIZATION):
 
 def as_dicts(samples):
     return [dataclasses.asdict(sample) for sample in samples]
+
+
+@torch.no_grad()
+def continued_alone(model, prompts, num_tokens):
+    """Nothing but transformers: the most probable next id, again and again, without a cache; 0 is EOS and ends one."""
+    ids = torch.tensor(prompts)
+    for _ in range(num_tokens):
+        ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(dim=-1)], dim=1)
+    rows = [row[len(prompts[0]) :] for row in ids.tolist()]
+    return [row[: row.index(0)] if 0 in row else row for row in rows]
+
+
+def scores_alone(generated, reference):
+    """Prefix and LMS by the standard library."""
+    longest = difflib.SequenceMatcher(None, generated, reference, autojunk=False).find_longest_match()
+    equal = itertools.takewhile(bool, map(operator.eq, generated, reference))
+    return sum(equal), longest.size
+
+
+def probability_by_chance(output, task):
+    """Of an average LMS of the targets as far above the controls' as it is."""
+    lms = {kind: [s["lms"] for s in sampled(output, [task]) if s["kind"] == kind] for kind in ("target", "control")}
+    return permutation_test(
+        (lms["target"], lms["control"]), lambda x, y: np.mean(x) - np.mean(y), alternative="greater"
+    ).pvalue
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -59,33 +89,58 @@ def test_the_group_has_the_means_over_the_prefix_lengths(reciting, probe_file, t
     assert group["avg_lms"] > group["control_avg_lms"]
 
 
-def test_a_model_made_to_recite_scores_in_full_and_the_controls_stay_at_the_floor(
-    reciting, llama, probe_file, tmp_path
+@pytest.mark.parametrize("taught", [True, False])
+def test_targets_and_controls_score_what_a_loop_with_transformers_alone_says(
+    taught, reciting, llama, probe_file, tmp_path
 ):
-    output = run_tasks(reciting, "tfidf_memorization", tmp_path / "taught", probe_file=probe_file)
-    untrained = run_tasks(llama, "tfidf_memorization_p32", tmp_path / "random", probe_file=probe_file)
-    for task in MEMORIZATION:
+    folder = reciting if taught else llama
+    output = run_tasks(folder, "tfidf_memorization", tmp_path, probe_file=probe_file)
+    model, passages = load_model(folder), read_probe_file(probe_file)
+    for length, task in zip((32, 50, 100), MEMORIZATION, strict=True):
+        generated = continued_alone(model, [passage.token_ids[:length] for passage in passages], 128)
+        references = [passage.token_ids[length : length + 128] for passage in passages]
+        scores = [*map(scores_alone, generated, references)]
+        assert [(s["prefix_match"], s["lms"]) for s in sampled(output, [task])] == scores
         metrics = output.metrics(task)
-        assert {name: metrics[name] for name in SCORES} == dict(zip(SCORES, (128, 128, 128, 128, 100, 1), strict=True))
-        assert metrics["control_max_lms"] < 40
-        assert metrics["control_verbatim_rate"] == 0
-    metrics = untrained.metrics("tfidf_memorization_p32")
-    assert max(metrics["max_lms"], metrics["control_max_lms"]) <= 6
-    assert metrics["verbatim_rate"] == metrics["control_verbatim_rate"] == 0
+        for prefix, kind in (("", "target"), ("control_", "control")):
+            prefixes, lms = zip(*(s for s, p in zip(scores, passages, strict=True) if p.kind == kind), strict=True)
+            assert (metrics[f"{prefix}avg_prefix"], metrics[f"{prefix}max_prefix"]) == (
+                sum(prefixes) / 2,
+                max(prefixes),
+            )
+            assert (metrics[f"{prefix}avg_lms"], metrics[f"{prefix}max_lms"]) == (sum(lms) / 2, max(lms))
+            assert metrics[f"{prefix}verbatim_rate"] == float(taught and kind == "target")
+        if taught:
+            assert {name: metrics[name] for name in SCORES} == dict(
+                zip(SCORES, (128, 128, 128, 128, 100, 1), strict=True)
+            )
 
 
-def test_an_adapter_on_its_base_is_probed_as_such_and_as_its_merged_model(
+def test_targets_stand_out_of_the_controls_where_they_were_taught_and_nowhere_else(
+    reciting, llama, tokenizers, tmp_path
+):
+    """Two targets among 22 passages of one kind: by chance they are the highest two once in 231 times."""
+    passages = task_fakes.passages_of(tokenizers["plain"], num_controls=20)
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
+    taught, untrained = (
+        run_tasks(folder, MEMORIZATION[0], tmp_path / folder.name, probe_file=file) for folder in (reciting, llama)
+    )
+    assert probability_by_chance(taught, MEMORIZATION[0]) == pytest.approx(1 / 231)
+    assert probability_by_chance(untrained, MEMORIZATION[0]) > 0.01
+
+
+def test_an_adapter_on_its_base_scores_as_its_merged_model_on_each_passage(
     taught_adapter, reciting, llama, probe_file, tmp_path
 ):
     model_args = {"pretrained": str(llama), "peft": str(taught_adapter), "dtype": "float32"}
     output = run_tasks(model_args, "tfidf_memorization", tmp_path / "adapter", probe_file=probe_file)
     assert sampled(output) == as_dicts(expected(taught_adapter, probe_file, base=llama))
     merged = run_tasks(reciting, "tfidf_memorization", tmp_path / "merged", probe_file=probe_file)
+    # Both compute in float32 what differs by its rounding alone, far less than from the best id to the second.
+    assert sampled(output) == sampled(merged)
     for task in MEMORIZATION:
-        adapted, one_model = output.metrics(task), merged.metrics(task)
-        assert {name: adapted[name] for name in SCORES} == dict(zip(SCORES, (128, 128, 128, 128, 100, 1), strict=True))
-        assert {name: one_model[name] for name in SCORES} == {name: adapted[name] for name in SCORES}
-        assert one_model["control_avg_lms"] == pytest.approx(adapted["control_avg_lms"], abs=3)
+        assert output.metrics(task) == merged.metrics(task)
+        assert output.metrics(task)["avg_lms"] == 128
 
 
 @pytest.mark.parametrize("num_tokens", [5, 128])
