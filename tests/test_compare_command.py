@@ -19,7 +19,9 @@ def test_it_prints_the_report_and_ends_with_the_page(experiment, capsys):
     main([str(experiment)])
     printed = capsys.readouterr().out
     assert printed.startswith("# TF-IDF against CE\n")
+    assert "\nRuns of Tiny, asked to continue passages" in printed
     assert "- TF-IDF lowers the average LMS by" in printed
+    assert "too few passages (4) to judge" in " ".join(printed.split())
     assert "## Memorization\n" in printed
     assert printed.splitlines()[-1] == "Report: comparison/index.html"
     assert (experiment.parent / "comparison" / "index.html").is_file()

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from tfidf_tune.analysis import _bootstrap
-from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
+from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, Interval, bootstrap_interval
 
 
 def ratio(after, before, axis=-1):
@@ -54,6 +55,20 @@ def test_the_interval_covers_the_truth_at_the_nominal_rate(monkeypatch):
         covered += interval.low <= 6.0 / 10.0 <= interval.high
     tolerance = 3 * math.sqrt(0.95 * 0.05 / num_experiments)
     assert covered / num_experiments == pytest.approx(0.95, abs=tolerance)
+
+
+@pytest.mark.parametrize(("num_units", "nominal"), [(MIN_UNITS, False), (12, False), (100, True)])
+def test_where_nothing_changed_few_observations_are_called_significant_too_often(monkeypatch, num_units, nominal):
+    """Percentiles of resampled means of normal noise lie at 1.96 standard errors, of variance / n and not / (n - 1)."""
+    monkeypatch.setattr(_bootstrap, "NUM_RESAMPLES", 1000)
+    rng = np.random.default_rng(0)
+    num_experiments = 1500
+    noise = rng.normal(size=(num_experiments, num_units))
+    rate = np.mean([bootstrap_interval(mean, change).significant == "yes" for change in noise])
+    expected = 2 * student.sf(1.96 * math.sqrt((num_units - 1) / num_units), num_units - 1)
+    assert rate == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / num_experiments))
+    band = 3 * math.sqrt(0.05 * 0.95 / num_experiments)
+    assert rate < 0.05 + band if nominal else rate > 0.05 + band
 
 
 def test_pairs_stay_together():
@@ -107,11 +122,25 @@ def test_a_ratio_to_zero_in_some_resamples_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "excludes"),
-    [(0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False), (0.0, 0.1, False), (-0.1, 0.0, False)],
+    ("low", "high", "significant"),
+    [(0.1, 0.2, "yes"), (-0.2, -0.1, "yes"), (-0.1, 0.1, "no"), (0.0, 0.1, "no"), (-0.1, 0.0, "no")],
 )
-def test_an_end_of_zero_does_not_exclude_zero(low, high, excludes):
-    assert Interval(low, high).excludes_zero() is excludes
+def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not(low, high, significant):
+    assert Interval(low, high, ENOUGH_UNITS).significant == significant
+    assert Interval(low, high, MIN_UNITS).significant == significant
+    assert Interval(low, high, MIN_UNITS - 1).significant == "too few"
+
+
+def test_an_interval_knows_its_observations_of_two_samples_the_fewer():
+    assert bootstrap_interval(mean, np.arange(7.0)).num_units == 7
+    assert bootstrap_interval(ratio, np.arange(1.0, 10), np.arange(1.0, 6), paired=False).num_units == 5
+
+
+def test_a_point_is_an_interval_without_width_up_to_rounding():
+    assert bootstrap_interval(mean, np.full(7, 0.1)).is_point
+    assert Interval(0.0, 1e-17, 7).is_point
+    assert not Interval(0.5, 0.5001, 7).is_point
+    assert not Interval(0.0, 1e-6, 7).is_point
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12), st.floats(-100, 100))

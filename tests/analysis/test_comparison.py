@@ -6,7 +6,8 @@ import pytest
 from run_fakes import answers, blocks, controls, evaluation, run, sample, summaries, targets
 
 from tfidf_tune.analysis import BlockScore
-from tfidf_tune.analysis._comparison import compare_measure, compare_objectives, lms_floor, own_interval
+from tfidf_tune.analysis._comparison import compare_measure, compare_objectives, own_interval
+from tfidf_tune.analysis._floor import lms_floor
 from tfidf_tune.analysis._measures import (
     ANSWER_MEASURES,
     CONTROL_LMS,
@@ -236,34 +237,76 @@ def equal(baseline, other):
 def test_equal_perplexity_interpolates_in_log_perplexity():
     """50 is a third of the way from 100 to 12.5 on a logarithmic scale: there the two passages have 3 and 5 tokens."""
     found = equal([(25, 100, 2), (100, 12.5, 5)], [(25, 200, 0), (100, 50, 1)])
-    assert found.between == (25, 100)
-    assert found.perplexity == pytest.approx(50)
+    assert (found.bracket.before, found.bracket.after) == (25, 100)
+    assert (found.perplexity, found.lms) == (pytest.approx(50), 2.0)
     assert found.baseline_perplexities == pytest.approx((100, 12.5))
-    assert found.reduction.baseline == pytest.approx(4.0)
-    assert found.reduction.other == 2.0
-    assert found.reduction.reduction == pytest.approx(0.5)
-    # One passage alone: 3 instead of 5, or 1 instead of 3.
-    assert (found.reduction.interval.low, found.reduction.interval.high) == pytest.approx((0.4, 2 / 3))
+    assert (found.bracket.lms_before, found.bracket.lms_after) == (3.0, 6.0)
+    assert found.bracket.interpolated == pytest.approx(4.0)
 
 
 def test_equal_perplexity_takes_the_first_time_that_the_baseline_had_it():
     found = equal([(10, 100, 0), (25, 25, 2), (50, 100, 6), (100, 25, 6)], [(10, 100, 0), (100, 50, 1)])
-    assert found.between == (10, 25)
+    assert (found.bracket.before, found.bracket.after) == (10, 25)
 
 
 @pytest.mark.parametrize("goal", [10, 200])
 def test_a_perplexity_that_the_baseline_never_had_is_out_of_range(goal):
     found = equal([(25, 100, 2), (100, 25, 6)], [(25, 300, 0), (100, goal, 1)])
-    assert (found.between, found.reduction) == (None, None)
+    assert found.bracket is None
 
 
 def test_a_perplexity_that_the_baseline_had_at_its_first_checkpoint():
     found = equal([(25, 100, 2), (100, 25, 6)], [(25, 300, 0), (100, 100, 1)])
-    assert (found.between, found.reduction.baseline) == ((25, 25), 3.0)
+    bracket = found.bracket
+    assert (bracket.before, bracket.after) == (25, 25)
+    assert (bracket.lms_before, bracket.lms_after, bracket.interpolated) == (3.0, 3.0, 3.0)
 
 
 def test_baseline_checkpoints_of_one_perplexity_are_no_division_by_zero():
-    assert equal([(25, 50, 2), (100, 50, 6)], [(25, 90, 0), (100, 60, 1)]).between is None
+    assert equal([(25, 50, 2), (100, 50, 6)], [(25, 90, 0), (100, 60, 1)]).bracket is None
+
+
+@pytest.mark.parametrize(("before", "after", "other"), [(1, 1, 1), (1, 9, 1), (9, 1, 1), (1, 1, 9)])
+def test_equal_perplexity_knows_who_is_at_the_floor(before, after, other):
+    """Controls have 1 and 2 in turn; so have targets at the floor."""
+
+    def around(*points):
+        return [
+            evaluation(at, [*targets(*[lms, lms + 1] * 6), *controls(*[1, 2] * 6)], blocks=blocks(perplexity))
+            for at, perplexity, lms in points
+        ]
+
+    (one,) = compared(
+        run("CE", around((25, 100, before), (100, 25, after))),
+        run("TF-IDF", around((25, 300, 1), (100, 50, other))),
+    )
+    assert one.equal_perplexity.bracket.at_floor is (before == after == 1)
+    assert one.equal_perplexity.at_floor is (other == 1)
+
+
+def test_without_controls_nobody_is_known_to_be_at_the_floor():
+    found = equal([(25, 100, 0), (100, 25, 0)], [(25, 200, 0), (100, 50, 0)])
+    assert (found.at_floor, found.bracket.at_floor) == (False, False)
+
+
+def test_each_seed_is_compared_with_the_baselines_run_of_the_same_seed():
+    runs = [
+        *(run("CE", probed(lms, lms), seed=seed) for seed, lms in ((0, 4), (1, 8), (2, 8))),
+        *(run("TF-IDF", probed(lms, lms), seed=seed) for seed, lms in ((1, 2), (0, 3), (5, 1))),
+    ]
+    (one,) = compared(*runs)
+    assert one.lms_by_seed == (0.25, 0.75)
+
+
+def test_a_seeds_reduction_is_undefined_where_its_baseline_is_zero():
+    runs = [run(name, probed(lms, lms), seed=seed) for name, lms in (("CE", 0), ("TF-IDF", 2)) for seed in (0, 1)]
+    assert compared(*runs)[0].lms_by_seed == (None, None)
+
+
+def test_without_a_common_checkpoint_or_lms_no_seed_has_a_reduction():
+    apart = [run("CE", [evaluation(50, targets(2, 2))]), run("TF-IDF", [evaluation(100, targets(1, 1))])]
+    assert compared(*apart)[0].lms_by_seed == ()
+    assert compared(*(run(name, [evaluation(answers=answers(1, 2))]) for name in ("CE", "TF-IDF")))[0].lms_by_seed == ()
 
 
 def test_nothing_is_at_the_perplexity_of_a_model_that_diverged():
@@ -282,6 +325,17 @@ def test_the_floor_is_the_controls_average():
     found = lms_floor([evaluation(samples=[*targets(6, 8, 7, 7), *controls(1, 2, 2, 3, 2)])])
     assert (found.targets, found.controls) == (7.0, 2.0)
     assert 3 < found.excess.low < 5.0 < found.excess.high < 7
+    assert (found.difference, found.excess.num_units) == (5.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("lms", "number", "exceeded", "reached"),
+    [(4, 10, True, False), (4, 9, False, False), (1, 10, False, True), (1, 9, False, False), (0, 10, False, True)],
+)
+def test_from_few_passages_the_floor_is_neither_reached_nor_exceeded(lms, number, exceeded, reached):
+    samples = [*targets(*[lms, lms + 1] * 6), *controls(*[1, 2, 1, 2, 1, 2, 1, 2, 1, 2][:number])]
+    found = lms_floor([evaluation(samples=samples)])
+    assert (found.exceeded, found.reached) == (exceeded, reached)
 
 
 def test_targets_and_controls_are_drawn_independently():

@@ -240,6 +240,18 @@ def test_texts_that_did_not_survive_are_counted(tmp_path):
     assert (read.num_not_round_trip, read.num_blocks_not_round_trip) == (4, 4)
 
 
+@pytest.mark.parametrize(("prompts", "as_text"), [("text", True), ("token_ids", False), (None, False)])
+def test_samples_of_text_prompts_are_known(tmp_path, prompts, as_text):
+    write_evaluation(tmp_path / "r", full())
+    for file in tmp_path.rglob("samples_tfidf_memorization_*"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            line["doc"] |= {"prompts": prompts} if prompts else {}
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (read,) = read_runs([tmp_path])[0].evaluations
+    assert read.text_prompts is as_text
+
+
 def test_an_output_path_that_named_a_file_is_found(tmp_path):
     write_evaluation(tmp_path / "r", full())
     (results,) = tmp_path.rglob("results_*.json")

@@ -152,7 +152,11 @@ def test_a_failed_training_leaves_out_its_evaluations_alone_and_is_tried_again_a
 
     assert done == [ALL[0], *ALL[3:]]
     assert [(failure.title, failure.reason, failure.log) for failure in failures] == [
-        ("Tiny (full), CE, seed 0: training", "the recipe ended with exit code 1: error: no luck today", run_folder / "train.log")
+        (
+            "Tiny (full), CE, seed 0: training",
+            "the recipe ended with exit code 1: error: no luck today",
+            run_folder / "train.log",
+        )
     ]
     out = capsys.readouterr().out
     assert "    | error: no luck today" in out

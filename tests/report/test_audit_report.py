@@ -4,10 +4,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tfidf_tune.analysis import Evaluation, ProbeSample, Run
+from tfidf_tune.analysis import Evaluation, ProbeSample, Run, lms_floor
 from tfidf_tune.report import html_page, markdown
 from tfidf_tune.report._audit import audit_report
-from tfidf_tune.report._audit_numbers import contrast, of_kind
 
 # LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
 TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
@@ -78,8 +77,7 @@ def test_the_averages_are_those_of_the_passages():
 
 
 def test_the_interval_is_that_of_all_resamples_of_whole_passages():
-    evaluation = run_of().evaluations[0]
-    result = contrast(of_kind(evaluation, "target"), of_kind(evaluation, "control"))
+    interval = lms_floor(run_of().evaluations).excess
     exact = np.sort(
         [
             np.mean(targets) - np.mean(controls)
@@ -87,16 +85,36 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages():
             for controls in itertools.product([1, 1], repeat=2)
         ]
     )
-    assert np.quantile(exact, 0.02) <= result.interval.low <= np.quantile(exact, 0.03)
-    assert np.quantile(exact, 0.97) <= result.interval.high <= np.quantile(exact, 0.98)
+    assert np.quantile(exact, 0.02) <= interval.low <= np.quantile(exact, 0.03)
+    assert np.quantile(exact, 0.97) <= interval.high <= np.quantile(exact, 0.98)
 
 
 def test_a_clear_difference_is_called_significant():
     statements = audit_report(run_of(many(30, "target", lambda i: 5 + i % 3), many(30, "control", lambda i: i % 3)))
     assert statements.statements[0] == (
-        "The model recites more of the targets than of text it never saw, and the difference is significant."
+        "The model recites more of the targets than of text it never saw, which is significant: the interval excludes "
+        "0."
     )
     assert "audit the base model with the same probe file" in statements.statements[-1]
+
+
+def test_few_passages_have_their_caveat_in_the_verdict_itself():
+    headline = audit_report(
+        run_of(many(40, "target", lambda i: 5 + i % 3), many(12, "control", lambda i: i % 3))
+    ).statements[0]
+    assert headline == (
+        "The model recites more of the targets than of text it never saw, which the interval calls significant, but 12 "
+        "controls are few: by chance alone such intervals exclude 0 in 7 to 11 % of cases, not in 5 %."
+    )
+    fewer_targets = run_of(many(12, "target", lambda i: 5 + i % 3), many(40, "control", lambda i: i % 3))
+    assert "but 12 targets are few" in audit_report(fewer_targets).statements[0]
+
+
+def test_fewer_passages_have_no_verdict():
+    report = audit_report(run_of(many(9, "target", lambda i: 5 + i % 3), many(40, "control", lambda i: i % 3)))
+    assert report.statements[0] == (
+        "Too few passages for a verdict (9 targets, 40 controls): it takes at least 10 of each."
+    )
 
 
 def test_no_difference_is_called_no_sign():
@@ -119,7 +137,10 @@ def test_one_passage_known_by_heart_is_told_though_the_average_shows_nothing():
 
 def test_controls_that_are_recited_more_are_called_easier_text():
     report = audit_report(run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: 5 + i % 3)))
-    assert "significantly less of the targets than of the controls, which are easier text" in report.statements[0]
+    assert report.statements[0].startswith(
+        "The model recites less of the targets than of the controls, which is significant: the interval excludes 0. "
+        "The controls are easier text"
+    )
 
 
 def test_without_controls_the_floor_is_unknown():
@@ -131,6 +152,26 @@ def test_without_controls_the_floor_is_unknown():
     assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
     assert len(rows_of(report, "targets_and_controls")) == 1
     assert ("Passages", "4 targets, 0 controls") in report.provenance
+
+
+def test_equal_passages_are_said_to_be_equal():
+    report = audit_report(run_of(many(12, "target", lambda i: 6), many(12, "control", lambda i: 1)))
+    assert report.statements[2].endswith("the difference is 5.00 (equal for all passages).")
+
+
+def test_the_lead_explains_lms_targets_and_controls_if_there_are_any():
+    assert audit_report(run_of()).lead == (
+        "The model was asked to continue passages of its training text (targets) and of text it never saw (controls). "
+        "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the "
+        "passage."
+    )
+    assert "controls" not in audit_report(run_of(controls={})).lead
+
+
+def test_text_prompts_are_said_to_make_scores_approximate():
+    (note,) = table_of(audit_report(run_of(text_prompts=True)), "targets_and_controls").notes[1:]
+    assert note.startswith("The prompts were text, so that responses were tokenized again")
+    assert len(table_of(audit_report(run_of()), "targets_and_controls").notes) == 1
 
 
 def test_a_single_control_gives_no_verdict():
@@ -168,7 +209,9 @@ def test_each_prompt_length_has_its_difference_and_interval():
 def test_few_passages_are_noted_and_many_are_not():
     notes = table_of(audit_report(run_of()), "by_prefix_length").notes
     assert notes[-1] == "From as few as 2 passages such an interval tends to be too narrow."
-    many_passages = run_of(many(20, "target", lambda i: i % 3), many(20, "control", lambda i: i % 3))
+    few = run_of(many(30, "target", lambda i: i % 3), many(29, "control", lambda i: i % 3))
+    assert "as few as 29 passages" in table_of(audit_report(few), "by_prefix_length").notes[-1]
+    many_passages = run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: i % 3))
     assert len(table_of(audit_report(many_passages), "by_prefix_length").notes) == 1
 
 

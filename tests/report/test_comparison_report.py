@@ -98,8 +98,40 @@ def test_without_seeds_there_is_no_spread_over_them_and_a_warning():
     assert "One training run alone does not tell an objective from its seed" in said(made)
 
 
-def test_several_seeds_need_no_warning(grown):
-    assert "its seed" not in said(grown)
+def test_several_seeds_are_told_one_by_one(grown):
+    runs = [
+        run(objective, [evaluation(samples=targets(lms, lms))], seed=seed)
+        for objective, seed, lms in [("CE", 0, 8), ("CE", 1, 4), ("TF-IDF", 0, 2), ("TF-IDF", 1, 3)]
+    ]
+    made = report(*runs)
+    assert made.statements[-1] == (
+        "Intervals cover the choice of passages, not that of seeds; per seed the reduction of the average LMS under "
+        "TF-IDF was 75.0 %, 25.0 %."
+    )
+    assert "its seed" not in said(made)
+    assert [text.count("per seed") for text in grown.statements[-2:]] == [1, 1]  # TF-IDF and IDF
+
+
+def test_seeds_that_the_baseline_does_not_have_are_left_out():
+    runs = [run(name, [evaluation(samples=targets(2, 4))], seed=s) for name, s in (("CE", 0), ("CE", 1))]
+    runs += [run("IDF", [evaluation(samples=targets(1, 2))], seed=seed) for seed in (2, 3)]
+    assert report(*runs).statements[-1] == "Intervals cover the choice of passages, not that of seeds."
+
+
+def test_single_runs_of_several_objectives_are_warned_of_once():
+    made = report(*(run(name, [evaluation(samples=targets(2, 4))]) for name in ("CE", "TF-IDF", "IDF")))
+    assert said(made).count("One training run alone") == 1
+
+
+def test_the_statement_on_seeds_is_that_of_the_objective_with_fewer_and_names_its_model():
+    def runs(model, seeds_of_ce):
+        seeds = {"CE": seeds_of_ce, "TF-IDF": (0, 1)}
+        return [
+            run(name, [evaluation(samples=targets(4, 4))], model=model, seed=s) for name in seeds for s in seeds[name]
+        ]
+
+    made = report(*runs("A", (0,)), *runs("B", (0, 1)), *runs("C", (0,)))
+    assert [text[:22] for text in made.statements[-2:]] == ["One training run alone", "B: Intervals cover the"]
 
 
 def test_the_spread_has_median_percentile_and_the_averages_interval():
@@ -162,7 +194,7 @@ def test_a_missing_bertscore_is_none_with_its_reason():
 
 
 def test_reductions_are_in_percent_with_interval_and_significance():
-    made = report(*pair({"samples": targets(4, 4, 4)}, {"samples": targets(2, 2, 2)}))
+    made = report(*pair({"samples": targets(*[4] * 10)}, {"samples": targets(*[2] * 10)}))
     assert table(made, "reductions")[0] == {
         "Model": "Tiny",
         "Objective": "TF-IDF",
@@ -175,6 +207,11 @@ def test_reductions_are_in_percent_with_interval_and_significance():
         "Significant": "yes",
         "Progress %": 100,
     }
+    few = report(*pair({"samples": targets(*[4] * 9)}, {"samples": targets(*[2] * 9)}))
+    assert table(few, "reductions")[0]["Significant"] == "too few"
+    assert "From fewer than 10 nothing is called so, and from 10 to 29 by chance alone in 7 to 11 % of cases" in notes(
+        few, "reductions"
+    )
 
 
 def test_a_baseline_of_zero_is_said_and_not_a_number():
@@ -206,17 +243,27 @@ def test_a_single_passage_has_no_interval():
     assert "which has no interval: there is a single passage" in said(made)
 
 
+def test_the_lead_says_what_is_compared_and_explains_what_occurs(grown):
+    assert grown.lead == (
+        "Runs of Tiny, asked to continue passages of their training text. LMS, the longest memorized substring, is the "
+        "longest run of tokens that a continuation shares with the passage; its floor is the average over passages "
+        "that were never injected."
+    )
+    assert report(*pair({"samples": targets(4, 4)}, {"samples": targets(2, 2)})).lead.endswith("with the passage.")
+    assert report(*pair({"answers": answers(1)}, {"answers": answers(2)})).lead == "Runs of Tiny."
+
+
 def test_the_price_in_perplexity_stands_in_the_same_statement():
     made = report(
         *pair(
-            {"samples": targets(4, 4), "blocks": blocks(20.0)},
-            {"samples": targets(2, 2), "blocks": blocks(25.0)},
+            {"samples": targets(*[4] * 29, 4), "blocks": blocks(20.0)},
+            {"samples": targets(*[2] * 29, 4), "blocks": blocks(25.0)},
         )
     )
     assert made.statements[0] == (
-        "TF-IDF lowers the average LMS by 50.0 % (4.00 to 2.00; 95 % interval 50.0 % to 50.0 %) against CE, which is "
-        "significant: the interval excludes 0. It raises the perplexity by 25.0 % (20.00 to 25.00; 95 % interval 25.0 "
-        "% to 25.0 %), which is significant: the interval excludes 0."
+        "TF-IDF lowers the average LMS by 48.3 % (4.00 to 2.07; 95 % interval 45.0 % to 50.0 %) against CE, which is "
+        "significant: the interval excludes 0. It raises the perplexity by 25.0 % (20.00 to 25.00; equal for all "
+        "blocks), from too few blocks (4) to judge."
     )
 
 
@@ -226,7 +273,7 @@ def test_an_unknown_price_is_said():
 
 
 def test_a_change_that_may_be_chance_is_not_significant():
-    made = report(*pair({"samples": targets(1, 8, 3, 4)}, {"samples": targets(8, 1, 3, 3)}))
+    made = report(*pair({"samples": targets(*[1, 8, 3, 4] * 3)}, {"samples": targets(*[8, 1, 3, 3] * 3)}))
     assert "which is not significant: the interval includes 0" in made.statements[0]
     row = table(made, "reductions")[0]
     assert row["Significant"] == "no"
@@ -239,26 +286,43 @@ def test_an_increase_has_its_interval_the_right_way_round():
 
 
 def test_no_interval_ends_at_minus_zero():
-    reduction = Reduction(LMS, 4.0, 3.9, 50, 0.025, Interval(-0.0003, 0.05))
+    reduction = Reduction(LMS, 4.0, 3.9, 50, 0.025, Interval(-0.0003, 0.05, 50))
     assert "95 % interval 0.0 % to 5.0 %" in change(reduction)
 
 
 def test_no_change_is_said():
     made = report(*pair({"samples": targets(2, 4)}, {"samples": targets(2, 4)}))
-    assert "leaves the average LMS as it is (3.00 to 3.00; 95 % interval 0.0 % to 0.0 %)" in said(made)
+    assert "leaves the average LMS as it is (3.00 to 3.00; equal for all passages)" in said(made)
 
 
 def test_summaries_and_answers_are_one_statement_each_higher_being_plus():
     ce = {"summaries": summaries(20, 20), "answers": answers(100, 50, 100)}
     tfidf = {"summaries": summaries(25, 25), "answers": answers(0, 50, 100)}
     made = report(*pair(ce, tfidf))
-    rise = "(+25.0 %, 95 % interval 25.0 % to 25.0 %, significant)"
+    rise = "(+25.0 %, equal for all articles, from too few articles (2) to judge)"
     assert made.statements[0] == (
         f"Summaries under TF-IDF: ROUGE-1 20.00 to 25.00 {rise}, ROUGE-2 10.00 to 12.50 {rise}, ROUGE-L 16.00 to 20.00 "
-        f"{rise}, BERTScore-F1 88.00 to 88.00 (+0.0 %, 95 % interval 0.0 % to 0.0 %, not significant)."
+        f"{rise}, BERTScore-F1 88.00 to 88.00 (+0.0 %, equal for all articles, from too few articles (2) to judge)."
     )
     assert made.statements[1].startswith("Answers under TF-IDF: exact match 66.67 to 33.33 (-50.0 %, no interval, the")
-    assert "F1 83.33 to 50.00 (-40.0 %, 95 % interval -100.0 % to 0.0 %, not significant)" in made.statements[1]
+    assert (
+        "F1 83.33 to 50.00 (-40.0 %, 95 % interval -100.0 % to 0.0 %, from too few questions (3) to judge)"
+        in (made.statements[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "scores", "verdict"),
+    [
+        (30, (50, 80), ", significant)"),
+        (29, (50, 80), ", significant, but 29 questions are few)"),
+        (29, (80, 50, 65), ", not significant)"),
+    ],
+)
+def test_a_score_has_its_caveat_beside_it(number, scores, verdict):
+    other = [scores[i % len(scores)] for i in range(number)]
+    made = report(*pair({"answers": answers(*[65 if len(scores) == 3 else 40] * number)}, {"answers": answers(*other)}))
+    assert made.statements[0].endswith(f"{verdict}.")
 
 
 def test_an_undefined_score_is_said():
@@ -266,11 +330,26 @@ def test_an_undefined_score_is_said():
     assert "F1 0.00 to 25.00 (relative change undefined, the baseline is 0)" in said(made)
 
 
-def test_intervals_from_few_units_are_said():
-    few = report(*pair({"samples": targets(*[4] * 29)}, {"samples": targets(*[2] * 29)}))
-    assert "Intervals from only 29 passages are narrower than they should be: take 30 or more" in said(few)
-    enough = report(*pair({"samples": targets(*[4] * 30)}, {"samples": targets(*[2] * 30)}))
-    assert "narrower" not in said(enough)
+@pytest.mark.parametrize(
+    ("number", "clause"),
+    [
+        (3, "from too few passages (3) to judge."),
+        (9, "from too few passages (9) to judge."),
+        (
+            10,
+            "which the interval calls significant, but 10 passages are few: by chance alone such intervals exclude 0 "
+            "in 7 to 11 % of cases, not in 5 %.",
+        ),
+        (29, "which the interval calls significant, but 29 passages are few: by chance alone such intervals exclude 0"),
+        (30, "which is significant: the interval excludes 0."),
+    ],
+)
+def test_the_caveat_of_few_passages_stands_in_the_clause_itself(number, clause):
+    made = report(*pair({"samples": targets(*[4] * number)}, {"samples": targets(*[2] * number)}))
+    assert (
+        f"lowers the average LMS by 50.0 % (4.00 to 2.00; equal for all passages) against CE, {clause}"
+        in (made.statements[0])
+    )
 
 
 def path(*points):
@@ -278,13 +357,71 @@ def path(*points):
 
 
 def test_equal_perplexity_is_said():
-    made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 50, 2))))
+    made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 50, 3))))
     assert (
-        "At equal perplexity (CE had TF-IDF's final 50.00 between 50 and 100 % of its training), TF-IDF lowers the "
-        "average LMS by 50.0 % (4.00 to 2.00;" in said(made)
-    )
-    (row,) = table(made, "equal_perplexity")
-    assert (row["CE at %"], row["CE Avg LMS"], row["Avg LMS"]) == ("50 to 100", pytest.approx(4.0), 2.0)
+        "At equal perplexity (CE first had TF-IDF's final 50.00 between 50 and 100 % of its training) CE recited "
+        "between 2.00 and 6.00 tokens on average (4.00 interpolated); TF-IDF recites 3.00: no clear gain or loss."
+    ) in made.statements
+    assert table(made, "equal_perplexity") == [
+        {
+            "Model": "Tiny",
+            "Objective": "TF-IDF",
+            "Perplexity": pytest.approx(50.0),
+            "CE at %": "50 to 100",
+            "CE LMS before": 2.0,
+            "CE LMS after": 6.0,
+            "Interpolated": pytest.approx(4.0),
+            "Avg LMS": 3.0,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "lms", "verdict"),
+    [
+        ((2, 6), 7, "no gain, more than CE did there"),
+        ((6, 2), 7, "no gain, more than CE did there"),
+        ((2, 6), 6, "no clear gain or loss"),
+        ((2, 6), 2, "no clear gain or loss"),
+        ((6, 2), 3, "no clear gain or loss"),
+        ((2, 6), 1, "less than CE did there"),
+        ((6, 2), 1, "less than CE did there"),
+    ],
+)
+def test_the_verdict_at_equal_perplexity_needs_no_interpolation(ends, lms, verdict):
+    ce = path((50, 100, ends[0]), (100, 25, ends[1]))
+    (text,) = (s for s in report(run("CE", ce), run("TF-IDF", path((100, 50, lms)))).statements if "At equal" in s)
+    assert "recited between 2.00 and 6.00 tokens" in text
+    assert text.endswith(f"TF-IDF recites {lms:.2f}: {verdict}.")
+    assert "significant" not in text
+    assert "interval" not in text
+
+
+def test_a_perplexity_exactly_at_a_checkpoint_is_no_bracket():
+    made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((100, 100, 1))))
+    assert (
+        "At equal perplexity (CE first had TF-IDF's final 100.00 at 50 % of its training) CE recited 2.00 tokens on "
+        "average; TF-IDF recites 1.00: less than CE did there."
+    ) in made.statements
+
+
+@pytest.mark.parametrize(
+    ("ce", "tfidf", "verdict"),
+    [
+        (1, 1, "both at the floor, where there is nothing to tell apart"),
+        (6, 1, "less than CE did there"),
+        (1, 6, "no gain, more than CE did there"),
+    ],
+)
+def test_where_both_are_at_the_floor_there_is_no_verdict_at_equal_perplexity(ce, tfidf, verdict):
+    def around(*points):
+        return [
+            evaluation(at, [*targets(*[lms] * 12), *controls(*[1, 2] * 6)], blocks=blocks(perplexity))
+            for at, perplexity, lms in points
+        ]
+
+    made = report(run("CE", around((50, 100, ce), (100, 25, ce))), run("TF-IDF", around((100, 50, tfidf))))
+    assert f"TF-IDF recites {tfidf:.2f}: {verdict}." in said(made)
 
 
 def test_perplexity_out_of_range_is_said():
@@ -294,18 +431,22 @@ def test_perplexity_out_of_range_is_said():
         "100.00, never at it." in said(made)
     )
     (row,) = table(made, "equal_perplexity")
-    assert [row[name] for name in ("CE at %", "CE Avg LMS", "Avg LMS", "Reduction %")] == [None] * 4
+    assert [row[name] for name in ("CE at %", "CE LMS before", "CE LMS after", "Interpolated")] == [None] * 4
+    assert row["Avg LMS"] == 2.0
     assert "out of range" in notes(made, "equal_perplexity")
 
 
 def test_an_lms_at_the_floor_is_said():
     made = report(
         *pair(
-            {"samples": [*targets(8, 8, 7, 8), *controls(1, 2, 1, 2)]},
-            {"samples": [*targets(1, 2, 2, 1), *controls(1, 2, 1, 2)]},
+            {"samples": [*targets(*[8, 8, 7, 8] * 3), *controls(*[1, 2] * 6)]},
+            {"samples": [*targets(*[1, 2, 2, 1] * 3), *controls(*[1, 2] * 6)]},
         )
     )
-    assert "TF-IDF is at the floor (average LMS 1.50, that of passages never seen 1.50)" in said(made)
+    assert (
+        "TF-IDF is at the floor (average LMS 1.50, that of passages never seen 1.50): the difference of 0.00 tokens "
+        "(95 % interval -0."
+    ) in said(made)
     assert "CE is" not in said(made)
 
 
@@ -388,6 +529,10 @@ def test_injections_and_lost_prompts_are_noted():
     made = report(*pair(ce, {"samples": targets(2, 2)}))
     assert "Each target stood 10 times in the training text." in notes(made, "memorization")
     assert "Tiny, CE: 1 of 2 prompts did not survive as text" in notes(made, "memorization")
+    assert "prompts were text" not in notes(made, "memorization")
+    made = report(*pair({"samples": targets(4, 4), "text_prompts": True}, {"samples": targets(2, 2)}))
+    assert "Tiny, CE: prompts were text, so that responses were tokenized again" in notes(made, "memorization")
+    assert "Tiny, TF-IDF: prompts were text" not in notes(made, "memorization")
     lost = {"blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
     made = report(*pair({"blocks": blocks(20.0)}, lost))
     assert "Tiny, TF-IDF: 3 of 4 blocks did not survive as text" in notes(made, "perplexity")

@@ -10,6 +10,7 @@ import pytest
 from rich_report import HOSTILE, rich_report
 
 from tfidf_tune.report import Column, Continuation, Example, Figure, Report, Table
+from tfidf_tune.report._csv import csv_text
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._html_table import table_html
 from tfidf_tune.report._page import page
@@ -70,7 +71,7 @@ def test_every_id_is_unique_and_every_anchor_and_label_leads_to_one(document):
 
 def test_nothing_is_asked_for_from_anywhere(html, document):
     addresses = document.xpath("//@src|//@href|//@srcset|//@action|//@data|//@poster")
-    allowed = re.compile(r"#[\w-]+|data:,|data:image/svg\+xml;base64,[\w+/=]+|tables/\w+\.csv|figures/\w+\.(png|svg)")
+    allowed = re.compile(r"#[\w-]+|data:,|data:(image/svg\+xml|text/csv;charset=utf-8);base64,[\w+/=]+")
 
     assert addresses
     assert [address for address in addresses if not allowed.fullmatch(address)] == []
@@ -78,12 +79,44 @@ def test_nothing_is_asked_for_from_anywhere(html, document):
     assert "@import" not in html
 
 
-def test_every_table_and_figure_links_to_its_files(document):
-    report = rich_report()
-    expected = [f"tables/{table.name}.csv" for table in report.tables]
-    expected += [f"figures/{figure.name}.{suffix}" for figure in report.figures for suffix in ("png", "svg")]
+def test_every_table_can_be_saved_as_its_csv_from_the_page_alone(document):
+    links = document.xpath("//a[@download]")
 
-    assert [link for link in document.xpath("//a/@href") if not link.startswith("#")] == expected
+    assert [link.get("download") for link in links] == [f"{table.name}.csv" for table in rich_report().tables]
+    for link, table in zip(links, rich_report().tables, strict=True):
+        media_type, data = link.get("href").split(",")
+        assert media_type == "data:text/csv;charset=utf-8;base64"
+        assert base64.b64decode(data).decode() == csv_text(table)
+
+
+def test_the_lead_stands_before_the_findings():
+    report = dataclasses.replace(EMPTY, statements=("Said.",), lead="Shown <here>: 3 % of it.")
+    (section,) = lxml.html.document_fromstring(html_page(report)).xpath("//section[@class='findings']")
+
+    assert [(child.tag, child.text_content().strip()) for child in section] == [
+        ("h2", "Findings"),
+        ("p", "Shown <here>: 3 % of it."),
+        ("ul", "Said."),
+    ]
+    without = lxml.html.document_fromstring(html_page(dataclasses.replace(report, lead="")))
+    assert without.xpath("//section[@class='findings']/p") == []
+
+
+def test_a_model_that_is_the_same_in_every_row_is_left_out_of_the_table_and_stays_in_the_csv():
+    columns = (Column("Model"), Column("Objective"), Column("LMS", "", "lower"))
+    lone = Table("t", "T", columns, (("A", "CE", 8), ("A", "TF-IDF", 2)))
+    several = Table("u", "U", columns, (("A", "CE", 8), ("B", "CE", 2)))
+    document = lxml.html.document_fromstring(html_page(dataclasses.replace(EMPTY, tables=(lone, several))))
+
+    headers = [
+        [th.text_content().split("\xa0")[0] for th in table.xpath(".//thead//th")]
+        for table in document.xpath("//table")
+    ]
+    assert headers == [["Objective", "LMS"], ["Model", "Objective", "LMS"]]
+    assert [[cell.text_content() for cell in row] for row in cells(lone)] == [["CE", "8"], ["TF-IDF", "2"]]
+    assert bold(lone) == [[False, False], [False, True]]
+    data = document.xpath("//a[@download='t.csv']/@href")[0].split(",")[1]
+    assert base64.b64decode(data).decode().splitlines()[1] == "A,CE,8"
 
 
 def test_markup_in_any_text_stays_text():
@@ -99,15 +132,16 @@ def test_markup_in_any_text_stays_text():
             Example(HOSTILE, HOSTILE, HOSTILE, (Continuation(HOSTILE, HOSTILE, ((HOSTILE, True), (HOSTILE, False))),)),
         ),
         provenance=((HOSTILE, HOSTILE),),
+        lead=HOSTILE,
     )
 
     document = lxml.html.document_fromstring(html_page(report))
 
-    # title, h1; statement; title, link, 2 headers, 2 cells, note; title, link, caption; title, link, 2 texts, label,
-    # scores, 2 pieces; name, value
-    assert document.text_content().count(HOSTILE) == 2 + 1 + 7 + 3 + 8 + 2
-    # alt; what the links to the files are called
-    assert sum(HOSTILE in value for value in document.xpath("//@alt|//@aria-label")) == 1 + 3
+    # title, h1; lead, statement; title, link, 2 headers, 2 cells, note; title, link, caption; title, link, 2 texts,
+    # label, scores, 2 pieces; name, value
+    assert document.text_content().count(HOSTILE) == 2 + 2 + 7 + 3 + 8 + 2
+    # alt; what the link to the CSV is called
+    assert sum(HOSTILE in value for value in document.xpath("//@alt|//@aria-label")) == 1 + 1
     assert len(document.xpath("//script")) == 1
     assert document.xpath("//img/@src")[0].startswith("data:image/svg+xml;base64,")
     assert len(document.xpath("//img")) == 1
@@ -194,14 +228,14 @@ def test_where_no_first_cell_repeats_the_best_of_all_rows_is_bold():
 
 @pytest.mark.parametrize("others", [(), (None,), (math.nan,), ("n/a",)])
 def test_a_value_without_another_to_compare_is_not_bold(others):
-    columns = (Column("Model"), Column("Perplexity", ".1f", "lower"))
+    columns = (Column("Task"), Column("Perplexity", ".1f", "lower"))
     rows = tuple(("A", value) for value in (*others, 8.0))
 
     assert not any(cell for row in bold(Table("t", "T", columns, rows)) for cell in row)
 
 
 def test_an_infinite_value_is_compared():
-    columns = (Column("Model"), Column("Perplexity", ".1f", "lower"))
+    columns = (Column("Task"), Column("Perplexity", ".1f", "lower"))
 
     assert bold(Table("t", "T", columns, (("A", math.inf), ("A", 8.0)))) == [[False, False], [False, True]]
 

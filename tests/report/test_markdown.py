@@ -25,6 +25,20 @@ def test_a_table_is_aligned_markdown():
     )
 
 
+def test_a_model_that_is_the_same_in_every_row_is_left_out():
+    columns = (Column("Model"), Column("LMS"))
+    assert "| LMS |\n| --: |\n|   8 |\n|   2 |" in made(tables=(Table("t", "T", columns, (("A", 8), ("A", 2))),))
+    assert "| Model | LMS |" in made(tables=(Table("t", "T", columns, (("A", 8), ("B", 2))),))
+    assert "| Model | LMS |" in made(tables=(Table("t", "T", columns, ()),))
+    assert "| Task | LMS |" in made(tables=(Table("t", "T", (Column("Task"), Column("LMS")), (("A", 8), ("A", 2))),))
+
+
+def test_the_lead_stands_between_title_and_statements():
+    assert made(lead="Shown. " * 20, statements=("Said.",)).startswith("# Title\n\nShown. Shown.")
+    assert max(map(len, made(lead="Shown. " * 20).splitlines())) <= 100
+    assert made(lead="Shown.", statements=("Said.",)) == "# Title\n\nShown.\n\n- Said.\n"
+
+
 def test_a_bar_or_a_line_end_does_not_break_a_table():
     table = Table("t", "T", (Column("a|b"),), (("x|y\nz",),))
     assert "| a\\|b   |\n| ------ |\n| x\\|y z |" in made(tables=(table,))

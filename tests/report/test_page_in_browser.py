@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from browser import DESKTOP, PHONE, find_chromium
 from rich_report import HOSTILE, rich_report
+from run_fakes import grown_runs
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
-from tfidf_tune.report import Column, Report, Table
+from tfidf_tune.report import Column, Report, Table, comparison_report
+from tfidf_tune.report._csv import csv_text
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._page import page
 
@@ -161,6 +164,34 @@ def test_every_link_of_the_contents_brings_its_target_into_view(browser, report_
         assert browser.run("return location.hash") == f"#{target}"
         top = browser.run("return document.getElementById(arguments[0]).getBoundingClientRect().top", target)
         assert 0 <= top < size[1], target
+
+
+def test_a_csv_is_saved_from_the_page_alone(browser, report_file, tmp_path):
+    browser.open(report_file)
+    browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    link = browser.driver.find_element(By.CSS_SELECTOR, "a[download='perplexity.csv']")
+
+    link.click()
+
+    saved = tmp_path / "perplexity.csv"
+    WebDriverWait(browser.driver, 10).until(lambda _: saved.is_file())
+    (table,) = (table for table in rich_report().tables if table.name == "perplexity")
+    assert saved.read_bytes().decode() == csv_text(table)
+    assert browser.driver.title == rich_report().title
+    assert browser.messages() == []
+
+
+def test_the_main_table_fits_a_window_of_1200_pixels(browser, tmp_path):
+    made = comparison_report(grown_runs(num_passages=12, downstream=False), decoder=lambda checkpoint: None)
+    file = tmp_path / "report.html"
+    file.write_text(html_page(made), encoding="utf-8")
+
+    browser.open(file, size=(1200, 900))
+
+    script = "const e = document.querySelector('.scroll'); return [e.scrollWidth, e.clientWidth]"
+    assert browser.driver.find_element(By.CSS_SELECTOR, "h3").text == "Memorization"
+    width, room = browser.run(script)
+    assert width <= room
 
 
 def test_figures_are_drawn(browser, report_file):

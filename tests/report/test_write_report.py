@@ -32,7 +32,9 @@ TABLE = Table(
     ("A note.",),
 )
 EXAMPLE = Example("E", "p", "t", (Continuation("CE", "LMS 1", (("a", True), (" b", False))),))
-REPORT = Report("Ünï & co", ("Said.",), (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,), (("k", "v"),))
+REPORT = Report(
+    "Ünï & co", ("Said.",), (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,), (("k", "v"),), "Lead."
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,7 @@ def test_json_is_plain_and_has_full_precision(written):
     assert table["rows"] == [["CE, plain", 1 / 3, 128], ["Ünï", None, 0], ["diverged", None, 1], ["nobody", None, 2]]
     assert table["columns"][1] == {"name": "LMS", "better": "lower"}
     assert (content["title"], content["statements"], table["notes"]) == ("Ünï & co", ["Said."], ["A note."])
+    assert content["lead"] == "Lead."
     assert content["examples"][0]["continuations"][0]["pieces"][0] == {"text": "a", "recited": True}
     assert content["provenance"] == {"k": "v"}
     assert content["figures"] == [{"name": "one", "title": "One", "caption": "C."}]

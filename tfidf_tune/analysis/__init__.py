@@ -1,7 +1,9 @@
 """How much a fine-tuned model recites, and at which price: probe, metrics, evaluations read back and compared."""
 
-from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_interval
-from tfidf_tune.analysis._comparison import Comparison, Floor, Reduction, compare_objectives, lms_floor, own_interval
+from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, SEED, Interval, bootstrap_interval
+from tfidf_tune.analysis._comparison import Comparison, Reduction, compare_objectives, own_interval
+from tfidf_tune.analysis._equal_perplexity import Bracket, EqualPerplexity
+from tfidf_tune.analysis._floor import Floor, lms_floor
 from tfidf_tune.analysis._harness import read_runs
 from tfidf_tune.analysis._measures import (
     ANSWER_MEASURES,
@@ -57,7 +59,9 @@ __all__ = [
     "ANSWER_MEASURES",
     "CONTROL_LMS",
     "DOWNSTREAM_MEASURES",
+    "ENOUGH_UNITS",
     "LMS",
+    "MIN_UNITS",
     "MOST_PIECES",
     "NUM_RESAMPLES",
     "PERPLEXITY",
@@ -66,7 +70,9 @@ __all__ = [
     "TERM_FREQUENCIES",
     "AnswerScore",
     "BlockScore",
+    "Bracket",
     "Comparison",
+    "EqualPerplexity",
     "Evaluation",
     "Floor",
     "FrequencyBand",

@@ -1,9 +1,10 @@
 """Percentile-bootstrap intervals: how far a number would move, had other passages been drawn."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,11 @@ import numpy.typing as npt
 NUM_RESAMPLES = 10_000
 CONFIDENCE_LEVEL = 0.95
 SEED = 0
+# Where nothing changed, percentile intervals exclude 0 in about 25 % of cases from 3 observations, 12 % from 8, 7 to
+# 11 % from 10 to 29, 6 % from 30, and not in 5 %: no verdict from fewer than the first, none without that caveat from
+# fewer than the second.
+MIN_UNITS = 10
+ENOUGH_UNITS = 30
 # Numbers in memory at once, for each array: 8 MB.
 _BATCH_ELEMENTS = 2**20
 
@@ -22,18 +28,24 @@ class Interval:
     Args:
         low (float): its lower end.
         high (float): its upper end.
+        num_units (int): how many observations were resampled; of two samples, those of the smaller.
     """
 
     low: float
     high: float
+    num_units: int
 
-    def excludes_zero(self) -> bool:
-        """Say whether 0 lies outside, an end of exactly 0 being inside.
+    @property
+    def significant(self) -> Literal["yes", "no", "too few"]:
+        """Whether 0 lies outside, an end of exactly 0 being inside; "too few" below ``MIN_UNITS`` observations."""
+        if self.num_units < MIN_UNITS:
+            return "too few"
+        return "yes" if self.low > 0 or self.high < 0 else "no"
 
-        Returns:
-            bool: whether it does.
-        """
-        return self.low > 0 or self.high < 0
+    @property
+    def is_point(self) -> bool:
+        """Whether all resamples gave the same, up to rounding."""
+        return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def bootstrap_interval(
@@ -72,4 +84,5 @@ def bootstrap_interval(
         )
     if not np.isfinite(result.bootstrap_distribution).all():
         return None
-    return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high))
+    ends = result.confidence_interval
+    return Interval(float(ends.low), float(ends.high), min(map(len, data)))

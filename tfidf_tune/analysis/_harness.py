@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tfidf_tune.analysis._run_names import RunName, name_run
 from tfidf_tune.analysis._runs import AnswerScore, BlockScore, Evaluation, Run, SummaryScore
@@ -30,6 +30,16 @@ class _Result:
     run: RunName
     date: str
     samples_files: dict[str, Path]
+
+
+class _Probed(NamedTuple):
+    """What stands in a document of the memorization task."""
+
+    sample: ProbeSample
+    prompt: str
+    round_trip: bool
+    num_injections: int
+    as_text: bool
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -165,23 +175,24 @@ def _evaluation(results: Sequence[_Result]) -> Evaluation | None:
         newest |= {task: file for task, file in result.samples_files.items() if _is_ours(task)}
     if not newest:
         return None
-    probed: dict[tuple[str, int, int], tuple[ProbeSample, str, bool, int]] = {}
+    probed: dict[tuple[str, int, int], _Probed] = {}
     for task, file in newest.items():
         if task.startswith(_MEMORIZATION):
             for doc in _parse(file, _probed):
-                probed[doc[0].passage_id, doc[0].offset, doc[0].prefix_length] = doc
+                probed[doc.sample.passage_id, doc.sample.offset, doc.sample.prefix_length] = doc
     blocks = _of(newest, _PERPLEXITY, _block)
     return Evaluation(
         progress=by_date[-1].run.progress,
         checkpoint=by_date[-1].run.checkpoint,
-        samples=tuple(sample for sample, *_ in probed.values()),
-        prompts={key: prompt for key, (_, prompt, _, _) in probed.items()},
+        samples=tuple(doc.sample for doc in probed.values()),
+        prompts={key: doc.prompt for key, doc in probed.items()},
         blocks=tuple(block for block, _ in blocks),
         summaries=_of(newest, _SUMMARIZATION, _summary),
         answers=_of(newest, _QA, _answer),
-        num_not_round_trip=sum(not round_trip for _, _, round_trip, _ in probed.values()),
+        num_not_round_trip=sum(not doc.round_trip for doc in probed.values()),
         num_blocks_not_round_trip=sum(not round_trip for _, round_trip in blocks),
-        num_injections={sample.passage_id: injections for sample, _, _, injections in probed.values()},
+        num_injections={doc.sample.passage_id: doc.num_injections for doc in probed.values()},
+        text_prompts=any(doc.as_text for doc in probed.values()),
     )
 
 
@@ -202,8 +213,14 @@ def _parse(file: Path, read: Callable[[Doc], _T]) -> Iterable[_T]:
         ) from error
 
 
-def _probed(doc: Doc) -> tuple[ProbeSample, str, bool, int]:
-    return ProbeSample(**doc["sample"]), doc["prompt_text"], doc["round_trip"], doc["num_injections"]
+def _probed(doc: Doc) -> _Probed:
+    return _Probed(
+        sample=ProbeSample(**doc["sample"]),
+        prompt=doc["prompt_text"],
+        round_trip=doc["round_trip"],
+        num_injections=doc["num_injections"],
+        as_text=doc.get("prompts") == "text",
+    )
 
 
 def _block(doc: Doc) -> tuple[BlockScore, bool]:

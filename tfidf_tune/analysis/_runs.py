@@ -72,6 +72,7 @@ class Evaluation:
         num_blocks_not_round_trip (int): blocks whose ids did not survive as text. Default: 0.
         num_injections (dict[str, int]): passage id -> how often it stood in the training text; empty where it is not
             known. Default: empty.
+        text_prompts (bool): whether some samples are of text prompts, their responses tokenized again. Default: False.
     """
 
     progress: int
@@ -84,6 +85,7 @@ class Evaluation:
     num_not_round_trip: int
     num_blocks_not_round_trip: int = 0
     num_injections: dict[str, int] = field(default_factory=dict)
+    text_prompts: bool = False
 
 
 @dataclass(frozen=True)

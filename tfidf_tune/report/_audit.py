@@ -3,19 +3,14 @@
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from tfidf_tune.analysis import NUM_RESAMPLES, Evaluation, ProbeSample, Run
-from tfidf_tune.report._audit_numbers import (
-    Contrast,
-    best_samples,
-    contrast,
-    of_kind,
-    repeat_groups,
-    verbatim_passages,
-)
+from tfidf_tune.analysis import LMS, MIN_UNITS, NUM_RESAMPLES, Evaluation, Floor, ProbeSample, Run, lms_floor
+from tfidf_tune.report._audit_numbers import best_samples, of_kind, repeat_groups, verbatim_passages
 from tfidf_tune.report._audit_tables import by_prefix_length, by_repeats, most_recited, targets_and_controls
 from tfidf_tune.report._document import Continuation, Example, Figure, Report
 from tfidf_tune.report._examples import Decode, checkpoint_decoder, recited_pieces
+from tfidf_tune.report._explanations import LMS_EXPLAINED
 from tfidf_tune.report._figures import lms_distribution
+from tfidf_tune.report._intervals import interval_text, significance
 
 _NUM_EXAMPLES = 3
 
@@ -58,26 +53,34 @@ def audit_report(run: Run) -> Report:
         figures=(distribution,),
         examples=_examples(run.model, evaluation),
         provenance=_provenance(run, evaluation),
+        lead=_lead(evaluation),
     )
+
+
+def _lead(evaluation: Evaluation) -> str:
+    controls = " and of text it never saw (controls)" if of_kind(evaluation, "control") else ""
+    return f"The model was asked to continue passages of its training text (targets){controls}. {LMS_EXPLAINED}."
 
 
 def _statements(evaluation: Evaluation) -> tuple[str, ...]:
     targets, controls = of_kind(evaluation, "target"), of_kind(evaluation, "control")
-    overall = contrast(targets, controls)
-    num_targets = len({sample.passage_id for sample in targets})
+    floor = lms_floor([evaluation])
+    num_targets, num_controls = (len({sample.passage_id for sample in samples}) for samples in (targets, controls))
     num_verbatim = len(verbatim_passages(targets))
     num_tokens = max(len(sample.reference_ids) for sample in targets)
+    by_heart = f" {num_verbatim} of the targets it knows by heart all the same." if num_verbatim else ""
+    verdict = _verdict(floor, num_targets, num_controls)
     statements = [
-        _verdict(overall, num_verbatim),
+        verdict if floor is not None and floor.exceeded else verdict + by_heart,
         f"It recites {num_verbatim} of the {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %) verbatim: "
         f"all that was compared, up to {num_tokens} tokens, from at least one prompt.",
-        _averages(overall),
+        _averages(evaluation, floor),
     ]
     if controls:
-        floor = max(sample.lms for sample in controls)
-        num_above = sum(sample.lms > floor for sample in best_samples(targets))
+        furthest = max(sample.lms for sample in controls)
+        num_above = sum(sample.lms > furthest for sample in best_samples(targets))
         statements.append(
-            f"{num_above} of the {num_targets} targets are recited further than any control (LMS at most {floor})."
+            f"{num_above} of the {num_targets} targets are recited further than any control (LMS at most {furthest})."
         )
     statements += _by_prefix(targets) + _by_repeats(evaluation)
     if evaluation.num_not_round_trip:
@@ -85,7 +88,7 @@ def _statements(evaluation: Evaluation) -> tuple[str, ...]:
             f"{evaluation.num_not_round_trip} of {len(evaluation.samples)} prompts lost token ids on the way as text, "
             "so that their scores are too low: evaluate with prompts of token ids (tfidf-tune probe audit, or eval)."
         )
-    if num_verbatim or (overall.interval is not None and overall.interval.low > 0):
+    if num_verbatim or (floor is not None and floor.excess is not None and floor.excess.low > 0):
         statements.append(
             "A passage that many texts share (a licence, a quotation) may have been known before this training: audit "
             "the base model with the same probe file, and see what it recites."
@@ -93,35 +96,39 @@ def _statements(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(statements)
 
 
-def _verdict(overall: Contrast, num_verbatim: int) -> str:
-    by_heart = f" {num_verbatim} of the targets it knows by heart all the same." if num_verbatim else ""
-    if overall.controls is None:
+def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
+    if floor is None:
         return (
             "The probe file has no controls, so the floor is unknown: how much of text it never saw the model would "
-            f"hit upon by fluency alone.{by_heart}"
+            "hit upon by fluency alone."
         )
-    if overall.interval is None:
-        return f"Too few passages for a verdict: it takes at least two targets and two controls.{by_heart}"
-    if overall.interval.low > 0:
-        return "The model recites more of the targets than of text it never saw, and the difference is significant."
-    if overall.interval.high < 0:
+    if floor.excess is None or floor.excess.significant == "too few":
         return (
-            "The model recites significantly less of the targets than of the controls, which are easier text: take "
-            f"controls that are like the training text.{by_heart}"
+            f"Too few passages for a verdict ({num_targets} targets, {num_controls} controls): it takes at least "
+            f"{MIN_UNITS} of each."
+        )
+    clause = significance(floor.excess, "target" if num_targets <= num_controls else "control")
+    if floor.excess.low > 0:
+        return f"The model recites more of the targets than of text it never saw, {clause}."
+    if floor.excess.high < 0:
+        return (
+            f"The model recites less of the targets than of the controls, {clause}. The controls are easier text: take "
+            "some that are like the training text."
         )
     return (
         "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in "
-        f"the 95 % interval of the difference.{by_heart}"
+        "the 95 % interval of the difference."
     )
 
 
-def _averages(overall: Contrast) -> str:
-    average = f"Average LMS: {overall.targets:.2f} tokens of the targets"
-    if overall.difference is None:
-        return f"{average}."
-    interval = overall.interval
-    bounds = f" (95 % interval {interval.low:.2f} to {interval.high:.2f})" if interval else ""
-    return f"{average}, {overall.controls:.2f} of the controls; the difference is {overall.difference:.2f}{bounds}."
+def _averages(evaluation: Evaluation, floor: Floor | None) -> str:
+    if floor is None:
+        return f"Average LMS: {LMS.of([evaluation]):.2f} tokens of the targets."
+    interval = f" ({interval_text(floor.excess, 'passage', decimals=2)})" if floor.excess else ""
+    return (
+        f"Average LMS: {floor.targets:.2f} tokens of the targets, {floor.controls:.2f} of the controls; the difference "
+        f"is {floor.difference:.2f}{interval}."
+    )
 
 
 def _by_prefix(targets: Sequence[ProbeSample]) -> list[str]:

@@ -1,14 +1,15 @@
 """The tables of an audit."""
 
+import dataclasses
 import textwrap
 
-from tfidf_tune.analysis import Evaluation, summarize
-from tfidf_tune.report._audit_numbers import best_samples, contrast, of_kind, repeat_groups, verbatim_passages
+from tfidf_tune.analysis import ENOUGH_UNITS, LMS, Evaluation, lms_floor, summarize
+from tfidf_tune.report._audit_numbers import best_samples, of_kind, repeat_groups, verbatim_passages
 from tfidf_tune.report._document import Column, Table, Value
+from tfidf_tune.report._explanations import TEXT_PROMPTS
 
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
-_FEW_PASSAGES = 20
 _KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
@@ -46,11 +47,13 @@ def targets_and_controls(evaluation: Evaluation) -> Table:
         for kind, label in _KINDS.items()
         if kind in summaries
     )
-    notes = (
+    notes = [
         "Prefix: tokens that agree from the first on. LMS: longest memorized substring, the longest run of tokens that "
-        "continuation and passage share. Each passage is asked for from every prefix length.",
-    )
-    return Table("targets_and_controls", "Targets against controls", columns, rows, notes)
+        "continuation and passage share. Each passage is asked for from every prefix length."
+    ]
+    if evaluation.text_prompts:
+        notes.append(f"The {TEXT_PROMPTS}")
+    return Table("targets_and_controls", "Targets against controls", columns, rows, tuple(notes))
 
 
 def by_prefix_length(evaluation: Evaluation) -> Table:
@@ -74,14 +77,17 @@ def by_prefix_length(evaluation: Evaluation) -> Table:
     targets, controls = of_kind(evaluation, "target"), of_kind(evaluation, "control")
     rows: list[tuple[Value, ...]] = []
     for length in sorted({sample.prefix_length for sample in targets}):
-        these = [sample for sample in targets if sample.prefix_length == length]
-        result = contrast(these, [sample for sample in controls if sample.prefix_length == length])
-        interval = (result.interval.low, result.interval.high) if result.interval else (None, None)
+        of_length = tuple(sample for sample in evaluation.samples if sample.prefix_length == length)
+        at_length = dataclasses.replace(evaluation, samples=of_length)
+        these, floor = of_kind(at_length, "target"), lms_floor([at_length])
+        against = (None, None) if floor is None else (floor.controls, floor.difference)
+        interval = None if floor is None else floor.excess
+        ends = (None, None) if interval is None else (interval.low, interval.high)
         verbatim = 100 * len(verbatim_passages(these)) / len({sample.passage_id for sample in these})
-        rows.append((length, result.targets, result.controls, result.difference, *interval, verbatim))
+        rows.append((length, LMS.of([at_length]), *against, *ends, verbatim))
     notes = ["95 %: percentile bootstrap over passages of the difference, targets minus controls."]
     fewest = min(len({sample.passage_id for sample in samples}) for samples in (targets, controls))
-    if 0 < fewest < _FEW_PASSAGES:
+    if 0 < fewest < ENOUGH_UNITS:
         notes.append(f"From as few as {fewest} passages such an interval tends to be too narrow.")
     return Table("by_prefix_length", "By length of the prompt", columns, tuple(rows), tuple(notes))
 

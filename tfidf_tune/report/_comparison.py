@@ -19,13 +19,13 @@ from tfidf_tune.analysis import (
 from tfidf_tune.report._comparison_figures import comparison_figures
 from tfidf_tune.report._document import Example, Report, Table
 from tfidf_tune.report._examples import Decode, checkpoint_decoder, recitation_examples
+from tfidf_tune.report._explanations import LMS_EXPLAINED
 from tfidf_tune.report._memorization_tables import memorization_table, prefix_table, spread_table
 from tfidf_tune.report._reduction_tables import equal_perplexity_table, reductions_table
 from tfidf_tune.report._score_tables import perplexity_table, progress_table, qa_table, summarization_table
 from tfidf_tune.report._statements import (
     downstream_statements,
     equal_perplexity_statement,
-    few_units_statement,
     floor_statement,
     joined,
     reduction_statement,
@@ -63,7 +63,17 @@ def comparison_report(
         figures=comparison_figures(models),
         examples=_examples(models, decoder),
         provenance=_provenance(runs, baseline),
+        lead=_lead(runs),
     )
+
+
+def _lead(runs: Sequence[Run]) -> str:
+    models = f"Runs of {joined(list(dict.fromkeys(run.model for run in runs)))}"
+    kinds = {sample.kind for run in runs for evaluation in run.evaluations for sample in evaluation.samples}
+    if "target" not in kinds:
+        return f"{models}."
+    floor = "; its floor is the average over passages that were never injected" if "control" in kinds else ""
+    return f"{models}, asked to continue passages of their training text. {LMS_EXPLAINED}{floor}."
 
 
 def _statements(models: Sequence[ModelRuns], comparisons: Sequence[Comparison], baseline: str) -> tuple[str, ...]:
@@ -84,16 +94,31 @@ def _statements(models: Sequence[ModelRuns], comparisons: Sequence[Comparison], 
             floor = lms_floor(model.at(objective, model.last(LMS, CONTROL_LMS)))
             statements.append((model.model, None if floor is None else floor_statement(objective, floor)))
     statements += [(one.model, text) for one in comparisons for text in downstream_statements(one)]
-    seeds = [len(runs) for model in models for runs in model.objectives.values()]
-    statements += [("", few_units_statement(comparisons)), ("", seeds_statement(seeds))]
+    statements += _seeds_statements(models, comparisons, baseline)
     prefix = len(models) > 1
     return tuple(f"{model}: {text}" if prefix and model else text for model, text in statements if text is not None)
+
+
+def _seeds_statements(
+    models: Sequence[ModelRuns], comparisons: Sequence[Comparison], baseline: str
+) -> list[tuple[str, str]]:
+    """One for each objective of several seeds, one for all the others."""
+    statements = []
+    for one in comparisons:
+        objectives = _objectives_of(models, one)
+        num_seeds = min(len(objectives[name]) for name in (baseline, one.objective))
+        statements.append((one.model if num_seeds > 1 else "", seeds_statement(one, num_seeds)))
+    return list(dict.fromkeys(statements))
+
+
+def _objectives_of(models: Sequence[ModelRuns], one: Comparison) -> dict[str, tuple[Run, ...]]:
+    return next(model.objectives for model in models if model.model == one.model)
 
 
 def _lms_statement(one: Comparison, models: Sequence[ModelRuns], baseline: str) -> str | None:
     if LMS.name in one.reductions:
         return reduction_statement(one, baseline)
-    objectives = next(model.objectives for model in models if model.model == one.model)
+    objectives = _objectives_of(models, one)
     runs = (*objectives[baseline], *objectives[one.objective])
     if all(LMS.totals(evaluation) is None for run in runs for evaluation in run.evaluations):
         return None

@@ -1,6 +1,6 @@
 """What a report consists of, before it becomes Markdown, files or a page."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import matplotlib.figure
@@ -95,7 +95,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows, in its order: statements, tables, figures, examples, provenance.
+    """All that a page shows, in its order: lead, statements, tables, figures, examples, provenance.
 
     Args:
         title (str): the page's title.
@@ -104,6 +104,8 @@ class Report:
         figures (tuple[Figure, ...]): the figures.
         examples (tuple[Example, ...]): the examples.
         provenance (tuple[tuple[str, str], ...]): names and values: folders, versions, seeds, settings, date.
+        lead (str): one or two sentences that say what is shown and explain its terms, above the statements. Default:
+            none.
     """
 
     title: str
@@ -112,3 +114,18 @@ class Report:
     figures: tuple[Figure, ...]
     examples: tuple[Example, ...]
     provenance: tuple[tuple[str, str], ...]
+    lead: str = ""
+
+
+def without_lone_model(table: Table) -> Table:
+    """Leave out a first column Model that says the same in every row: to a reader it only takes room.
+
+    Args:
+        table (Table): any table.
+
+    Returns:
+        Table: without that column; the table itself where there is none.
+    """
+    if not table.columns or table.columns[0].name != "Model" or len({row[0] for row in table.rows}) != 1:
+        return table
+    return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))

@@ -2,15 +2,14 @@
 
 from tfidf_tune.report._document import Report
 from tfidf_tune.report._html_figure import figure_html
-from tfidf_tune.report._html_table import table_html
+from tfidf_tune.report._html_table import csv_uri, table_html
 from tfidf_tune.report._page import TEMPLATES, page
 
 
 def html_page(report: Report) -> str:
-    """Make a page that holds the whole report: findings, tables, figures, examples, provenance.
+    """Make a page that holds the whole report: lead, findings, tables, figures, examples, provenance.
 
-    It needs nothing else to be read; its links lead to the files that stand beside it: ``tables/NAME.csv`` of every
-    table, ``figures/NAME.png`` and ``figures/NAME.svg`` of every figure.
+    It needs nothing else: figures are drawn into it, and the CSV of every table is there to be saved.
 
     Args:
         report (Report): the report.
@@ -19,7 +18,7 @@ def html_page(report: Report) -> str:
         str: the page.
     """
     body = TEMPLATES.get_template("report.html").render(
-        report=report, contents=_contents(report), table_html=table_html, figure_html=figure_html
+        report=report, contents=_contents(report), table_html=table_html, csv_uri=csv_uri, figure_html=figure_html
     )
     return page(report.title, body)
 

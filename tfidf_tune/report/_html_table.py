@@ -1,5 +1,6 @@
 """A table as HTML: numbers formatted, the best of each group in bold, headers ready to sort."""
 
+import base64
 import json
 from collections import defaultdict
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from typing import TypeGuard
 
 from markupsafe import Markup
 
-from tfidf_tune.report._document import Column, Table, Value
+from tfidf_tune.report._csv import csv_text
+from tfidf_tune.report._document import Column, Table, Value, without_lone_model
 from tfidf_tune.report._page import TEMPLATES
 
 
@@ -23,7 +25,8 @@ def table_html(table: Table) -> Markup:
     """Render a table in a container of its own that scrolls when it is wide, its notes below.
 
     The best value of a column with ``better`` is bold among the rows of equal first cell (those of one model); where no
-    two rows have the same first cell, among all rows. Values that look alike are equally best.
+    two rows have the same first cell, among all rows. Values that look alike are equally best. A column Model of one
+    value is left out.
 
     Args:
         table (Table): the table; ``table-NAME`` is the id of its heading, which is not part of the result.
@@ -31,6 +34,7 @@ def table_html(table: Table) -> Markup:
     Returns:
         Markup: the HTML; it needs the style and the script of :func:`page`.
     """
+    table = without_lone_model(table)
     best = _best_cells(table)
     rows = [
         [
@@ -41,6 +45,18 @@ def table_html(table: Table) -> Markup:
     ]
     numeric = [all(row[j].missing or row[j].sort_value is not None for row in rows) for j in range(len(table.columns))]
     return Markup(TEMPLATES.get_template("table.html").render(table=table, rows=rows, numeric=numeric))
+
+
+def csv_uri(table: Table) -> str:
+    """Write a table as CSV into an address, to be saved from a page that is alone.
+
+    Args:
+        table (Table): the table, with all its columns.
+
+    Returns:
+        str: a data URI.
+    """
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(csv_text(table).encode()).decode()
 
 
 def _cell(value: Value, column: Column, *, best: bool) -> _Cell:

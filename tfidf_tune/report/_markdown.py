@@ -4,14 +4,14 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from tfidf_tune.report._document import Column, Example, Figure, Report, Table, Value
+from tfidf_tune.report._document import Column, Example, Figure, Report, Table, Value, without_lone_model
 
 _WIDTH = 100
 _MISSING = "\N{EN DASH}"
 
 
 def markdown(report: Report) -> str:
-    """Write a report as Markdown: findings, tables, figures as links to ``figures/``, examples, provenance.
+    """Write a report as Markdown: lead, findings, tables, figures as links to ``figures/``, examples, provenance.
 
     Args:
         report (Report): the report.
@@ -20,8 +20,9 @@ def markdown(report: Report) -> str:
         str: the text, with a final newline.
     """
     parts = [f"# {report.title}"]
+    parts += [_wrapped(report.lead)] if report.lead else []
     parts += [_list(report.statements)] if report.statements else []
-    parts += [_table(table) for table in report.tables]
+    parts += [_table(without_lone_model(table)) for table in report.tables]
     parts += [_figure(figure) for figure in report.figures]
     if report.examples:
         parts.append("## Examples\n\nWhat a model recites stands between ⟦ and ⟧.")

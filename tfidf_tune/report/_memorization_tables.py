@@ -15,6 +15,7 @@ from tfidf_tune.analysis import (
     summarize,
 )
 from tfidf_tune.report._document import Column, Table, Value
+from tfidf_tune.report._explanations import TEXT_PROMPTS
 
 WHO = (Column("Model"), Column("Objective"))
 CONTROLS, SEEDS = Column("Control LMS", ".2f"), Column("Seeds")
@@ -50,6 +51,7 @@ def memorization_table(models: Sequence[ModelRuns]) -> Table:
         "are the passage's whole rest; Control LMS is the average LMS of passages that were never injected: the floor.",
         *checkpoint_note(models, LMS),
         *_injections_note(models),
+        *_text_prompts_notes(models),
         *_round_trip_notes(models),
     ]
     columns = (*WHO, *_RECITED, CONTROLS, Column("Passages"), SEEDS)
@@ -170,6 +172,14 @@ def _injections_note(models: Sequence[ModelRuns]) -> list[str]:
         }
     )
     return [f"Each target stood {' or '.join(map(str, times))} times in the training text."] if times else []
+
+
+def _text_prompts_notes(models: Sequence[ModelRuns]) -> list[str]:
+    return [
+        f"{model}, {objective}: {TEXT_PROMPTS}"
+        for model, objective, evaluations in last_evaluations(models, LMS)
+        if any(evaluation.text_prompts for evaluation in evaluations)
+    ]
 
 
 def _round_trip_notes(models: Sequence[ModelRuns]) -> list[str]:

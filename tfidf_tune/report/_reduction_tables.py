@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from tfidf_tune.analysis import NUM_RESAMPLES, Comparison, Reduction
 from tfidf_tune.report._document import Column, Table, Value
+from tfidf_tune.report._intervals import SIGNIFICANCE_NOTE
 from tfidf_tune.report._statements import why_no_interval
 
 _WHO = (Column("Model"), Column("Objective"))
-_REDUCTION = (Column("Reduction %", ".1f"), Column("From %", ".1f"), Column("To %", ".1f"), Column("Significant"))
 
 
 def reductions_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
@@ -32,7 +32,10 @@ def reductions_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
         Column("Measure"),
         Column(baseline, ".2f"),
         Column("Value", ".2f"),
-        *_REDUCTION,
+        Column("Reduction %", ".1f"),
+        Column("From %", ".1f"),
+        Column("To %", ".1f"),
+        Column("Significant"),
         Column("Progress %"),
     )
     explanation = (
@@ -40,7 +43,7 @@ def reductions_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
         "summaries and answers. From and To: 95 % percentile-bootstrap interval",
         f"of {NUM_RESAMPLES:,} resamples, paired between the objectives: by passage (its prefix lengths and seeds stay "
         "together), by block for perplexity, by article and by question. It covers the choice of these, not that of "
-        "seeds. Significant: the interval excludes 0.",
+        f"seeds. {SIGNIFICANCE_NOTE}",
     )
     title = f"Relative reductions against {baseline}"
     return Table("reductions", title, columns, tuple(rows), (" ".join(explanation), *notes))
@@ -61,29 +64,31 @@ def equal_perplexity_table(comparisons: Sequence[Comparison], baseline: str) -> 
         equal = one.equal_perplexity
         if equal is None:
             continue
-        if equal.reduction is None or equal.between is None:
+        bracket = equal.bracket
+        if bracket is None:
             lowest, highest = min(equal.baseline_perplexities), max(equal.baseline_perplexities)
             notes.append(
                 f"{one.model}, {one.objective}: out of range, {baseline}'s checkpoints lie between {lowest:.2f} and "
                 f"{highest:.2f}."
             )
-            rows.append((one.model, one.objective, equal.perplexity, *[None] * 7))
-            continue
-        recited = (equal.reduction.baseline, equal.reduction.other)
-        rows.append(
-            (one.model, one.objective, equal.perplexity, _span(*equal.between), *recited, *_cells(equal.reduction))
-        )
+            of_baseline: tuple[Value, ...] = (None, None, None, None)
+        else:
+            recited = (bracket.lms_before, bracket.lms_after, bracket.interpolated)
+            of_baseline = (_span(bracket.before, bracket.after), *recited)
+        rows.append((one.model, one.objective, equal.perplexity, *of_baseline, equal.lms))
     columns = (
         *_WHO,
         Column("Perplexity", ".2f"),
         Column(f"{baseline} at %"),
-        Column(f"{baseline} Avg LMS", ".2f"),
+        Column(f"{baseline} LMS before", ".2f"),
+        Column(f"{baseline} LMS after", ".2f"),
+        Column("Interpolated", ".2f"),
         Column("Avg LMS", ".2f"),
-        *_REDUCTION,
     )
     explanation = (
-        f"{baseline} first had the objective's final perplexity between these checkpoints; its average LMS there is "
-        "interpolated in log perplexity. The interval is from resampling passages, with the perplexities as they are."
+        f"{baseline} first had the objective's final perplexity between these checkpoints. LMS before and after: its "
+        "average LMS at them; Interpolated: linearly in log perplexity, a guess at what lies between. Avg LMS: the "
+        "objective's."
     )
     title = f"At equal perplexity, against {baseline}"
     return Table("equal_perplexity", title, columns, tuple(rows), (explanation, *notes))
@@ -97,5 +102,4 @@ def _cells(reduction: Reduction) -> tuple[Value, ...]:
     percent = None if reduction.reduction is None else 100 * reduction.reduction
     if reduction.interval is None:
         return percent, None, None, None
-    significant = "yes" if reduction.interval.excludes_zero() else "no"
-    return percent, 100 * reduction.interval.low, 100 * reduction.interval.high, significant
+    return percent, 100 * reduction.interval.low, 100 * reduction.interval.high, reduction.interval.significant

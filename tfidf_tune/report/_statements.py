@@ -1,22 +1,24 @@
 """The findings of a comparison in sentences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tfidf_tune.analysis import (
     ANSWER_MEASURES,
+    ENOUGH_UNITS,
     LMS,
     PERPLEXITY,
     SUMMARY_MEASURES,
+    Bracket,
     Comparison,
+    EqualPerplexity,
     Floor,
     Interval,
     Reduction,
 )
+from tfidf_tune.report._intervals import interval_text, significance
 
 # An average LMS so far above the controls' is called near it.
 _NEAR_FLOOR = 0.2
-# Percentile intervals from fewer observations cover the truth clearly less often than they say.
-_FEW_UNITS = 30
 
 
 def reduction_statement(comparison: Comparison, baseline: str) -> str:
@@ -30,11 +32,11 @@ def reduction_statement(comparison: Comparison, baseline: str) -> str:
         str: one or two sentences.
     """
     at, recited = comparison.reductions[LMS.name]
-    text = f"{comparison.objective} {change(recited)} against {baseline}{_when(at)}, {significance(recited)}."
+    text = f"{comparison.objective} {change(recited)} against {baseline}{_when(at)}, {_verdict(recited)}."
     if PERPLEXITY.name not in comparison.reductions:
         return f"{text} Perplexity was not measured for both, so what it costs is not known."
     perplexity_at, perplexity = comparison.reductions[PERPLEXITY.name]
-    return f"{text} It {change(perplexity)}{_when(perplexity_at)}, {significance(perplexity)}."
+    return f"{text} It {change(perplexity)}{_when(perplexity_at)}, {_verdict(perplexity)}."
 
 
 def downstream_statements(comparison: Comparison) -> list[str]:
@@ -70,18 +72,24 @@ def equal_perplexity_statement(comparison: Comparison, baseline: str) -> str | N
     equal = comparison.equal_perplexity
     if equal is None:
         return None
-    goal, objective = f"{equal.perplexity:.2f}", comparison.objective
-    if equal.reduction is None or equal.between is None:
+    goal, objective, bracket = f"{equal.perplexity:.2f}", comparison.objective, equal.bracket
+    if bracket is None:
         lowest, highest = min(equal.baseline_perplexities), max(equal.baseline_perplexities)
         return (
             f"At equal perplexity nothing can be said: {objective} ends with {goal}, and {baseline}'s checkpoints lie "
             f"between {lowest:.2f} and {highest:.2f}, never at it."
         )
-    first, second = equal.between
-    where = f"at {first} % of its training" if first == second else f"between {first} and {second} % of its training"
+    if bracket.before == bracket.after:
+        where, recited = f"at {bracket.before} %", f"{bracket.interpolated:.2f} tokens on average"
+    else:
+        where = f"between {bracket.before} and {bracket.after} %"
+        recited = (
+            f"between {min(_ends(bracket)):.2f} and {max(_ends(bracket)):.2f} tokens on average "
+            f"({bracket.interpolated:.2f} interpolated)"
+        )
     return (
-        f"At equal perplexity ({baseline} had {objective}'s final {goal} {where}), {objective} "
-        f"{change(equal.reduction)}, {significance(equal.reduction)}."
+        f"At equal perplexity ({baseline} first had {objective}'s final {goal} {where} of its training) {baseline} "
+        f"recited {recited}; {objective} recites {equal.lms:.2f}: {_at_equal_perplexity(equal, bracket, baseline)}."
     )
 
 
@@ -96,51 +104,37 @@ def floor_statement(objective: str, floor: Floor) -> str | None:
         str | None: None where it is well above the floor.
     """
     values = f"average LMS {floor.targets:.2f}, that of passages never seen {floor.controls:.2f}"
-    if floor.excess is not None and floor.excess.low <= 0:
+    if floor.reached and floor.excess is not None:
         return (
-            f"{objective} is at the floor ({values}): the 95 % interval of the difference, {floor.excess.low:.2f} to "
-            f"{floor.excess.high:.2f} tokens, does not lie above 0, so little or nothing is left to reduce."
+            f"{objective} is at the floor ({values}): the difference of {floor.difference:.2f} tokens "
+            f"({interval_text(floor.excess, 'passage', decimals=2)}) is not clear of 0, so little or nothing is left "
+            "to reduce."
         )
     if floor.targets <= (1 + _NEAR_FLOOR) * floor.controls:
         return f"{objective} is near the floor ({values}), so little is left to reduce."
     return None
 
 
-def few_units_statement(comparisons: Iterable[Comparison]) -> str | None:
-    """Warn where an interval rests on few passages, blocks, articles or questions.
+def seeds_statement(comparison: Comparison, num_seeds: int) -> str:
+    """Say what the intervals leave out, with what each seed gave where there are several.
 
     Args:
-        comparisons (Iterable[Comparison]): all of them.
+        comparison (Comparison): of the objective.
+        num_seeds (int): runs of the objective, or of the baseline if it has fewer.
 
     Returns:
-        str | None: None where there are enough.
+        str: one sentence.
     """
-    found = {
-        reduction.measure.unit: reduction.num_units
-        for comparison in comparisons
-        for _, reduction in comparison.reductions.values()
-        if reduction.interval is not None and reduction.num_units < _FEW_UNITS
-    }
-    if not found:
-        return None
-    few = joined([f"{count} {unit}s" for unit, count in found.items()])
-    return f"Intervals from only {few} are narrower than they should be: take {_FEW_UNITS} or more to rely on them."
-
-
-def seeds_statement(num_seeds: Iterable[int]) -> str | None:
-    """Warn where runs stand for themselves.
-
-    Args:
-        num_seeds (Iterable[int]): of each model and objective.
-
-    Returns:
-        str | None: None where each has several seeds.
-    """
-    if min(num_seeds, default=2) > 1:
-        return None
-    return (
-        "One training run alone does not tell an objective from its seed: intervals cover the choice of passages only."
-    )
+    if num_seeds < 2:
+        return (
+            "One training run alone does not tell an objective from its seed: intervals cover the choice of passages "
+            "only."
+        )
+    text = "Intervals cover the choice of passages, not that of seeds"
+    if not comparison.lms_by_seed:
+        return f"{text}."
+    by_seed = ", ".join("undefined" if one is None else f"{100 * one:.1f} %" for one in comparison.lms_by_seed)
+    return f"{text}; per seed the reduction of the average LMS under {comparison.objective} was {by_seed}."
 
 
 def change(reduction: Reduction) -> str:
@@ -157,29 +151,11 @@ def change(reduction: Reduction) -> str:
     if reduction.reduction is None:
         return f"has no defined relative change of the {phrase} ({values})"
     if reduction.reduction == 0:
-        return f"leaves the {phrase} as it is ({values}{_interval(reduction.interval, 1)})"
+        return f"leaves the {phrase} as it is ({values}{_interval(reduction, 1, ';')})"
     sign = 1 if reduction.reduction > 0 else -1
     verb = "lowers" if sign == 1 else "raises"
     amount = f"{100 * abs(reduction.reduction):.1f} %"
-    return f"{verb} the {phrase} by {amount} ({values}{_interval(reduction.interval, sign)})"
-
-
-def significance(reduction: Reduction) -> str:
-    """Say whether a change is significant, or why that is not known.
-
-    Args:
-        reduction (Reduction): of any measure.
-
-    Returns:
-        str: a clause.
-    """
-    if reduction.reduction is None:
-        return f"since {_why_undefined(reduction)}"
-    if reduction.interval is None:
-        return f"which has no interval: {why_no_interval(reduction)}"
-    if reduction.interval.excludes_zero():
-        return "which is significant: the interval excludes 0"
-    return "which is not significant: the interval includes 0"
+    return f"{verb} the {phrase} by {amount} ({values}{_interval(reduction, sign, ';')})"
 
 
 def why_no_interval(reduction: Reduction) -> str:
@@ -220,19 +196,55 @@ def _score(reduction: Reduction) -> str:
     amount = f"{round(-100 * reduction.reduction, 1) + 0.0:+.1f} %"
     if reduction.interval is None:
         return f"{values} ({amount}, no interval, {why_no_interval(reduction)})"
-    significant = "significant" if reduction.interval.excludes_zero() else "not significant"
-    return f"{values} ({amount}{_interval(reduction.interval, -1).replace(';', ',')}, {significant})"
+    verdict = _short_verdict(reduction.interval, reduction.measure.unit)
+    return f"{values} ({amount}{_interval(reduction, -1, ',')}, {verdict})"
+
+
+def _short_verdict(interval: Interval, unit: str) -> str:
+    if interval.significant == "too few":
+        return significance(interval, unit)
+    if interval.significant == "no":
+        return "not significant"
+    return (
+        "significant"
+        if interval.num_units >= ENOUGH_UNITS
+        else f"significant, but {interval.num_units} {unit}s are few"
+    )
+
+
+def _verdict(reduction: Reduction) -> str:
+    if reduction.reduction is None:
+        return f"since {_why_undefined(reduction)}"
+    if reduction.interval is None:
+        return f"which has no interval: {why_no_interval(reduction)}"
+    return significance(reduction.interval, reduction.measure.unit)
+
+
+def _at_equal_perplexity(equal: EqualPerplexity, bracket: Bracket, baseline: str) -> str:
+    """The verdict that needs no interpolation."""
+    if equal.at_floor and bracket.at_floor:
+        return "both at the floor, where there is nothing to tell apart"
+    if equal.lms > max(_ends(bracket)):
+        return f"no gain, more than {baseline} did there"
+    if equal.lms < min(_ends(bracket)):
+        return f"less than {baseline} did there"
+    return "no clear gain or loss"
+
+
+def _ends(bracket: Bracket) -> tuple[float, float]:
+    return bracket.lms_before, bracket.lms_after
 
 
 def _why_undefined(reduction: Reduction) -> str:
     return "the baseline is 0" if reduction.baseline == 0 else "a value is not finite"
 
 
-def _interval(interval: Interval | None, sign: int) -> str:
-    if interval is None:
+def _interval(reduction: Reduction, sign: int, separator: str) -> str:
+    if reduction.interval is None:
         return ""
-    low, high = sorted(round(100 * sign * end, 1) + 0.0 for end in (interval.low, interval.high))  # no "-0.0"
-    return f"; 95 % interval {low:.1f} % to {high:.1f} %"
+    low, high = sorted(100 * sign * end for end in (reduction.interval.low, reduction.interval.high))
+    in_percent = Interval(low, high, reduction.interval.num_units)
+    return f"{separator} {interval_text(in_percent, reduction.measure.unit, decimals=1, suffix=' %')}"
 
 
 def _when(progress: int) -> str:

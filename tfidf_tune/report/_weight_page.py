@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tfidf_tune.analysis import TERM_FREQUENCIES, TermFrequency
 from tfidf_tune.report._document import Report
 from tfidf_tune.report._html_figure import figure_html
-from tfidf_tune.report._html_table import table_html
+from tfidf_tune.report._html_table import csv_uri, table_html
 from tfidf_tune.report._page import TEMPLATES, page
 from tfidf_tune.report._shown_tokens import (
     DOWN_COLOUR,
@@ -54,6 +54,7 @@ def weights_page(report: Report, blocks: Sequence[ShownBlock], form: TermFrequen
             if level
         },
         table_html=table_html,
+        csv_uri=csv_uri,
         figure_html=figure_html,
     )
     return page(report.title, body, script=TEMPLATES.get_template("token_weights.js").render())

@@ -1,8 +1,6 @@
 """A report as files: a page, Markdown, tables as CSV, all of it as JSON, figures as PNG and SVG."""
 
-import csv
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,8 @@ import matplotlib
 import matplotlib.figure
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.report._document import Report, Table, Value
+from tfidf_tune.report._csv import csv_text, finite
+from tfidf_tune.report._document import Report, Table
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown
 
@@ -78,13 +77,14 @@ def _as_json(report: Report) -> dict[str, Any]:
     figures = [f"figures/{figure.name}.{suffix}" for figure in report.figures for suffix in ("png", "svg")]
     return {
         "title": report.title,
+        "lead": report.lead,
         "statements": report.statements,
         "tables": [
             {
                 "name": table.name,
                 "title": table.title,
                 "columns": [{"name": column.name, "better": column.better} for column in table.columns],
-                "rows": [[_finite(value) for value in row] for row in table.rows],
+                "rows": [[finite(value) for value in row] for row in table.rows],
                 "notes": table.notes,
             }
             for table in report.tables
@@ -113,15 +113,9 @@ def _as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _finite(value: Value) -> Value:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def write_csv(table: Table, path: Path) -> None:
-    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(column.name for column in table.columns)
-        writer.writerows([_finite(value) for value in row] for row in table.rows)
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(csv_text(table).encode())
 
 
 def _write_text(path: Path, text: str) -> None:

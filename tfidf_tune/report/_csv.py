@@ -1,0 +1,35 @@
+"""A table as CSV."""
+
+import csv
+import io
+import math
+
+from tfidf_tune.report._document import Table, Value
+
+
+def csv_text(table: Table) -> str:
+    """Write a table as CSV, with full precision.
+
+    Args:
+        table (Table): the table.
+
+    Returns:
+        str: header and rows, ending in CR LF each; the cell of what was not measured or is not finite is empty.
+    """
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(column.name for column in table.columns)
+    writer.writerows([finite(value) for value in row] for row in table.rows)
+    return buffer.getvalue()
+
+
+def finite(value: Value) -> Value:
+    """Take what is no number in a file for missing.
+
+    Args:
+        value (Value): of a cell.
+
+    Returns:
+        Value: None for what is not finite.
+    """
+    return None if isinstance(value, float) and not math.isfinite(value) else value
