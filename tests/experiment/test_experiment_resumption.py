@@ -174,7 +174,8 @@ def test_the_command_lists_what_failed_with_exit_code_1(experiment_file, stubbed
 
     assert str(ended.value) == (
         "error: 1 of the cells failed; the same command tries them again:\n"
-        f"  Tiny (full), CE, seed 0: training: the recipe ended with exit code 1: error: no luck today; log: {run_folder / 'train.log'}"
+        "  Tiny (full), CE, seed 0: training: the recipe ended with exit code 1: error: no luck today; "
+        f"log: {run_folder / 'train.log'}"
     )
     (stubbed.folder / "fail_ce").unlink()
     experiment_command(["--dry-run", experiment_file()])
