@@ -271,12 +271,14 @@ def test_the_file_reads_back_with_ids_texts_and_tokenizer(tokenizer, spec, tmp_p
 
 
 def test_documents_are_counted_over_all_sources_and_each_target_names_its_own(tokenizer, tmp_path, texts):
+    texts = [text[:500] for text in texts[:3]]
+    assert all(150 <= len(ids_of(tokenizer, text)) < 300 for text in texts), "room for one passage in each"
     first = write_rows(tmp_path / "first.jsonl", ["", texts[0], "  "])
-    second = write_rows(tmp_path / "second.jsonl", texts[1:3])
+    second = write_rows(tmp_path / "second.jsonl", texts[1:])
     spec = ProbeSpec((first, second), num_targets=3, num_controls=0, block_size=150)
     made = make_probe(tokenizer, spec)
     assert made.num_documents == 3
-    assert made.num_tokens == sum(len(ids_of(tokenizer, text)) for text in texts[:3])
+    assert made.num_tokens == sum(len(ids_of(tokenizer, text)) for text in texts)
     found = {passage.positions[0][0]: passage.source for passage in made.passages}
     assert found == {0: first, 1: second, 2: second}
 
