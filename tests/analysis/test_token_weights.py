@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import sentencepiece
 import torch
+from sentencepiece_model import train_sentencepiece
 from tfidf_reference import ReferenceTFIDF
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -248,18 +248,8 @@ def test_raw_counts_lift_a_word_that_fills_its_blocks_and_idf_alone_lowers_it():
 
 @pytest.fixture(scope="module")
 def sentencepiece_tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the old sailor watched the harbour, the grey cat slept"] * 20),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=300,
-        hard_vocab_limit=False,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
+    sentences = ["the old sailor watched the harbour, the grey cat slept"] * 20
+    folder = train_sentencepiece(tmp_path_factory.mktemp("sentencepiece"), sentences, vocab_size=300)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return hf_tokenizer(str(folder))
 

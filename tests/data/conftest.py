@@ -1,4 +1,5 @@
 import pytest
+from sentencepiece_model import train_sentencepiece
 
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 
@@ -34,21 +35,9 @@ def tokenizer(embedded_tokenizer_folder):
 @pytest.fixture(scope="session")
 def sentencepiece_folder(tmp_path_factory):
     """A folder with nothing but tokenizer.model and config.json, SentencePiece trained as Llama's was."""
-    import sentencepiece
-
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([passage(seed, 40) for seed in range(50)]),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=400,
-        hard_vocab_limit=False,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
+    folder = train_sentencepiece(
+        tmp_path_factory.mktemp("sentencepiece"), [passage(seed, 40) for seed in range(50)], vocab_size=400
     )
-    (folder / "tokenizer.vocab").unlink()
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
+from sentencepiece_model import train_sentencepiece
 from tiny_llama import VOCAB_SIZE, make_tokenizer
 from tiny_models import MODELS
 
@@ -97,22 +98,7 @@ def byte_level_tokenizer(folder: Path, *, add_bos: bool = False, **special_token
 
 def sentencepiece_tokenizer(folder: Path) -> Path:
     """Nothing but a SentencePiece ``tokenizer.model`` as Llama's."""
-    import sentencepiece
-
-    folder.mkdir(parents=True, exist_ok=True)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text(seed, 40, WORDS) for seed in range(30)]),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=400,
-        hard_vocab_limit=False,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
-    (folder / "tokenizer.vocab").unlink()
-    return folder
+    return train_sentencepiece(folder, [text(seed, 40, WORDS) for seed in range(30)], vocab_size=400)
 
 
 def llama_tokenizer(folder: Path, sentencepiece_folder: Path) -> Path:
