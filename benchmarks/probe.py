@@ -9,20 +9,15 @@ are ratios within a round. Without a checkpoint the weights are random: the cost
 
 import argparse
 import contextlib
-import datetime
 import io
-import json
 import logging
 import statistics
 import tempfile
-import time
-from importlib.metadata import version
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
-
-import torch
-from training_step import cpu_name, median_ratio  # type: ignore[import-not-found]
+from measuring import median_ratio, record, take_turns, write_result  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import (
@@ -99,33 +94,27 @@ def main() -> None:
                 device=options.device,
             )
 
-        seconds: dict[str, list[float]] = {PROBE: [], HARNESS: []}
-        ways = {PROBE: run_probe, HARNESS: run_harness}
-        for index in range(options.rounds + 1):
-            for name in (PROBE, HARNESS) if index % 2 else (HARNESS, PROBE):
-                start = time.perf_counter()
-                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                    ways[name]()
-                if index:
-                    seconds[name].append(time.perf_counter() - start)
+        def quiet(way: Callable[[], None]) -> None:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                way()
 
-    hardware = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "hardware": f"{hardware}, {torch.get_num_threads()} threads" if options.device == "cpu" else hardware,
-        "versions": {name: version(name) for name in ("torch", "transformers", "lm-eval", "tfidf-tune")},
-        "settings": {key: str(value) for key, value in vars(options).items() if key != "output"},
-        "continuations": 3 * len(passages),
-        "median_s": {name: statistics.median(taken) for name, taken in seconds.items()},
-        "median_ratio_to_probe": median_ratio(seconds[HARNESS], seconds[PROBE]),
-    }
+        ways = {PROBE: partial(quiet, run_probe), HARNESS: partial(quiet, run_harness)}
+        seconds = take_turns(ways, rounds=options.rounds, warmup=1, device=options.device)
+
+    result = record(
+        options,
+        options.device,
+        ("torch", "transformers", "lm-eval", "tfidf-tune"),
+        continuations=3 * len(passages),
+        median_s={name: statistics.median(taken) for name, taken in seconds.items()},
+        median_ratio_to_probe=median_ratio(seconds[HARNESS], seconds[PROBE]),
+    )
     print(
         f"{result['date']}, {result['hardware']}: {result['continuations']} continuations, probe "
         f"{result['median_s'][PROBE]:.2f} s, harness {result['median_s'][HARNESS]:.2f} s, ratio "
         f"{result['median_ratio_to_probe']:.3f} (medians of {options.rounds} rounds)"
     )
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(result, options.output)
 
 
 if __name__ == "__main__":

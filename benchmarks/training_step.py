@@ -9,19 +9,22 @@ step's cost does not depend on them. Stock is the step of torchtune 0.6.1's own 
 """
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
-import time
 from collections.abc import Callable
-from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
-
 import torch
+from measuring import (  # type: ignore[import-not-found]
+    heading,
+    markdown_table,
+    median_ratio,
+    peak_memory,
+    record,
+    take_turns,
+    write_result,
+)
 from torch import nn
 from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
@@ -33,6 +36,8 @@ from tfidf_tune.weighting import TFIDFWeighting
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
 STOCK, OURS, TFIDF, WEIGHTS = "stock CE", "our CE", "TF-IDF", "weights alone"
+WARMUP = 3  # rounds that are not timed
+MEMORY_ROUNDS = 5
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -94,89 +99,69 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
     return steps, vocab_size, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def measure(step: Step, batch: Batch, device: str) -> tuple[float, float]:
-    """Run a step; returns its seconds and its peak memory in MiB: allocated (CUDA) or resident (CPU)."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident size back to its present value
-    start = time.perf_counter()
-    step(batch)
-    if device == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter() - start, torch.cuda.max_memory_allocated() / 2**20
-    seconds = time.perf_counter() - start
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return seconds, int(status["VmHWM"].split()[0]) / 2**10
-
-
 def main() -> None:
     """Measure and print."""
     options = parse_arguments()
     steps, vocab_size, num_trained = build_steps(options)
-    names = list(steps)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    memory: dict[str, list[float]] = {name: [] for name in names}
-    for index in range(options.rounds + 3):
-        tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), device=options.device)
-        for turn in range(len(names)):
-            name = names[(index + turn) % len(names)]
-            took, peak = measure(steps[name], {"tokens": tokens, "labels": tokens.clone()}, options.device)
-            if index >= 3:
-                seconds[name].append(took)
-                memory[name].append(peak)
+    shape = (options.batch_size, options.seq_len)
+    batches = torch.randint(vocab_size, (WARMUP + options.rounds, *shape), device=options.device)
 
-    hardware = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "hardware": f"{hardware}, {torch.get_num_threads()} threads" if options.device == "cpu" else hardware,
-        "versions": {name: version(name) for name in ("torch", "torchtune", "torchao", "tfidf-tune")},
-        "settings": {key: str(value) for key, value in vars(options).items() if key != "output"},
-        "trained_parameters": num_trained,
-        "steps": {
+    def turns(step: Step) -> Callable[[], object]:
+        upcoming = cycle(batches)  # the same for every step, so that windows fill alike
+
+        def turn() -> None:
+            tokens = next(upcoming)
+            step({"tokens": tokens, "labels": tokens.clone()})
+
+        return turn
+
+    ways = {name: turns(step) for name, step in steps.items()}
+    seconds = take_turns(ways, rounds=options.rounds, warmup=WARMUP, device=options.device)
+    memory: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(MEMORY_ROUNDS):  # apart, because reading the memory takes time of its own
+        for name, turn in ways.items():
+            with peak_memory(options.device) as peak:
+                turn()
+            memory[name].append(peak.num_bytes / 2**20)
+    result = record(
+        options,
+        options.device,
+        ("torch", "torchtune", "torchao", "tfidf-tune"),
+        trained_parameters=num_trained,
+        steps={
             name: {
                 "median_ms": 1e3 * statistics.median(seconds[name]),
                 "median_ratio_to_stock": median_ratio(seconds[name], seconds[STOCK]),
                 "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
                 "peak_mib": statistics.median(memory[name]),
             }
-            for name in names
+            for name in steps
         },
-    }
+    )
     report(result)
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def median_ratio(seconds: list[float], reference: list[float]) -> float:
-    """The median over rounds of a step's time over the reference's."""
-    return statistics.median(ours / theirs for ours, theirs in zip(seconds, reference, strict=True))
-
-
-def cpu_name() -> str:
-    """The processor's name where Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    write_result(result, options.output)
 
 
 def report(result: dict[str, Any]) -> None:
     """Print the result as a Markdown table."""
-    print(f"{result['date']}, {result['hardware']}, " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
     settings = result["settings"]
+    print(heading(result))
     print(
         f"{settings['config']} {settings['overrides']}: batch {settings['batch_size']} x {settings['seq_len']}, "
         f"{settings['dtype']}, compile {settings['compile']}, {result['trained_parameters']:,} trained parameters, "
         f"median of {settings['rounds']} rounds\n"
     )
-    print("| step          | ms       | time / stock CE | time / our CE | peak memory, MiB |")
-    print("|---------------|---------:|----------------:|--------------:|-----------------:|")
-    for name, row in result["steps"].items():
-        print(
-            f"| {name:<13} | {row['median_ms']:8.2f} | {row['median_ratio_to_stock']:15.4f} | "
-            f"{row['median_ratio_to_our_ce']:13.4f} | {row['peak_mib']:16.1f} |"
-        )
+    rows = [
+        [
+            name,
+            f"{row['median_ms']:.2f}",
+            f"{row['median_ratio_to_stock']:.4f}",
+            f"{row['median_ratio_to_our_ce']:.4f}",
+            f"{row['peak_mib']:.1f}",
+        ]
+        for name, row in result["steps"].items()
+    ]
+    print(markdown_table(["step", "ms", "time / stock CE", "time / our CE", "extra peak memory, MiB"], rows))
 
 
 if __name__ == "__main__":

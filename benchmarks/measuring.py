@@ -1,0 +1,156 @@
+"""What every benchmark measures by: turns in one process, medians of ratios, peak memory, and the record of a run."""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+
+import torch
+
+
+class Peak:
+    """Largest memory while measured, in bytes above what there was before: allocated (CUDA) or resident (CPU)."""
+
+    num_bytes = 0
+
+
+def take_turns(
+    ways: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 3, device: str = "cpu"
+) -> dict[str, list[float]]:
+    """Time several ways of doing one thing, so that a machine that slows down for a while slows all of them.
+
+    Args:
+        ways (Mapping[str, Callable[[], object]]): each way by its name.
+        rounds (int): timed rounds; in each, every way has its turn, in a rotating order.
+        warmup (int): rounds before, not timed. Default: 3.
+        device (str): waited for at both ends of a turn if it is CUDA. Default: "cpu".
+
+    Returns:
+        dict[str, list[float]]: seconds of each way, one for each round.
+    """
+    names = list(ways)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds + warmup):
+        for turn in range(len(names)):
+            name = names[(index + turn) % len(names)]
+            synchronize(device)
+            start = time.perf_counter()
+            ways[name]()
+            synchronize(device)
+            if index >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    """The median over rounds of a way's time over the reference's."""
+    return statistics.median(ours / theirs for ours, theirs in zip(seconds, reference, strict=True))
+
+
+@contextmanager
+def peak_memory(device: str) -> Iterator[Peak]:
+    """Measure the peak of memory inside, above what was in use at its start.
+
+    Args:
+        device (str): ``cuda``: what torch's allocator had given out; ``cpu``: the resident size of the process,
+            which Linux alone tells, and which an allocator that keeps freed memory makes smaller than the need.
+
+    Yields:
+        Peak: filled in at the end.
+    """
+    peak = Peak()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        yield peak
+        torch.cuda.synchronize()
+        peak.num_bytes = torch.cuda.max_memory_allocated() - before
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident size back to its present value
+        before = _resident("VmRSS")
+        yield peak
+        peak.num_bytes = _resident("VmHWM") - before
+
+
+def synchronize(device: str) -> None:
+    """Wait for what was launched; on a CPU nothing is."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def record(options: argparse.Namespace, device: str, packages: Sequence[str], **results: Any) -> dict[str, Any]:
+    """Put results beside what they were measured with and on.
+
+    Args:
+        options (argparse.Namespace): the command's settings; ``output`` is left out.
+        device (str): ``cpu`` or ``cuda``.
+        packages (Sequence[str]): whose versions matter.
+        **results (Any): what was measured.
+
+    Returns:
+        dict[str, Any]: ``date``, ``hardware``, ``versions``, ``settings``, and the results.
+    """
+    return {
+        "date": datetime.date.today().isoformat(),
+        "hardware": hardware(device),
+        "versions": {name: version(name) for name in packages},
+        "settings": {key: str(value) for key, value in vars(options).items() if key != "output"},
+        **results,
+    }
+
+
+def hardware(device: str) -> str:
+    """The GPU's name, or the processor's with the threads that torch uses."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def cpu_name() -> str:
+    """The processor's name where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def heading(result: Mapping[str, Any]) -> str:
+    """The line that says when, on what and with which versions."""
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    return f"{result['date']}, {result['hardware']}, {versions}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a Markdown table, the first column to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = ["| " + " | ".join(_aligned(header, widths)) + " |"]
+    lines.append(
+        "|" + "|".join("-" * (width + 1) + (":" if column else "-") for column, width in enumerate(widths)) + "|"
+    )
+    lines += ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def write_result(result: Mapping[str, Any], output: Path | None) -> None:
+    """Write the record as JSON, if a file was asked for."""
+    if output:
+        output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    first, *others = zip(cells, widths, strict=True)
+    return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+
+
+def _resident(name: str) -> int:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[name].split()[0]) * 1024
