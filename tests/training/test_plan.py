@@ -19,6 +19,7 @@ from torchtune.training import set_activation_checkpointing, set_default_dtype
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.models.gpt_neox import lora_gpt_neox
 from tfidf_tune.training import SetupError, train_adapters_only, train_step
+from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._plan import MemoryPlan, _control_group_memory, available_memory, check_fits, plan_memory
 
 CPU = torch.device("cpu")
@@ -63,9 +64,15 @@ def build(kind="full", dtype=torch.float32, device="meta", **overrides):
     return model
 
 
-def plan(model, build_optimizer=ADAMW, *, batch_size=NUM_SEQUENCES, seq_len=LENGTH, device=CPU, **kwargs):
+def plan(model, build_optimizer=ADAMW, *, batch_size=NUM_SEQUENCES, seq_len=LENGTH, device=CPU, head="fused", **kwargs):
     return plan_memory(
-        model, CrossEntropyLoss(), build_optimizer, batch_size=batch_size, seq_len=seq_len, device=device, **kwargs
+        model,
+        CrossEntropyLoss(head=head),
+        build_optimizer,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        device=device,
+        **kwargs,
     )
 
 
@@ -94,30 +101,32 @@ def stored_bytes(tensor):
     return data.untyped_storage().nbytes()
 
 
-def make_ready(model, *, is_checkpointed):
-    loss = CrossEntropyLoss()
-    model.set_num_output_chunks(loss.num_output_chunks)
+def make_ready(model, *, head, is_checkpointed):
+    loss = CrossEntropyLoss(head=head)
+    assert prepare_head(model, loss) is None
     if is_checkpointed:
         set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
     return loss
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "is_checkpointed", "num_batches"),
+    ("kind", "dtype", "is_checkpointed", "num_batches", "head"),
     [
-        *itertools.product(KINDS, [torch.float32, torch.bfloat16], [False, True], [1, 2]),
-        *itertools.product(OTHER_KINDS, [torch.float32, torch.bfloat16], [False, True], [1]),
-        ("lora", torch.float16, False, 1),  # slow on a CPU
+        *itertools.product(KINDS, [torch.float32, torch.bfloat16], [False, True], [1, 2], ["fused"]),
+        *itertools.product(OTHER_KINDS, [torch.float32, torch.bfloat16], [False, True], [1], ["fused"]),
+        *itertools.product(KINDS, [torch.float32, torch.bfloat16], [False], [1, 2], ["chunked"]),
+        ("lora", torch.float16, False, 1, "fused"),  # slow on a CPU
     ],
     ids=str,
 )
-def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_batches):
+def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_batches, head):
     autocast_dtype = torch.float16 if dtype is torch.float16 else None
     found = plan(
         build(kind, dtype),
         enable_activation_checkpointing=is_checkpointed,
         accumulate_gradients=num_batches > 1,
         autocast_dtype=autocast_dtype,
+        head=head,
     )
 
     model = build(kind, dtype, "cpu")
@@ -127,7 +136,7 @@ def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_ba
     assert found.num_frozen == sum(parameter.numel() for parameter in frozen)
     assert found.weights == sum(stored_bytes(tensor) for tensor in (*trained, *frozen, *model.buffers()))
 
-    loss, optimizer, gradients = make_ready(model, is_checkpointed=is_checkpointed), ADAMW(trained), []
+    loss, optimizer, gradients = make_ready(model, head=head, is_checkpointed=is_checkpointed), ADAMW(trained), []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(sum(p.grad.nbytes for p in trained)))
     step = partial(
         train_step,
@@ -161,11 +170,14 @@ def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_ba
     ids=["fp32", "bf16", "fp32-autocast-fp16", "fp16-autocast-fp16"],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autocast_dtype, is_checkpointed):
-    found = plan(build(kind, dtype), enable_activation_checkpointing=is_checkpointed, autocast_dtype=autocast_dtype)
+@pytest.mark.parametrize("head", ["fused", "chunked"])
+def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autocast_dtype, is_checkpointed, head):
+    found = plan(
+        build(kind, dtype), enable_activation_checkpointing=is_checkpointed, autocast_dtype=autocast_dtype, head=head
+    )
 
     model, tokens = build(kind, dtype, "cpu"), make_batch()["tokens"]
-    loss = make_ready(model, is_checkpointed=is_checkpointed)
+    loss = make_ready(model, head=head, is_checkpointed=is_checkpointed)
 
     def forward():
         with torch.autocast("cpu", autocast_dtype) if autocast_dtype else nullcontext():
@@ -186,13 +198,14 @@ def test_attention_is_linear_in_the_length():
     assert long == 2 * short
 
 
-def test_activation_checkpointing_keeps_the_input_of_each_layer():
-    found = plan(build(), enable_activation_checkpointing=True)
+@pytest.mark.parametrize("head", ["fused", "chunked"])
+def test_activation_checkpointing_keeps_the_input_of_each_layer(head):
+    found = plan(build(), enable_activation_checkpointing=True, head=head)
 
     tokens, width = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"]
     # Of each layer its input; of the last norm its input, the root of its squares, its values before and after scaling
-    # (these as chunks that the output projection copied); the logits.
-    kept = SIZES["num_layers"] * width + 3 * width + 1 + SIZES["vocab_size"]
+    # (these as chunks that the output projection copied); the logits, if the model makes them.
+    kept = SIZES["num_layers"] * width + 3 * width + 1 + (SIZES["vocab_size"] if head == "chunked" else 0)
     assert found.activations == 4 * tokens * kept
 
 

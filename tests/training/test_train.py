@@ -377,15 +377,21 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
     assert told == ["start", "step 1", "run/checkpoint_50pct", "restart", "step 2", "run/checkpoint_100pct", "restart"]
 
 
-def test_a_model_made_ready_gives_its_logits_in_the_chunks_of_the_loss(recipe_config):
-    """Whole logits would give the same loss, and take the memory that chunks are for."""
+def test_a_model_made_ready_gives_what_the_loss_asks_for(recipe_config):
+    """Whole logits would give the same loss, and take the memory that chunks and the fused head are for."""
     from tiny_llama import TINY_LLAMA
     from torchtune.models.llama2 import llama2
 
+    from tfidf_tune.loss import HeadInput
     from tfidf_tune.training import FinetuneConfig, check_config, prepare_model
 
-    network, loss = llama2(**TINY_LLAMA), TFIDFCrossEntropyLoss(num_output_chunks=4)
+    cfg, tokens, outputs = check_config(recipe_config(), FinetuneConfig), make_batch(2)["tokens"], {}
+    for head in ("chunked", "fused"):
+        torch.manual_seed(0)
+        network = llama2(**TINY_LLAMA)
+        prepare_model(network, TFIDFCrossEntropyLoss(num_output_chunks=4, head=head), cfg)
+        outputs[head] = network(tokens)
 
-    prepare_model(network, loss, check_config(recipe_config(), FinetuneConfig))
-
-    assert [chunk.shape for chunk in network(make_batch(2)["tokens"])] == [(2, 6, 320)] * 4
+    assert [chunk.shape for chunk in outputs["chunked"]] == [(2, 6, 320)] * 4
+    assert isinstance(outputs["fused"], HeadInput)
+    torch.testing.assert_close(torch.nn.functional.linear(*outputs["fused"]), torch.cat(outputs["chunked"], dim=1))

@@ -1,5 +1,6 @@
 """Cross-entropy of each token, and its weighted mean, as pure functions."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,6 +20,33 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
         logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=ignore_index, reduction="none"
     )
     return losses.view_as(labels)
+
+
+def linear_token_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int = -100
+) -> Tensor:
+    r"""Cross-entropy of each token from hidden states and head weight, by PyTorch's chunked ``linear_cross_entropy``.
+
+    Args:
+        hidden (Tensor): ``[b, s, d]``, any floating dtype.
+        weight (Tensor): ``[v, d]``, the same dtype.
+        bias (Tensor | None): ``[v]``.
+        labels (Tensor): integer ``[b, s]``, already shifted.
+        ignore_index (int): label of the positions that do not count. Default: -100.
+
+    Returns:
+        Tensor: float32 ``[b, s]``, 0 at ignored positions; from hidden states in bfloat16 PyTorch rounds it to that.
+    """
+    losses: Tensor = F.linear_cross_entropy(
+        hidden.flatten(0, 1),
+        weight,
+        labels.flatten().long(),
+        linear_bias=bias,
+        reduction="none",
+        ignore_index=ignore_index,
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
+    return losses.view_as(labels).float()
 
 
 def weighted_mean(losses: Tensor, weights: Tensor, valid: Tensor) -> Tensor:

@@ -1,13 +1,20 @@
-"""Weighted cross-entropy over chunked logits, for every weighting alike."""
+"""Weighted cross-entropy over chunked logits or a fused head, for every weighting alike."""
 
 import os
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tfidf_tune.loss._token_cross_entropy import token_cross_entropy, weighted_mean
+from tfidf_tune.loss._fused_cross_entropy import SoftmaxGradient, fused_cross_entropy, softmax_gradient_
+from tfidf_tune.loss._head import HeadInput
+from tfidf_tune.loss._token_cross_entropy import linear_token_cross_entropy, token_cross_entropy, weighted_mean
 from tfidf_tune.weighting import TermFrequency, TFIDFWeighting, TokenWeighting, UniformWeighting
+
+Head = Literal["fused", "torch", "chunked"]
+HEADS: tuple[Head, ...] = get_args(Head)
+
+Logits = Tensor | list[Tensor] | HeadInput
 
 
 class LossTerms(NamedTuple):
@@ -28,26 +35,51 @@ class WeightedCrossEntropyLoss(nn.Module):
     r"""Cross-entropy in which every token counts by its weight: :math:`-\frac{1}{M}\sum_i w_i \log P(x_i | x_{<i})`.
 
     The weighting is a submodule: its state (the window of TF-IDF, for instance) is part of this module's
-    ``state_dict``, and ``.train()`` and ``.eval()`` reach it. Logits are turned to float32 one chunk at a time,
-    as torchtune's ``CEWithChunkedOutputLoss`` does; with a torchtune model, call
-    ``model.set_num_output_chunks(loss.num_output_chunks)`` and hand over the list that it returns.
+    ``state_dict``, and ``.train()`` and ``.eval()`` reach it.
+
+    It takes what a model has to give. Logits are turned to float32 one chunk at a time, as torchtune's
+    ``CEWithChunkedOutputLoss`` does; with a torchtune model, call
+    ``model.set_num_output_chunks(loss.num_output_chunks)`` and hand over the list that it returns. A
+    :class:`HeadInput` holds hidden states and head weight, and no more than a fraction of the logits is ever there;
+    the recipes have their models return one unless ``head`` is "chunked".
 
     Args:
         weighting (TokenWeighting): gives the weights from the labels.
         ignore_index (int): label of the positions that do not count. Default: -100.
         num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
+        head (Head): what becomes of a :class:`HeadInput`: ``fused`` computes gradients along with the loss, see
+            :func:`fused_cross_entropy`; ``torch`` is PyTorch's ``linear_cross_entropy``, which computes logits twice;
+            with ``chunked`` the recipes' models return chunks of logits. Default: "fused".
+        accumulate_in_fp32 (bool): whether ``fused`` sums the gradient of a head in 16 bit over its chunks in float32,
+            for 4 bytes a weight. Default: False.
 
     Raises:
-        ValueError: If ``num_output_chunks`` is less than 1.
+        ValueError: If ``num_output_chunks`` is less than 1, ``head`` not one of the three, or ``accumulate_in_fp32``
+            set for another head than ``fused``.
     """
 
-    def __init__(self, weighting: TokenWeighting, *, ignore_index: int = -100, num_output_chunks: int = 8) -> None:
+    def __init__(
+        self,
+        weighting: TokenWeighting,
+        *,
+        ignore_index: int = -100,
+        num_output_chunks: int = 8,
+        head: Head = "fused",
+        accumulate_in_fp32: bool = False,
+    ) -> None:
         super().__init__()
         if num_output_chunks < 1:
             raise ValueError(f"num_output_chunks is {num_output_chunks}: set it to 1 or more")
+        if head not in HEADS:
+            raise ValueError(f"head is '{head}': possible are {', '.join(HEADS)}")
+        if accumulate_in_fp32 and head != "fused":
+            raise ValueError(f"accumulate_in_fp32 is set, which head '{head}' does not know: set head to 'fused'")
         self.weighting = weighting
         self.ignore_index = ignore_index
         self.num_output_chunks = num_output_chunks
+        self.head: Head = head
+        self.accumulate_in_fp32 = accumulate_in_fp32
+        self._softmax_gradient: SoftmaxGradient | None = None
 
     def compute_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of each token of a chunk: the one part that ``torch.compile`` is worth it for.
@@ -62,17 +94,18 @@ class WeightedCrossEntropyLoss(nn.Module):
         return token_cross_entropy(logits, labels, self.ignore_index)
 
     def compile_chunks(self) -> None:
-        """Run the cross-entropy of a chunk through ``torch.compile``; the weighting stays as it is."""
+        """Run the cross-entropy of a chunk through ``torch.compile``; weighting and matrix products stay as is."""
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
         self.compute_cross_entropy = torch.compile(  # type: ignore[method-assign]
             self.compute_cross_entropy, backend=backend
         )
+        self._softmax_gradient = torch.compile(softmax_gradient_, backend=backend)
 
-    def terms(self, logits: Tensor | list[Tensor], labels: Tensor, document_ids: Tensor | None = None) -> LossTerms:
+    def terms(self, logits: Logits, labels: Tensor, document_ids: Tensor | None = None) -> LossTerms:
         """Compute the objective together with what is logged beside it.
 
         Args:
-            logits (Tensor | list[Tensor]): ``[b, s, v]``, or a list of chunks of it along s.
+            logits (Logits): ``[b, s, v]``, a list of chunks of it along s, or what they would be made of.
             labels (Tensor): integer ``[b, s]``, already shifted, ``ignore_index`` at ignored positions.
             document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to.
                 Default: None, a row is one document.
@@ -89,26 +122,48 @@ class WeightedCrossEntropyLoss(nn.Module):
                 "labels for every loss but one named CEWithChunkedOutputLoss: with them, set "
                 "loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
             )
-        chunks = logits if isinstance(logits, list) else list(logits.chunk(self.num_output_chunks, dim=1))
-        lengths = [chunk.shape[1] for chunk in chunks]
-        if (len(chunks[0]), sum(lengths)) != labels.shape:
+        if isinstance(logits, Tensor):
+            logits = list(logits.chunk(self.num_output_chunks, dim=1))
+        num_rows, num_positions, vocab_size = _shape(logits)
+        if (num_rows, num_positions) != labels.shape:
             raise ValueError(
-                f"logits cover {len(chunks[0])} rows of {sum(lengths)} positions, "
-                f"labels have shape {tuple(labels.shape)}"
+                f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
             )
-        weights = self.weighting(labels, vocab_size=chunks[0].shape[-1], document_ids=document_ids)
-        losses = torch.cat(
-            [
-                self.compute_cross_entropy(chunk, chunk_labels)
-                for chunk, chunk_labels in zip(chunks, torch.split(labels, lengths, dim=1), strict=True)
-            ],
-            dim=1,
-        )
-        valid = labels != self.ignore_index
-        cross_entropy = losses.detach().sum() / valid.sum().clamp_min(1)
-        return LossTerms(weighted_mean(losses, weights, valid), cross_entropy, weights)
+        weights = self.weighting(labels, vocab_size=vocab_size, document_ids=document_ids)
+        objective, losses = self.objective(logits, labels, weights)
+        num_valid = (labels != self.ignore_index).sum().clamp_min(1)
+        return LossTerms(objective, losses.detach().sum() / num_valid, weights)
 
-    def forward(self, logits: Tensor | list[Tensor], labels: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def objective(self, logits: list[Tensor] | HeadInput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the objective of given weights, and the cross-entropy of each token.
+
+        Args:
+            logits (list[Tensor] | HeadInput): chunks of ``[b, s, v]`` along s, or what they would be made of.
+            labels (Tensor): integer ``[b, s]``.
+            weights (Tensor): float32 ``[b, s]``, 0 at ignored positions.
+
+        Returns:
+            tuple[Tensor, Tensor]: the objective, a float32 scalar, and float32 ``[b, s]``, 0 at ignored positions.
+        """
+        valid = labels != self.ignore_index
+        if isinstance(logits, HeadInput) and self.head != "torch":
+            return fused_cross_entropy(
+                logits,
+                labels,
+                weights / valid.sum().clamp_min(1),
+                ignore_index=self.ignore_index,
+                accumulate_in_fp32=self.accumulate_in_fp32,
+                softmax_gradient=self._softmax_gradient,
+            )
+        if isinstance(logits, HeadInput):
+            losses = linear_token_cross_entropy(*logits, labels, self.ignore_index)
+        else:
+            chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
+            parts = [self.compute_cross_entropy(part, chunk) for part, chunk in zip(logits, chunks, strict=True)]
+            losses = torch.cat(parts, dim=1)
+        return weighted_mean(losses, weights, valid), losses
+
+    def forward(self, logits: Logits, labels: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Compute the objective alone; arguments and errors are those of :meth:`terms`.
 
         Returns:
@@ -123,13 +178,24 @@ class CrossEntropyLoss(WeightedCrossEntropyLoss):
     Args:
         ignore_index (int): label of the positions that do not count. Default: -100.
         num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
+        head (Head): ``fused``, ``torch`` or ``chunked``. Default: "fused".
+        accumulate_in_fp32 (bool): see :class:`WeightedCrossEntropyLoss`. Default: False.
     """
 
-    def __init__(self, *, ignore_index: int = -100, num_output_chunks: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        ignore_index: int = -100,
+        num_output_chunks: int = 8,
+        head: Head = "fused",
+        accumulate_in_fp32: bool = False,
+    ) -> None:
         super().__init__(
             UniformWeighting(ignore_index=ignore_index),
             ignore_index=ignore_index,
             num_output_chunks=num_output_chunks,
+            head=head,
+            accumulate_in_fp32=accumulate_in_fp32,
         )
 
 
@@ -142,6 +208,8 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         max_weight (float | None): largest weight, at least 1. Default: None, no cap.
         ignore_index (int): label of the positions that do not count. Default: -100.
         num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
+        head (Head): ``fused``, ``torch`` or ``chunked``. Default: "fused".
+        accumulate_in_fp32 (bool): see :class:`WeightedCrossEntropyLoss`. Default: False.
     """
 
     def __init__(
@@ -152,9 +220,20 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         max_weight: float | None = None,
         ignore_index: int = -100,
         num_output_chunks: int = 8,
+        head: Head = "fused",
+        accumulate_in_fp32: bool = False,
     ) -> None:
         super().__init__(
             TFIDFWeighting(num_batches=num_batches, tf=tf, max_weight=max_weight, ignore_index=ignore_index),
             ignore_index=ignore_index,
             num_output_chunks=num_output_chunks,
+            head=head,
+            accumulate_in_fp32=accumulate_in_fp32,
         )
+
+
+def _shape(logits: list[Tensor] | HeadInput) -> tuple[int, int, int]:
+    """Rows, positions and vocabulary that logits cover, or would."""
+    if isinstance(logits, HeadInput):
+        return (*logits.hidden.shape[:2], logits.weight.shape[0])
+    return len(logits[0]), sum(chunk.shape[1] for chunk in logits), logits[0].shape[-1]

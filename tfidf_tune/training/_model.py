@@ -1,5 +1,7 @@
 """Models: built without memory first, then given weights, then made ready for training."""
 
+import sys
+
 import torch
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor
@@ -10,6 +12,7 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import check_lora_targets, check_lora_values, initialize_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._rope import build_rope_tables
 from tfidf_tune.training._run import Run
@@ -71,14 +74,18 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
 
 
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
-    """Switch on what the config asks of the training step: activation checkpointing, chunked logits, ``torch.compile``.
+    """Switch on what the config asks of the training step: the head, ``torch.compile``, activation checkpointing.
 
     Args:
         model (nn.Module): torchtune model with weights; changed in place.
         loss (WeightedCrossEntropyLoss): the objective; changed in place.
         cfg (FinetuneConfig): the checked config.
     """
-    model.set_num_output_chunks(loss.num_output_chunks)  # type: ignore[operator]
+    if refusal := prepare_head(model, loss):
+        print(
+            f"{refusal}, which head '{loss.head}' cannot compute: logits are made in {loss.num_output_chunks} chunks",
+            file=sys.stderr,
+        )
     if cfg.compile:
         training.compile_model(model, verbose=False)
         loss.compile_chunks()

@@ -24,6 +24,7 @@ from torchtune import modules, training
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, first_line
+from tfidf_tune.training._head import prepare_head
 
 _PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those, and large, because others pad
 
@@ -255,7 +256,7 @@ def _simulate_step(
     # Parameters of its own, but not copies: torchao would quantize those anew, which takes seconds.
     shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
     model = copy.deepcopy(model, shared).train()
-    model.set_num_output_chunks(loss.num_output_chunks)  # type: ignore[operator]
+    prepare_head(model, loss)
     if enable_activation_checkpointing:
         training.set_activation_checkpointing(
             model,
@@ -274,11 +275,10 @@ def _simulate_step(
         with kernels:
             logits = model(tokens)
         activations = live.now
-        chunks = zip(logits, tokens.chunk(len(logits), dim=1), strict=True)
-        losses = torch.cat([loss.compute_cross_entropy(chunk, labels) for chunk, labels in chunks], dim=1)
+        objective, _ = loss.objective(logits, tokens, torch.zeros_like(tokens, dtype=torch.float32))
         loss_bytes = live.now - activations
-        del logits, chunks  # as in training, where nothing but the graph holds them
-        torch.autograd.backward(losses.sum())
+        del logits  # as in training, where nothing but the graph holds them
+        torch.autograd.backward(objective)
     return activations, loss_bytes, gradients + live.most
 
 
