@@ -1,10 +1,12 @@
-"""The memorization task through lm-evaluation-harness against the library's own batched probe: time.
+"""The library's batched probe against one sequence at a time, and against lm-evaluation-harness: time.
 
     python benchmarks/probe.py                                  # 300 continuations of 128 tokens, the demo's model
     python benchmarks/probe.py --device cuda --checkpoint MODEL_FOLDER
 
-Both take turns in one process, model and tokenizer loaded anew by each as their commands do, and what is compared
-are ratios within a round. Without a checkpoint the weights are random: the cost of a token does not depend on them.
+Two comparisons, each of ways that take turns in one process, by ratios within a round. Batched and one at a time are
+the same function on a model that is loaded once; one at a time continues a part of the passages, and what counts are
+continuations per second, scores included. Probe and harness each load model and tokenizer anew, as their commands do.
+Without a checkpoint the weights are random: the cost of a token does not depend on them.
 """
 
 import argparse
@@ -16,8 +18,9 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from measuring import median_ratio, record, take_turns, write_result  # type: ignore[import-not-found]
+from measuring import heading, median_ratio, record, take_turns, write_result  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import (
@@ -33,6 +36,8 @@ from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import load_config
 
 PROBE, HARNESS = "probe", "harness"
+BATCHED, ONE_AT_A_TIME = "batched", "one at a time"
+NUM_PREFIXES = 3  # the probe's default lengths
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,6 +46,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
     parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument(
+        "--one-in", type=int, default=10, help="one at a time, continue every so many-th passage: it takes long"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that is not")
     parser.add_argument("--output", type=Path, help="write the result as JSON too")
@@ -100,21 +108,45 @@ def main() -> None:
 
         ways = {PROBE: partial(quiet, run_probe), HARNESS: partial(quiet, run_harness)}
         seconds = take_turns(ways, rounds=options.rounds, warmup=1, device=options.device)
+        model, tokenizer = load_model(checkpoint, device=options.device), hf_tokenizer(checkpoint)
+        asked = {BATCHED: passages, ONE_AT_A_TIME: passages[:: options.one_in]}
+        batch_sizes = {BATCHED: options.batch_size, ONE_AT_A_TIME: 1}
+        loaded_ways = {
+            name: partial(probe, model, tokenizer, asked[name], batch_size=batch_sizes[name]) for name in asked
+        }
+        loaded_seconds = take_turns(loaded_ways, rounds=options.rounds, warmup=1, device=options.device)
 
+    each = {
+        name: [taken / (NUM_PREFIXES * len(asked[name])) for taken in loaded_seconds[name]] for name in loaded_seconds
+    }
     result = record(
         options,
         options.device,
         ("torch", "transformers", "lm-eval", "tfidf-tune"),
-        continuations=3 * len(passages),
+        continuations=NUM_PREFIXES * len(passages),
         median_s={name: statistics.median(taken) for name, taken in seconds.items()},
         median_ratio_to_probe=median_ratio(seconds[HARNESS], seconds[PROBE]),
+        continuations_one_at_a_time=NUM_PREFIXES * len(asked[ONE_AT_A_TIME]),
+        continuations_per_s={name: 1 / statistics.median(taken) for name, taken in each.items()},
+        median_throughput_ratio=median_ratio(each[ONE_AT_A_TIME], each[BATCHED]),
+    )
+    report(result)
+    write_result(result, options.output)
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print both comparisons."""
+    print(heading(result))
+    print(f"medians of {result['settings']['rounds']} rounds\n")
+    print(
+        f"{result['continuations']} continuations, loading included: probe {result['median_s'][PROBE]:.2f} s, "
+        f"harness {result['median_s'][HARNESS]:.2f} s, ratio {result['median_ratio_to_probe']:.3f}"
     )
     print(
-        f"{result['date']}, {result['hardware']}: {result['continuations']} continuations, probe "
-        f"{result['median_s'][PROBE]:.2f} s, harness {result['median_s'][HARNESS]:.2f} s, ratio "
-        f"{result['median_ratio_to_probe']:.3f} (medians of {options.rounds} rounds)"
+        f"continuations per second, without loading: batched {result['continuations_per_s'][BATCHED]:.2f}, one at a "
+        f"time {result['continuations_per_s'][ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} "
+        f"continuations), ratio {result['median_throughput_ratio']:.2f}"
     )
-    write_result(result, options.output)
 
 
 if __name__ == "__main__":

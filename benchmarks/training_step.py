@@ -3,8 +3,8 @@
     python benchmarks/training_step.py                                      # the demo's model on this CPU
     python benchmarks/training_step.py --config tinyllama/1.1B_full_memorization --device cuda --dtype bf16
 
-The three steps run in one process on the same model and batches, taking turns in a rotating order, and what is
-compared are ratios within a round, so that a machine that slows down for a while slows all three. Weights are random: a
+The steps run in one process on the same model and batches, taking turns in a rotating order, and what is
+compared are ratios within a round, so that a machine that slows down for a while slows all. Weights are random: a
 step's cost does not depend on them. Stock is the step of torchtune 0.6.1's own recipes.
 """
 
@@ -26,48 +26,66 @@ from measuring import (  # type: ignore[import-not-found]
     write_result,
 )
 from torch import nn
+from torch.optim import Optimizer
 from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import LoRASettings, load_config, shift_labels, train_adapters_only, train_step
+from tfidf_tune.training import LoRASettings, load_config, prepare_head, shift_labels, train_adapters_only, train_step
 from tfidf_tune.weighting import TFIDFWeighting
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
-STOCK, OURS, TFIDF, WEIGHTS = "stock CE", "our CE", "TF-IDF", "weights alone"
+STOCK, CHUNKED, OURS, TFIDF = "stock CE", "our CE, chunked", "our CE", "TF-IDF"
+WEIGHTS = "weights alone"
 WARMUP = 3  # rounds that are not timed
 MEMORY_ROUNDS = 5
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def step_options(description: str | None) -> argparse.ArgumentParser:
+    """The options of every command that takes training steps."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds, after 3 that are not")
-    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all three losses")
     parser.add_argument("--output", type=Path, help="write the result as JSON too")
     parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = step_options(__doc__)
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
     return parser.parse_args()
+
+
+def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
+    """Build the config's model with random weights, and its optimizer over what it trains."""
+    cfg = load_config(options.config, options.overrides)
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    with training.set_default_dtype(training.get_dtype(options.dtype, device=device)), device:
+        model: nn.Module = config.instantiate(cfg.model)
+    if LoRASettings.of(model) is not None:
+        train_adapters_only(model)
+    optimizer: Optimizer = config.instantiate(cfg.optimizer, [p for p in model.parameters() if p.requires_grad])
+    return model, optimizer
 
 
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
     """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
-    cfg = load_config(options.config, options.overrides)
-    device, dtype = torch.device(options.device), training.get_dtype(options.dtype, device=torch.device(options.device))
-    torch.manual_seed(0)
-    with training.set_default_dtype(dtype), device:
-        model: nn.Module = config.instantiate(cfg.model)
-    if LoRASettings.of(model) is not None:
-        train_adapters_only(model)
-    optimizer = config.instantiate(cfg.optimizer, [p for p in model.parameters() if p.requires_grad])
+    model, optimizer = build_model(options)
+    device = torch.device(options.device)
     stock = CEWithChunkedOutputLoss()
-    losses: dict[str, WeightedCrossEntropyLoss] = {OURS: CrossEntropyLoss(), TFIDF: TFIDFCrossEntropyLoss()}
-    model.set_num_output_chunks(stock.num_output_chunks)  # type: ignore[operator]
+    losses: dict[str, WeightedCrossEntropyLoss] = {
+        CHUNKED: CrossEntropyLoss(head="chunked", num_output_chunks=stock.num_output_chunks),
+        OURS: CrossEntropyLoss(),
+        TFIDF: TFIDFCrossEntropyLoss(),
+    }
     if options.compile:
         training.compile_model(model, verbose=False)
         training.compile_loss(stock, verbose=False)
@@ -75,6 +93,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
             loss.compile_chunks()
 
     def stock_step(batch: Batch) -> None:
+        prepare_head(model, losses[CHUNKED])
         labels = shift_labels(batch["labels"])
         num_tokens = (batch["labels"] != stock.ignore_index).sum()
         loss = stock(model(batch["tokens"]), labels) * num_tokens
@@ -87,10 +106,13 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
     no_scaler = torch.amp.GradScaler(device.type, enabled=False)
 
     def our_step(loss: WeightedCrossEntropyLoss) -> Step:
-        moved = loss.to(device)
-        return lambda batch: train_step(
-            model, moved, optimizer, [batch], scaler=no_scaler, device=device, clip_grad_norm=1.0
-        )
+        loss.to(device)
+
+        def step(batch: Batch) -> None:
+            prepare_head(model, loss)
+            train_step(model, loss, optimizer, [batch], scaler=no_scaler, device=device, clip_grad_norm=1.0)
+
+        return step
 
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     weighting = TFIDFWeighting()

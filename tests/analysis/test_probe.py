@@ -10,6 +10,7 @@ from analysis_fakes import (
     random_ids,
     tiny_llama,
 )
+from transformers import AutoModelForCausalLM, DynamicCache, GPTJConfig, GPTNeoXConfig, LlamaConfig, MistralConfig
 
 from tfidf_tune.analysis import (
     check_passages,
@@ -21,7 +22,9 @@ from tfidf_tune.analysis import (
     rouge_l,
     summarize,
 )
+from tfidf_tune.analysis._kv_cache import reserve
 
+WIDE = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.5, "bos_token_id": None, "eos_token_id": None}
 COUNTING = FakePassage("counting", [*range(40)])  # what SuccessorModel knows by heart
 
 
@@ -153,6 +156,52 @@ def test_greedy_text_equals_that_of_transformers(llama):
         eos_token_id=VOCAB_SIZE,
     )
     assert greedy_continuations(llama, ids.tolist(), 40) == theirs[:, 11:].tolist()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTNeoXConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **WIDE),
+        GPTJConfig(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **WIDE),
+        MistralConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            sliding_window=8, **WIDE,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_every_kind_of_cache_gives_the_text_that_no_cache_gives(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    prompts = [random_ids(11, seed) for seed in range(3)]
+    expected = [greedy_without_cache(model, prompt, 30) for prompt in prompts]
+    assert greedy_continuations(model, prompts, 30) == expected
+    assert len(set(expected[0])) > 5
+
+
+def test_the_cache_does_not_move_what_it_holds_and_returns_what_transformers_does():
+    keys, values = torch.randn(2, 3, 4, 5, 6)
+    ours, theirs = DynamicCache(), DynamicCache()
+    for cache in (ours, theirs):
+        cache.update(keys, values, layer_idx=0)
+    reserve(ours, capacity=9)
+    addresses = [states.data_ptr() for states in (ours.layers[0].keys, ours.layers[0].values)]
+    for _ in range(4):
+        token = torch.randn(2, 3, 4, 1, 6)
+        for our_states, their_states in zip(ours.update(*token, 0), theirs.update(*token, 0), strict=True):
+            assert torch.equal(our_states, their_states)
+        assert [states.data_ptr() for states in (ours.layers[0].keys, ours.layers[0].values)] == addresses
+    assert ours.get_seq_length() == theirs.get_seq_length() == 9
+
+
+def test_memory_is_set_aside_only_in_layers_that_hold_the_whole_text():
+    config = MistralConfig(num_hidden_layers=2, sliding_window=8)
+    sliding, empty = DynamicCache(config=config), DynamicCache(config=LlamaConfig(num_hidden_layers=2))
+    layers = [list(cache.layers) for cache in (sliding, empty)]
+    reserve(sliding, capacity=9)
+    reserve(empty, capacity=9)
+    reserve(None, capacity=9)
+    assert [cache.layers for cache in (sliding, empty)] == layers
 
 
 def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():

@@ -117,13 +117,18 @@ def greedy_continuations(
         list[list[int]]: for each prompt at most ``num_tokens`` token ids, without eos and what follows it; the
             lowest id wins a tie.
     """
+    from tfidf_tune.analysis._kv_cache import reserve  # imports transformers
+
     ids_bs = torch.tensor(prompts, device=next(model.parameters()).device)
     ended = torch.zeros(len(ids_bs), dtype=torch.bool, device=ids_bs.device)
+    length = ids_bs.shape[1] + num_tokens
     cache = None
     generated = []
     for _ in range(num_tokens):
         output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
+        if cache is None:
+            cache = output.past_key_values
+            reserve(cache, length)
         ids_bs = output.logits[:, -1:].argmax(dim=-1)
         generated.append(ids_bs)
         if eos_id is not None:

@@ -25,8 +25,8 @@ from tfidf_tune.loss._head import HeadInput
 # A chunk's logits are at most 1/16 of all, or 256 rows: fewer make matrix products of too thin matrices.
 _NUM_CHUNKS = 16
 _MIN_ROWS = 256
-# Logits that are turned to float32 at a time: 16 MiB still lie in a CPU's cache, and on a GPU, where each part costs the
-# launch of its kernels, take longer than that.
+# Logits that are turned to float32 at a time: 16 MiB still lie in a CPU's cache, and keep a GPU busy for longer than a
+# kernel takes to launch.
 _BLOCK_SIZE = 2**22
 
 SoftmaxGradient = Callable[[Tensor, Tensor, Tensor], Tensor]

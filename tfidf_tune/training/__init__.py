@@ -5,6 +5,7 @@ from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, chec
 from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer
 from tfidf_tune.training._entry_point import config_path, load_config, recipe
 from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
@@ -46,6 +47,7 @@ __all__ = [
     "open_progress",
     "open_run",
     "plan_memory",
+    "prepare_head",
     "prepare_model",
     "recipe",
     "require_no_lora",

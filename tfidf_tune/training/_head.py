@@ -21,6 +21,7 @@ def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None
     """
     refusal = None if loss.head == "chunked" else _refusal(model)
     if loss.head == "chunked" or refusal:
+        vars(model).pop("chunked_output", None)  # of an earlier call
         model.set_num_output_chunks(loss.num_output_chunks)  # type: ignore[operator]
         return refusal
     model.set_num_output_chunks(1)  # type: ignore[operator]

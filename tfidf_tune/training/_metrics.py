@@ -93,15 +93,20 @@ class ProgressLog:
         self._bar.update()
         if step % self._every and step != self._total_steps:
             return
-        values = {name: float(value) for name, value in metrics.items()}
+        numbers = [*metrics.values(), self._tokens, self._tokens_seen]
+        # One transfer for all: each would wait for the device.
+        *found, tokens, tokens_seen = torch.stack(
+            [torch.as_tensor(number, dtype=torch.float64, device=num_tokens.device) for number in numbers]
+        ).tolist()
+        values = dict(zip(metrics, found, strict=True))
         if not math.isfinite(values["loss"]):
             raise TrainingError(
                 f"the loss is {values['loss']} at step {step}: try a lower learning rate, fp32, clipping; "
                 "checkpoints of earlier steps are whole"
             )
-        if not self._tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
+        if not tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
             raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
-        tokens_per_second = float(self._tokens) / (time.perf_counter() - self._start)
+        tokens_per_second = tokens / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
         if self._memory_device is not None:
             values |= training.get_memory_stats(device=self._memory_device)

@@ -66,7 +66,7 @@ def train_step(
     Args:
         model (nn.Module): torchtune model that returns logits or chunks of them.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
-        optimizer (Optimizer): its gradients are cleared at the end.
+        optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
         batches (Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``.
         scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
             does nothing.
@@ -95,7 +95,7 @@ def train_step(
         weight_max = torch.maximum(weight_max, terms.weights.max())
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        [parameter for group in optimizer.param_groups for parameter in group["params"]],
         float("inf") if clip_grad_norm is None else clip_grad_norm,
     )
     loss_scale = scaler.get_scale()
@@ -160,7 +160,9 @@ def train(
     model.train()
     loss.train()
     progress.start()
-    for step, batches in enumerate(islice(_steps(cfg, dataloader), total_steps), start=1):
+    steps = islice(_steps(cfg, dataloader), total_steps)
+    batches = next(steps)
+    for step in range(1, total_steps + 1):
         learning_rate = optimizer.param_groups[0]["lr"]
         result = train_step(
             model, loss, optimizer, batches, scaler=scaler, device=run.device, clip_grad_norm=cfg.clip_grad_norm
@@ -174,6 +176,7 @@ def train(
                 )
         elif lr_scheduler is not None:
             lr_scheduler.step()
+        batches = next(steps, [])  # before metrics are read: until then a GPU is still at work
         progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
         if step in milestones:
             _require_finite(model, step)
