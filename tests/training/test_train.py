@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tiny_llama import TINY_LLAMA, VOCAB_SIZE
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchtune.models.llama2 import llama2
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
@@ -217,6 +218,25 @@ def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
     assert "5/5" in bar
 
 
+def test_the_metrics_of_an_entry_are_read_at_once(progress):
+    """Each number that is read on its own would wait for a GPU."""
+
+    class Reads(TorchDispatchMode):
+        num_reads = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.num_reads += func.overloadpacket is torch.ops.aten._local_scalar_dense
+            return func(*args, **(kwargs or {}))
+
+    progress.start()
+    metrics = {name: torch.rand(()) for name in ("loss", "cross_entropy", "grad_norm")}
+    with Reads() as reads:
+        progress.step(1, {**metrics, "lr": 0.5}, torch.tensor(7))
+        assert reads.num_reads == 0
+        metrics["loss"].item()
+        assert reads.num_reads == 1, "the test must be able to fail"
+
+
 @pytest.fixture
 def progress(tmp_path):
     progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=1)
@@ -353,12 +373,14 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
             return make_batch(1, seed=index)["tokens"][0]
 
     def collate(rows):
+        told.append("batch")
         tokens = torch.stack(rows)
         return {"tokens": tokens, "labels": tokens}
 
     cfg = check_config(recipe_config(batch_size=2, save_at_percent=[50, 100]), FinetuneConfig)
     loader = DataLoader(Rows(), batch_size=2, sampler=DistributedSampler(Rows(), 1, 0), collate_fn=collate)
-    network, loss, told = torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(), CrossEntropyLoss().eval(), []
+    told = []
+    network, loss = torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(), CrossEntropyLoss().eval()
     progress = SimpleNamespace(
         start=lambda: told.append("start"),
         step=lambda step, *_: told.append(f"step {step}"),
@@ -374,7 +396,11 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
 
     assert network.training
     assert loss.training
-    assert told == ["start", "step 1", "run/checkpoint_50pct", "restart", "step 2", "run/checkpoint_100pct", "restart"]
+    # The second batch is fetched before the metrics of the first step are read, for which a GPU is waited for.
+    assert told == [
+        "start", "batch", "batch", "step 1", "run/checkpoint_50pct", "restart", "step 2", "run/checkpoint_100pct",
+        "restart",
+    ]  # fmt: skip
 
 
 def test_a_model_made_ready_gives_what_the_loss_asks_for(recipe_config):
