@@ -1,45 +1,13 @@
-"""The pure functions of the weighting: counts, term frequency, idf, normalisation."""
+"""The pure functions of the weighting: term frequency, idf, normalisation."""
 
 import math
-from collections import Counter
 
 import pytest
 import torch
-from label_batches import EPS, WEIGHT_RTOL, random_labels
+from label_batches import EPS, WEIGHT_RTOL
 from tfidf_reference import IGNORED, reference_unit_mean
 
-from tfidf_tune.weighting import inverse_document_frequency, occurrences, term_frequency, unit_mean
-
-# ---- occurrences
-
-
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 1), (1, 17), (4, 50), (2, 4096)])
-def test_occurrences_count_each_key_in_its_own_row(rows, length):
-    keys = random_labels(torch.Generator().manual_seed(length), rows, length, 40)
-    counts, _ = occurrences(keys)
-    per_row = [Counter(row) for row in keys.tolist()]
-    assert counts.tolist() == [[per_row[i][key] for key in row] for i, row in enumerate(keys.tolist())]
-
-
-def test_each_distinct_key_of_a_row_has_exactly_one_representative():
-    keys = random_labels(torch.Generator().manual_seed(0), 5, 60, 15)
-    _, is_representative = occurrences(keys)
-    assert is_representative.dtype == torch.bool
-    for row, chosen in zip(keys, is_representative, strict=True):
-        assert sorted(row[chosen].tolist()) == sorted(set(row.tolist()))
-
-
-def test_the_keys_of_one_row_do_not_run_into_the_next():
-    counts, is_representative = occurrences(torch.tensor([[1, 5], [5, 5], [5, 9]]))
-    assert counts.tolist() == [[1, 1], [2, 2], [1, 1]]
-    assert is_representative.sum(dim=1).tolist() == [2, 1, 2]
-
-
-def test_keys_may_be_as_large_as_int64_holds():
-    top = 2**63 - 1
-    counts, _ = occurrences(torch.tensor([[top, top - 1, top, -(2**63)]]))
-    assert counts.tolist() == [[2, 1, 2, 1]]
-
+from tfidf_tune.weighting import inverse_document_frequency, term_frequency, unit_mean
 
 # ---- term frequency
 

@@ -1,40 +1,22 @@
-"""What a call costs: operations and tensors recorded by a dispatch mode, on the meta device.
+"""What a call costs: operations, tensors and bytes, counted.
 
-A tensor of the meta device has a shape but no values: code that asks for a value (``.item()``, an ``if`` on a tensor,
-``nonzero``), which on a GPU would wait for the device, raises. No GPU is needed.
+The way of a GPU is recorded on the meta device, whose tensors have a shape but no values: code that asks for a value
+(``.item()``, an ``if`` on a tensor, ``nonzero``), which on a GPU would wait for the device, raises. No GPU is needed.
+What NumPy allocates on the way of a CPU is traced.
 """
+
+import tracemalloc
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from label_batches import random_labels
+from operations import Recorder
+from ways import WAYS, OneWay
 
-from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting
+from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _tfidf
 
 ROWS, LENGTH, VOCAB_SIZE = 4, 32, 1000
 SYNCHRONISING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
-
-
-class Recorder(TorchDispatchMode):
-    """Notes the name of every operation and the size of every tensor that it makes (views and in-place excepted)."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-        self.sizes = []
-        self.devices = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.operations.append(func.overloadpacket.__name__)
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        owned = {tensor.untyped_storage()._cdata for tensor in inputs}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.devices.add(leaf.device.type)
-                if leaf.untyped_storage()._cdata not in owned:
-                    self.sizes.append(leaf.numel())
-        return result
 
 
 def meta_batch(rows=ROWS, length=LENGTH):
@@ -42,14 +24,13 @@ def meta_batch(rows=ROWS, length=LENGTH):
 
 
 def record(num_batches, call=None, num_calls=3, training=True, **arguments):
-    """The operations and sizes of one call on a window whose tables have been laid out."""
-    with torch.device("meta"):
-        weighting = TFIDFWeighting(num_batches=num_batches, **arguments).train(training)
-        call = call or (lambda weighting: weighting(meta_batch(), vocab_size=VOCAB_SIZE))
-        for _ in range(num_calls - 1):
-            call(weighting)
-        with Recorder() as recorder:
-            weights = call(weighting)
+    """The operations and sizes of one call, by default on a window whose tables have been laid out."""
+    weighting = TFIDFWeighting(num_batches=num_batches, **arguments).train(training).to("meta")
+    call = call or (lambda weighting: weighting(meta_batch(), vocab_size=VOCAB_SIZE))
+    for _ in range(num_calls - 1):
+        call(weighting)
+    with Recorder() as recorder:
+        weights = call(weighting)
     assert weights.device.type == "meta"
     assert recorder.operations
     assert recorder.sizes
@@ -75,8 +56,45 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(training, tf, max_w
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_with_document_ids_nothing_waits_for_the_device(training):
-    assert_no_synchronisation(record(16, with_documents, training=training))
+@pytest.mark.parametrize("tf", ["count", "log", "binary"])
+@pytest.mark.parametrize("max_weight", [None, 2.0])
+def test_with_document_ids_nothing_waits_for_the_device(training, tf, max_weight):
+    for num_calls in (1, 3):
+        recorder = record(16, with_documents, num_calls, training, tf=tf, max_weight=max_weight)
+        assert_no_synchronisation(recorder)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_batch_of_another_shape_makes_nothing_wait_for_the_device(documents):
+    """The tables grow by what shapes say alone."""
+    weighting = TFIDFWeighting(num_batches=4).to("meta")
+    for rows, length, vocab_size in ((2, 9, 50), (4, 32, 50), (1, 3, 900)):
+        document_ids = meta_batch(rows, length) if documents else None
+        with Recorder() as recorder:
+            weighting(meta_batch(rows, length), vocab_size=vocab_size, document_ids=document_ids)
+        assert_no_synchronisation(recorder)
+
+
+# (training, documents): operations of a call, views included, as many as it takes now.
+OPERATIONS = {(True, False): 68, (True, True): 95, (False, False): 49, (False, True): 76}
+
+
+@pytest.mark.parametrize(("training", "documents"), OPERATIONS)
+@pytest.mark.parametrize(
+    ("settings", "more"), [({}, 0), ({"tf": "binary"}, 0), ({"tf": "log"}, 2), ({"max_weight": 2.0}, 13)]
+)
+def test_a_call_takes_no_more_operations_than_it_has_to(training, documents, settings, more):
+    """Each is a kernel to launch, or work of the host beside it: a small batch costs little else.
+
+    Recorded on a CPU, since the meta device takes an operation more to sort.
+    """
+    weighting = OneWay("device", **settings)
+    labels = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
+    document_ids = labels // 10 if documents else None
+    weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids)
+    with Recorder() as recorder:
+        weighting(labels, training=training, vocab_size=VOCAB_SIZE, document_ids=document_ids)
+    assert 30 < len(recorder.operations) <= OPERATIONS[training, documents] + more
 
 
 def test_without_a_vocabulary_size_the_largest_id_is_read():
@@ -142,7 +160,10 @@ def test_a_narrower_batch_makes_the_tables_no_larger():
     assert len(set(sizes)) == 1
 
 
-@pytest.mark.parametrize(("num_batches", "rows", "length", "vocab_size"), [(16, 4, 128, 1000), (64, 1, 256, 50_304)])
+@pytest.mark.parametrize(
+    ("num_batches", "rows", "length", "vocab_size"),
+    [(16, 4, 128, 1000), (64, 1, 256, 50_304), (1024, 2, 64, 50_304)],
+)
 def test_the_state_takes_4_bytes_for_each_token_of_the_window_and_each_entry_of_the_vocabulary(
     num_batches, rows, length, vocab_size
 ):
@@ -152,3 +173,56 @@ def test_the_state_takes_4_bytes_for_each_token_of_the_window_and_each_entry_of_
     size = sum(tensor.numel() * tensor.element_size() for tensor in weighting.state_dict().values())
     # Beside the two tables a number for each batch of the window, and a few scalars.
     assert size <= 4 * num_batches * rows * length + 4 * vocab_size + 8 * num_batches + 64
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_window_of_1024_batches_takes_less_than_8_bytes_for_each_of_its_tokens(way):
+    weighting = OneWay(way, num_batches=1024)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        weighting(random_labels(generator, 2, 64, 50_304), vocab_size=50_304)
+    size = sum(buffer.numel() * buffer.element_size() for buffer in weighting.weighting.buffers())
+    assert size <= 8 * 1024 * 2 * 64
+
+
+# ---- the way of a CPU
+
+
+def memory_of_a_call(documents, max_weight=None, training=True, num_batches=1024, vocab_size=1_000_000):
+    """The most that NumPy allocates at a time, in multiples of the labels' own size, once all tables are laid out."""
+    rows, length = 8, 256
+    labels = random_labels(torch.Generator().manual_seed(0), rows, length, vocab_size)
+    document_ids = (torch.arange(length) // 50).expand(rows, length) if documents else None
+    weighting = OneWay("host", num_batches=num_batches, max_weight=max_weight)
+    for _ in range(3):
+        weighting(labels, vocab_size=vocab_size, document_ids=document_ids)
+    with Recorder() as recorder:
+        weighting(labels, training=training, vocab_size=vocab_size, document_ids=document_ids)
+    tracemalloc.start()
+    try:
+        weighting(labels, training=training, vocab_size=vocab_size, document_ids=document_ids)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert max(recorder.sizes) <= labels.numel(), "what torch allocates is not traced"
+    return peak / (labels.numel() * labels.element_size())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("max_weight", [None, 2.0])
+def test_on_a_cpu_a_call_makes_nothing_of_the_length_of_the_window_or_the_vocabulary(training, documents, max_weight):
+    """A dozen arrays of the size of the batch live at a time. The window holds 1,024, the vocabulary is 488 of them."""
+    multiple = memory_of_a_call(documents, max_weight, training)
+    assert 1 < multiple < 16
+
+
+def test_no_table_is_longer_than_the_terms_that_are_looked_up():
+    """While a window fills, its number of documents changes at every call, and a table would be made at every call."""
+    table = _tfidf._inverse_document_frequency_table
+    weighting, labels = TFIDFWeighting(num_batches=40), torch.arange(60).view(30, 2)  # 60 terms
+    table.cache_clear()
+    for _ in range(40):
+        weighting(labels, vocab_size=60)
+    assert int(weighting.window.num_documents) == 1200
+    assert table.cache_info().misses == 1  # of 30 documents; 60 are no fewer than the terms

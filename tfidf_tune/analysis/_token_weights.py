@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from tfidf_tune.weighting import TermFrequency as TermFrequency  # reports have it from here
-from tfidf_tune.weighting import TFIDFWeighting, inverse_document_frequency, occurrences
+from tfidf_tune.weighting import TFIDFWeighting, distinct_terms, inverse_document_frequency
 
 if TYPE_CHECKING:
     from tfidf_tune.data import TextTokenizer
@@ -146,7 +146,8 @@ def weigh_blocks(
         for form, weighting in weightings.items():
             weights[form].append(weighting(labels, vocab_size=vocab_size)[:, :-1].numpy())
         window = weightings["count"].window  # the same for all forms
-        counts.append(occurrences(tokens[:, 1:])[0].int().numpy())
+        terms = distinct_terms(tokens[:, 1:])
+        counts.append(terms.counts[terms.positions].int().numpy())
         frequencies.append(window.document_frequency(tokens[:, 1:]).numpy())
         num_documents.append(np.full(len(rows), int(window.num_documents)))
 

@@ -5,10 +5,10 @@ from tfidf_tune.weighting._interface import TokenWeighting
 from tfidf_tune.weighting._term_statistics import (
     TermFrequency,
     inverse_document_frequency,
-    occurrences,
     term_frequency,
     unit_mean,
 )
+from tfidf_tune.weighting._terms import Terms, distinct_terms
 from tfidf_tune.weighting._tfidf import TFIDFWeighting
 from tfidf_tune.weighting._uniform import UniformWeighting
 
@@ -16,10 +16,11 @@ __all__ = [
     "DocumentWindow",
     "TFIDFWeighting",
     "TermFrequency",
+    "Terms",
     "TokenWeighting",
     "UniformWeighting",
+    "distinct_terms",
     "inverse_document_frequency",
-    "occurrences",
     "term_frequency",
     "unit_mean",
 ]

@@ -1,15 +1,17 @@
 """The rolling window of document frequencies: the only state of the weighting.
 
-Shape suffixes: K batches in the window, T tokens of a batch, V vocabulary.
+Shape suffixes: K batches in the window, T tokens of a batch, E entries: of the vocabulary and two more.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NO_TOKEN = -1
+from tfidf_tune.weighting._labels import NO_TOKEN
+from tfidf_tune.weighting._terms import Integers
 
 
 class DocumentWindow(nn.Module):
@@ -23,6 +25,9 @@ class DocumentWindow(nn.Module):
     Memory: 4 bytes for each token of the window (all batches at the width of the widest one seen) and 4 for each entry
     of the vocabulary. Batches may differ in shape; both tables grow when a larger batch or vocabulary comes.
 
+    Both tables are by token id + 1, so that what stands for no token is an entry too, one that stays 0, and nothing
+    has to be left out on the way; a last entry that stays 0 is that of all ids which the window has never seen.
+
     The state is in registered integer buffers: ``.to(device)`` moves it, ``.to(dtype)`` leaves it alone, and
     ``state_dict`` carries it. ``load_state_dict`` takes over the widths of the saved window.
 
@@ -33,9 +38,9 @@ class DocumentWindow(nn.Module):
         ValueError: If ``num_batches`` is less than 1.
     """
 
-    tokens_KT: Tensor
+    entries_KT: Tensor
     num_documents_K: Tensor
-    document_frequency_V: Tensor
+    document_frequency_E: Tensor
     num_updates: Tensor
 
     def __init__(self, num_batches: int) -> None:
@@ -45,15 +50,15 @@ class DocumentWindow(nn.Module):
                 f"num_batches is {num_batches}: the window holds at least the current batch, set it to 1 or more"
             )
         self.num_batches = num_batches
-        self.register_buffer("tokens_KT", torch.empty(num_batches, 0, dtype=torch.int32))
+        self.register_buffer("entries_KT", torch.empty(num_batches, 0, dtype=torch.int32))
         self.register_buffer("num_documents_K", torch.zeros(num_batches, dtype=torch.int32))
-        self.register_buffer("document_frequency_V", torch.empty(0, dtype=torch.int32))
+        self.register_buffer("document_frequency_E", torch.zeros(2, dtype=torch.int32))
         self.register_buffer("num_updates", torch.zeros(1, dtype=torch.int64))
 
     @property
     def device(self) -> torch.device:
         """Where the window is; tokens have to be there too."""
-        return self.document_frequency_V.device
+        return self.document_frequency_E.device
 
     @property
     def num_documents(self) -> Tensor:
@@ -63,7 +68,7 @@ class DocumentWindow(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Length of the table of document frequencies so far."""
-        return len(self.document_frequency_V)
+        return self.document_frequency_E.shape[0] - 2
 
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
         """Put a batch into the window and let the oldest one fall out.
@@ -76,22 +81,21 @@ class DocumentWindow(nn.Module):
             num_documents (Tensor): integer scalar, the documents of the batch.
             vocab_size (int): V.
         """
-        self._grow(len(tokens), vocab_size)
+        self._grow(tokens.shape[0], vocab_size)
+        entries_KT, num_documents_K = self.entries_KT, self.num_documents_K
+        entering_T = F.pad((tokens + 1).to(torch.int32), (0, entries_KT.shape[1] - tokens.shape[0]))
         slot = self.num_updates % self.num_batches
-        evicted_T = self.tokens_KT.index_select(0, slot).squeeze(0)
-        width = self.tokens_KT.shape[1]
-        padded_T = F.pad(tokens.to(torch.int32), (0, width - len(tokens)), value=NO_TOKEN)
+        evicted_T = entries_KT.index_select(0, slot).squeeze(0)
+        evicted_documents = num_documents_K.index_select(0, slot)
         # Without documents the evicted batch goes straight back in, so that nothing has to be decided on the host.
         has_documents = num_documents > 0
-        entering_T = torch.where(has_documents, padded_T, evicted_T)
+        entering_T = torch.where(has_documents, entering_T, evicted_T)
+        entering_documents = torch.where(has_documents, num_documents.to(torch.int32), evicted_documents)
         self._count(entering_T, 1)
         self._count(evicted_T, -1)
-        self.tokens_KT.index_copy_(0, slot, entering_T.unsqueeze(0))
-        entering_documents = torch.where(
-            has_documents, num_documents.to(torch.int32), self.num_documents_K.index_select(0, slot)
-        )
-        self.num_documents_K.index_copy_(0, slot, entering_documents)
-        self.num_updates += has_documents
+        entries_KT.index_copy_(0, slot, entering_T.unsqueeze(0))
+        num_documents_K.index_copy_(0, slot, entering_documents)
+        self.num_updates.add_(has_documents)
 
     def document_frequency(self, tokens: Tensor) -> Tensor:
         """Look up document frequencies.
@@ -102,20 +106,48 @@ class DocumentWindow(nn.Module):
         Returns:
             Tensor: int32 of the same shape: 0 for tokens that the window has not seen and for no token.
         """
-        if self.vocab_size == 0:
-            return torch.zeros_like(tokens, dtype=torch.int32)
-        known = (tokens >= 0) & (tokens < self.vocab_size)
-        return self.document_frequency_V[tokens.masked_fill(~known, 0).long()] * known
+        entries = (tokens + 1).clamp_(0, self.vocab_size + 1)
+        return self.document_frequency_E.index_select(0, entries.flatten()).view(tokens.shape)
 
-    def _count(self, tokens_T: Tensor, sign: int) -> None:
-        counted = tokens_T != NO_TOKEN
-        self.document_frequency_V.scatter_add_(0, tokens_T.clamp_min(0).long(), counted.to(torch.int32) * sign)
+    def update_on_host(self, tokens: Integers, num_documents: int, *, num_positions: int, vocab_size: int) -> None:
+        """:meth:`update` with NumPy, for a window on a CPU: no more is written and counted than there is.
+
+        Args:
+            tokens (Integers): ``[t]``, as above.
+            num_documents (int): the documents of the batch.
+            num_positions (int): most tokens that a batch of this shape can have, so that the table grows but once.
+            vocab_size (int): V.
+        """
+        if num_documents == 0:
+            return
+        self._grow(num_positions, vocab_size)
+        document_frequency_E, num_updates = self.document_frequency_E.numpy(), self.num_updates.numpy()
+        slot = num_updates[0] % self.num_batches
+        entries_T = self.entries_KT.numpy()[slot]
+        entering_T = tokens + 1
+        # An increment of the table's own type: NumPy is twenty times slower with any other.
+        one = document_frequency_E.dtype.type(1)
+        np.subtract.at(document_frequency_E, entries_T, one)
+        np.add.at(document_frequency_E, entering_T, one)
+        document_frequency_E[NO_TOKEN + 1] = 0
+        entries_T[: len(tokens)] = entering_T
+        entries_T[len(tokens) :] = NO_TOKEN + 1
+        self.num_documents_K.numpy()[slot] = num_documents
+        num_updates += 1
+
+    def document_frequency_on_host(self, tokens: Integers) -> Integers:
+        """:meth:`document_frequency` with NumPy, for a window on a CPU."""
+        found: Integers = self.document_frequency_E.numpy().take(tokens + 1, mode="clip")
+        return found
+
+    def _count(self, entries_T: Tensor, sign: int) -> None:
+        self.document_frequency_E.index_add_(0, entries_T, entries_T.clamp(max=1), alpha=sign)
 
     def _grow(self, num_tokens: int, vocab_size: int) -> None:
-        if (missing := num_tokens - self.tokens_KT.shape[1]) > 0:
-            self.tokens_KT = F.pad(self.tokens_KT, (0, missing), value=NO_TOKEN)
+        if (missing := num_tokens - self.entries_KT.shape[1]) > 0:
+            self.entries_KT = F.pad(self.entries_KT, (0, missing))
         if (missing := vocab_size - self.vocab_size) > 0:
-            self.document_frequency_V = F.pad(self.document_frequency_V, (0, missing))
+            self.document_frequency_E = F.pad(self.document_frequency_E, (0, missing))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved_documents = state_dict.get(prefix + "num_documents_K")
@@ -127,7 +159,7 @@ class DocumentWindow(nn.Module):
             )
             return
         # The widths come with the data, not with the constructor, so a fresh window has to take them from the state.
-        for name in ("tokens_KT", "document_frequency_V"):
+        for name in ("entries_KT", "document_frequency_E"):
             saved = state_dict.get(prefix + name)
             if saved is not None:
                 own = getattr(self, name)

@@ -1,13 +1,37 @@
 """What every weighting asks of its labels."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+NO_TOKEN = -1
+
+
+def on_host(labels: Tensor) -> bool:
+    """Tell whether values may decide what is done next: on a CPU, where reading one waits for nothing."""
+    return labels.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_shape(labels: Tensor) -> None:
+    """Refuse what is no batch of token ids.
+
+    Args:
+        labels (Tensor): should be integer ``[b, s]``.
+
+    Raises:
+        ValueError: If ``labels`` is not 2-D or not of integers.
+    """
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype}, expected integer token ids")
+    if labels.dim() != 2:
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need the sequences apart"
+        )
+
 
 def known_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Tell valid positions from ignored ones, and ids of the vocabulary from others.
-
-    Ids are checked here on CPU alone: on a GPU the check would wait for the device.
+    """Tell valid positions from ignored ones, and ids of the vocabulary from others, without waiting for a GPU.
 
     Args:
         labels (Tensor): integer ``[b, s]``.
@@ -16,24 +40,37 @@ def known_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> t
 
     Returns:
         tuple[Tensor, Tensor]: ``valid`` and ``known``, bool ``[b, s]``: not ignored; not ignored and in the vocabulary.
-
-    Raises:
-        ValueError: If ``labels`` is not 2-D or not of integers, or, on CPU, a valid id is outside the vocabulary.
     """
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels are {labels.dtype}, expected integer token ids")
-    if labels.dim() != 2:
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need the sequences apart"
-        )
     valid = labels != ignore_index
     known = valid & (labels >= 0)
-    if vocab_size is not None:
-        known &= labels < vocab_size
-    if labels.device.type == "cpu" and not known.equal(valid):
-        outside = labels[valid & ~known][0].item()
+    return valid, known if vocab_size is None else known & (labels < vocab_size)
+
+
+def checked_tokens(
+    labels: npt.NDArray[np.integer], vocab_size: int | None, ignore_index: int
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_]]:
+    """Tell valid positions from ignored ones where values may be looked at, and refuse ids outside the vocabulary.
+
+    Args:
+        labels (npt.NDArray[np.integer]): ``[b, s]``.
+        vocab_size (int | None): size of the vocabulary. None: not known, every id that is not negative will do.
+        ignore_index (int): label of the positions that do not count.
+
+    Returns:
+        tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_]]: ``tokens``, the labels with ``NO_TOKEN`` at ignored
+        positions, and ``valid``, where they are not ignored, both ``[b, s]``.
+
+    Raises:
+        ValueError: If a valid id is outside the vocabulary.
+    """
+    valid = labels != ignore_index
+    tokens = np.where(valid, labels, np.int64(0))
+    smallest, largest = (tokens.min(), tokens.max()) if tokens.size else (0, 0)
+    if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
         raise ValueError(
-            f"labels contain the id {outside}, outside the vocabulary of {vocab_size or 'ids from 0'}; "
-            f"ignored positions are marked by {ignore_index}"
+            f"labels contain the id {min(smallest, 0) or largest}, outside the vocabulary of "
+            f"{vocab_size or 'ids from 0'}; ignored positions are marked by {ignore_index}"
         )
-    return valid, known
+    tokens += valid
+    tokens += NO_TOKEN
+    return tokens, valid

@@ -1,7 +1,4 @@
-"""Token statistics inside one mini-batch, as pure functions.
-
-Shape suffixes: B rows, S positions in a row.
-"""
+"""From counts to weights: term frequency, inverse document frequency, normalisation, as pure functions."""
 
 from typing import Literal, get_args
 
@@ -10,29 +7,6 @@ from torch import Tensor
 
 TermFrequency = Literal["count", "log", "binary"]
 TERM_FREQUENCIES: tuple[TermFrequency, ...] = get_args(TermFrequency)
-
-
-def occurrences(keys_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Count how often each key occurs in its own row.
-
-    Sorting brings equal keys together, so that the count of a key is the length of its run. The work
-    is that of one sort of ``[b, s]``; nothing of the size of the vocabulary is made.
-
-    Args:
-        keys_BS (Tensor): integer keys of shape ``[b, s]``.
-
-    Returns:
-        tuple[Tensor, Tensor]: ``counts`` int64 ``[b, s]``, the number of positions of the row that hold
-        the same key; ``is_representative`` bool ``[b, s]``, true at exactly one position of each distinct key of a row.
-    """
-    sorted_BS, order_BS = keys_BS.sort(dim=-1)
-    starts_BS = torch.ones_like(sorted_BS, dtype=torch.bool)
-    starts_BS[:, 1:] = sorted_BS[:, 1:] != sorted_BS[:, :-1]
-    run_BS = starts_BS.cumsum(dim=-1) - 1
-    run_lengths_BS = torch.zeros_like(run_BS).scatter_add_(-1, run_BS, torch.ones_like(run_BS))
-    counts_BS = torch.empty_like(run_BS).scatter_(-1, order_BS, run_lengths_BS.gather(-1, run_BS))
-    is_representative_BS = torch.empty_like(starts_BS).scatter_(-1, order_BS, starts_BS)
-    return counts_BS, is_representative_BS
 
 
 def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
@@ -73,7 +47,7 @@ def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor
     Returns:
         Tensor: float32, the shape of ``document_frequency``.
     """
-    return ((1 + num_documents).float() / (1 + document_frequency).float()).log() + 1
+    return ((1 + num_documents) / document_frequency.float().add_(1)).log_().add_(1)
 
 
 def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = None) -> Tensor:
@@ -92,11 +66,11 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     Returns:
         Tensor: float32, same shape; 0 where not ``valid``; all 0 when nothing is valid.
     """
-    raw_weights = raw_weights.masked_fill(~valid, 0)
-    num_valid = valid.sum()
+    raw_weights = raw_weights * valid
+    num_valid = valid.count_nonzero()
     smallest = torch.finfo(torch.float32).tiny  # stands for the sum of an empty set, never reached otherwise
     if max_weight is None:
-        return raw_weights * (num_valid / raw_weights.sum().clamp_min(smallest))
+        return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(smallest))
 
     descending = raw_weights.flatten().sort(descending=True).values
     tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(smallest)

@@ -1,22 +1,28 @@
 """TF-IDF weights over a rolling window of mini-batches.
 
-Shape suffixes: B rows, S positions in a row.
+Shape suffixes: B rows, S positions in a row, T terms.
 """
 
+import functools
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tfidf_tune.weighting._document_window import NO_TOKEN, DocumentWindow
+from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import TokenWeighting
-from tfidf_tune.weighting._labels import known_labels
+from tfidf_tune.weighting._labels import NO_TOKEN, check_shape, checked_tokens, known_labels, on_host
 from tfidf_tune.weighting._term_statistics import (
     TERM_FREQUENCIES,
     TermFrequency,
     inverse_document_frequency,
-    occurrences,
     term_frequency,
     unit_mean,
 )
+from tfidf_tune.weighting._terms import Integers, distinct_terms_on_device, distinct_terms_on_host
+
+Floats = npt.NDArray[np.float32]
 
 
 class TFIDFWeighting(TokenWeighting):
@@ -87,25 +93,83 @@ class TFIDFWeighting(TokenWeighting):
             ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, or, on CPU, an id is outside the
                 vocabulary or a document id negative.
         """
-        valid_BS, known_BS = known_labels(labels, vocab_size, self.ignore_index)
+        check_shape(labels)
         if document_ids is not None:
             _check_document_ids(document_ids, labels)
         if labels.numel() == 0:
             return torch.zeros_like(labels, dtype=torch.float32)
-        if vocab_size is None:
-            vocab_size = max(self.window.vocab_size, int(labels.masked_fill(~valid_BS, 0).max()) + 1)
-
         if self.window.device != labels.device:  # torchtune's stock recipes do not move their loss
             self.window.to(labels.device)
-        tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
-        counts_BS, is_representative_BS = occurrences(_document_keys(tokens_BS, document_ids, vocab_size))
+        weigh = self._weigh_on_host if on_host(labels) else self._weigh_on_device
+        return weigh(labels, document_ids, vocab_size)
+
+    def _weigh_on_host(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> Tensor:
+        tokens_BS, valid_BS = checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
+        size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max(initial=0)) + 1)
+        if document_ids is None:
+            tokens_T, counts_T, positions_BS = distinct_terms_on_host(tokens_BS)
+            num_documents = np.count_nonzero(valid_BS.any(axis=1))
+        else:
+            documents_BS = np.where(valid_BS, document_ids.numpy(), np.int64(NO_TOKEN))
+            keys_BS = np.where(valid_BS, documents_BS * size + tokens_BS, NO_TOKEN)
+            keys_T, counts_T, positions_BS = distinct_terms_on_host(keys_BS)
+            tokens_T = np.where(keys_T == NO_TOKEN, NO_TOKEN, keys_T % size)
+            num_documents = np.count_nonzero(distinct_terms_on_host(documents_BS)[0] != NO_TOKEN)
         if self.training:
-            distinct_BS = torch.where(is_representative_BS, tokens_BS, NO_TOKEN)
-            num_documents = _num_documents(known_BS, document_ids)
-            self.window.update(distinct_BS.flatten(), num_documents, vocab_size=vocab_size)
-        idf_BS = inverse_document_frequency(self.window.document_frequency(tokens_BS), self.window.num_documents)
-        weights_BS = unit_mean(term_frequency(counts_BS, self.tf) * idf_BS, known_BS, self.max_weight)
+            self.window.update_on_host(tokens_T, int(num_documents), num_positions=labels.numel(), vocab_size=size)
+        document_frequency_T = self.window.document_frequency_on_host(tokens_T)
+        num_in_window = int(self.window.num_documents_K.numpy().sum())
+        idf_T = _inverse_document_frequencies_on_host(document_frequency_T, num_in_window)
+        raw_T = np.multiply(_term_frequencies_on_host(counts_T, self.tf, labels.shape[1]), idf_T)
+        return unit_mean(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), self.max_weight)
+
+    def _weigh_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> Tensor:
+        labels = labels.long()  # narrower integers may hold neither NO_TOKEN nor vocab_size
+        valid_BS, known_BS = known_labels(labels, vocab_size, self.ignore_index)
+        tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
+        size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
+        if document_ids is None:
+            tokens_T, counts_T, positions_BS = distinct_terms_on_device(tokens_BS)
+            num_documents = known_BS.any(dim=-1).count_nonzero()
+        else:
+            documents_BS = torch.where(known_BS, document_ids.long(), NO_TOKEN)
+            keys_BS = torch.where(known_BS, documents_BS * size + tokens_BS, NO_TOKEN)
+            keys_T, counts_T, positions_BS = distinct_terms_on_device(keys_BS)
+            tokens_T = torch.where(keys_T == NO_TOKEN, NO_TOKEN, keys_T % size)
+            num_documents = (distinct_terms_on_device(documents_BS).keys != NO_TOKEN).count_nonzero()
+        if self.training:
+            self.window.update(tokens_T, num_documents, vocab_size=size)
+        idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)
+        raw_T = term_frequency(counts_T, self.tf) * idf_T
+        weights_BS = unit_mean(raw_T.take(positions_BS), known_BS, self.max_weight)
         return weights_BS.masked_fill(valid_BS & ~known_BS, torch.nan)
+
+
+def _term_frequencies_on_host(counts: Integers, form: TermFrequency, length: int) -> Floats:
+    """:func:`term_frequency` of counts in rows of ``length``, looked up, which takes a fifth of the time."""
+    return _term_frequency_table(form, 1 << length.bit_length()).take(counts)
+
+
+def _inverse_document_frequencies_on_host(document_frequency: Integers, num_documents: int) -> Floats:
+    """:func:`inverse_document_frequency`, looked up where there are fewer document frequencies than terms."""
+    if num_documents < len(document_frequency):
+        return _inverse_document_frequency_table(num_documents).take(document_frequency)
+    found = inverse_document_frequency(torch.from_numpy(document_frequency), torch.tensor(num_documents, device="cpu"))
+    inverse: Floats = found.numpy()
+    return inverse
+
+
+@functools.lru_cache(maxsize=8)
+def _term_frequency_table(form: TermFrequency, size: int) -> Floats:
+    table: Floats = term_frequency(torch.arange(size, device="cpu"), form).numpy()
+    return table
+
+
+@functools.lru_cache(maxsize=2)
+def _inverse_document_frequency_table(num_documents: int) -> Floats:
+    documents = torch.arange(num_documents + 1, device="cpu")
+    table: Floats = inverse_document_frequency(documents, documents[-1]).numpy()
+    return table
 
 
 def _check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
@@ -113,21 +177,5 @@ def _check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
         )
-    if document_ids.device.type == "cpu" and (document_ids < 0).any():
+    if on_host(document_ids) and (document_ids < 0).any():
         raise ValueError(f"document_ids contain {document_ids.min().item()}: they have to be non-negative")
-
-
-def _document_keys(tokens_BS: Tensor, document_ids_BS: Tensor | None, vocab_size: int) -> Tensor:
-    """Keys that are equal within a row exactly where token and document are."""
-    if document_ids_BS is None:
-        return tokens_BS
-    return torch.where(tokens_BS == NO_TOKEN, NO_TOKEN, document_ids_BS.long() * vocab_size + tokens_BS)
-
-
-def _num_documents(valid_BS: Tensor, document_ids_BS: Tensor | None) -> Tensor:
-    """Number of documents of the mini-batch with at least one valid token, integer scalar."""
-    if document_ids_BS is None:
-        return valid_BS.any(dim=-1).sum()
-    _, is_representative_BS = occurrences(torch.where(valid_BS, document_ids_BS, NO_TOKEN))
-    # The one representative of a row's invalid positions is among the invalid ones: it does not count.
-    return (is_representative_BS & valid_BS).sum()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tfidf_tune.weighting._interface import TokenWeighting
-from tfidf_tune.weighting._labels import known_labels
+from tfidf_tune.weighting._labels import check_shape, checked_tokens, on_host
 
 
 class UniformWeighting(TokenWeighting):
@@ -24,5 +24,8 @@ class UniformWeighting(TokenWeighting):
         Raises:
             ValueError: If ``labels`` is not 2-D, or, on CPU, an id is outside the vocabulary.
         """
-        valid, _ = known_labels(labels, vocab_size, self.ignore_index)
+        check_shape(labels)
+        if on_host(labels):
+            checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
+        valid = labels.long() != self.ignore_index
         return valid.to(torch.float32)

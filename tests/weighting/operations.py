@@ -1,0 +1,41 @@
+"""Records the torch operations of a call."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def described(value):
+    """What a captured graph holds of a value: layout and type of a tensor, anything else as it is."""
+    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operation, what goes in and comes out, and each tensor that it makes (views and in-place excepted).
+
+    Attributes:
+        operations (list[str]): their names.
+        calls (list[tuple]): their names, with arguments and results as a captured graph would hold them.
+        sizes (list[int]): elements of each new tensor.
+        devices (set[str]): where new tensors, views and tensors changed in place are.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+        self.calls = []
+        self.sizes = []
+        self.devices = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.operations.append(func.overloadpacket.__name__)
+        self.calls.append((str(func), *tree_map(described, (args, kwargs, result))))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        owned = {tensor.untyped_storage()._cdata for tensor in inputs}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.devices.add(leaf.device.type)
+                if leaf.untyped_storage()._cdata not in owned:
+                    self.sizes.append(leaf.numel())
+        return result

@@ -1,0 +1,89 @@
+"""What a captured CUDA graph asks of a call in the steady state, as far as a CPU can tell.
+
+A graph replays the very same operations on the very same memory. So the operations, their shapes and their numbers
+must not depend on the values of a batch, and the state must stay where it is. That nothing waits for the device is
+the business of ``test_weighting_cost.py``.
+"""
+
+import pytest
+import torch
+from label_batches import random_labels
+from operations import Recorder
+from tfidf_reference import IGNORED
+from ways import OneWay
+
+ROWS, LENGTH, VOCAB_SIZE = 3, 17, 50
+
+every_setting = [
+    pytest.mark.parametrize("training", [True, False]),
+    pytest.mark.parametrize("documents", [False, True]),
+    pytest.mark.parametrize("max_weight", [None, 1.5]),
+]
+
+
+def in_every_setting(test):
+    for mark in every_setting:
+        test = mark(test)
+    return test
+
+
+def batches():
+    """Ordinary ones, one with nothing in it, one with a single token, one of ids that are not in the vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    ordinary = [random_labels(generator, ROWS, LENGTH, VOCAB_SIZE) for _ in range(6)]
+    odd = [torch.full((ROWS, LENGTH), token) for token in (IGNORED, 7, VOCAB_SIZE)]
+    return [*ordinary, *odd, ordinary[0]]
+
+
+def steady(training, max_weight):
+    """A weighting whose tables are laid out and whose window, of fewer batches than follow, has begun to roll."""
+    weighting = OneWay("device", num_batches=4, max_weight=max_weight)
+    weighting(torch.zeros(ROWS, LENGTH, dtype=torch.int64), vocab_size=VOCAB_SIZE)
+    weighting.weighting.train(training)
+    return weighting
+
+
+def calls_of(weighting, training, documents):
+    for i, labels in enumerate(batches()):
+        document_ids = (torch.arange(LENGTH) // (i + 1)).expand(ROWS, LENGTH).contiguous() if documents else None
+        yield lambda labels=labels, ids=document_ids: weighting(
+            labels, training=training, vocab_size=VOCAB_SIZE, document_ids=ids
+        )
+
+
+@in_every_setting
+def test_the_operations_and_their_shapes_are_the_same_whatever_the_values(training, documents, max_weight):
+    recorded = []
+    for call in calls_of(steady(training, max_weight), training, documents):
+        with Recorder() as recorder:
+            call()
+        recorded.append(recorder.calls)
+    assert len(recorded) == 10
+    assert len(recorded[0]) > 30
+    assert all(calls == recorded[0] for calls in recorded)
+
+
+@in_every_setting
+def test_the_state_stays_where_it_is(training, documents, max_weight):
+    weighting = steady(training, max_weight)
+    before = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
+    updates = int(weighting.window.num_updates)
+    for call in calls_of(weighting, training, documents):
+        call()
+        after = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
+        assert after == before
+    assert len(before) == 4
+    # All but the batch with nothing in it and the one of bad ids have gone into the window.
+    assert int(weighting.window.num_updates) == updates + (8 if training else 0)
+
+
+def test_a_recorded_call_shows_a_difference_of_shape_and_of_number():
+    """The tests above must be able to fail."""
+    recorded = []
+    for tensor, factor in ((torch.ones(2), 2), (torch.ones(3), 2), (torch.ones(2), 3), (torch.zeros(2), 2)):
+        with Recorder() as recorder:
+            tensor.mul(factor)
+        recorded.append(recorder.calls)
+    assert recorded[0] != recorded[1]
+    assert recorded[0] != recorded[2]
+    assert recorded[0] == recorded[3]

@@ -1,0 +1,169 @@
+"""What the weightings take for labels: which are refused, of what type and size, and which way they go."""
+
+import pytest
+import torch
+from label_batches import random_labels, random_stream
+from tfidf_reference import IGNORED
+from ways import WAYS, OneWay, going
+from window_state import assert_same_state, state_copy
+
+from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
+from tfidf_tune.weighting._labels import on_host
+
+WEIGHTINGS = [TFIDFWeighting, UniformWeighting]
+
+# ---- the way
+
+
+def test_labels_on_a_cpu_go_the_way_of_the_host_and_others_that_of_the_device():
+    assert on_host(torch.zeros(1, 2, dtype=torch.int64))
+    assert not on_host(torch.zeros(1, 2, dtype=torch.int64, device="meta"))
+
+
+def test_in_a_compiled_graph_all_labels_go_the_way_of_the_device():
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def way(labels):
+        return labels + int(on_host(labels))
+
+    labels = torch.zeros(1, 2, dtype=torch.int64)
+    assert torch.equal(way(labels), labels)
+
+
+def test_the_window_follows_the_labels_to_their_device():
+    """torchtune's stock recipes do not move their loss. The meta device stands for a GPU: mixing them is an error."""
+    weighting = TFIDFWeighting()
+
+    weights = weighting(torch.zeros(2, 5, dtype=torch.long, device="meta"), vocab_size=10)
+
+    assert weights.device.type == "meta"
+    assert weighting.window.device.type == "meta"
+
+
+# ---- labels that are refused
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("bad_id", [10, 11, 2**31, -1, -99, -101])
+def test_an_id_outside_the_vocabulary_is_an_error_that_names_it(make, training, bad_id):
+    with pytest.raises(ValueError, match=rf"contain the id {bad_id}, outside the vocabulary of 10;"):
+        make().train(training)(torch.tensor([[1, 2, bad_id, IGNORED]]), vocab_size=10)
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_a_negative_id_is_an_error_without_a_vocabulary_size_too(make):
+    with pytest.raises(ValueError, match="contain the id -7, outside the vocabulary of ids from 0;"):
+        make()(torch.tensor([[1, 2, -7]]))
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_the_id_named_is_that_of_no_ignored_position(make):
+    with pytest.raises(ValueError, match="the id -7,.*ignored positions are marked by 50"):
+        make(ignore_index=50)(torch.tensor([[1, 50, -7]]))
+    with pytest.raises(ValueError, match="the id 9,.*ignored positions are marked by -100"):
+        make()(torch.tensor([[1, IGNORED, 9]]), vocab_size=9)
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_minus_100_is_an_error_where_another_index_is_ignored(make):
+    with pytest.raises(ValueError, match="the id -100,"):
+        make(ignore_index=0)(torch.tensor([[1, 2, IGNORED]]), vocab_size=10)
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_an_ignore_index_beyond_the_vocabulary_is_ignored_as_well(make):
+    weights = make(ignore_index=10)(torch.tensor([[1, 10, 9]]), vocab_size=10)
+    assert weights.tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_an_id_outside_the_vocabulary_leaves_the_window_as_it_was():
+    weighting = TFIDFWeighting()
+    weighting(torch.tensor([[1, 2, 3]]), vocab_size=10)
+    before = state_copy(weighting)
+    with pytest.raises(ValueError, match="10"):
+        weighting(torch.tensor([[1, 2, 3, 10]]), vocab_size=10)
+    assert_same_state(weighting, before)
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("shape", [(5,), (1, 2, 3)])
+def test_labels_that_are_not_two_dimensional_are_an_error(make, shape):
+    with pytest.raises(ValueError, match=r"labels has shape \(.*\), expected \[b, s\]"):
+        make()(torch.ones(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_labels_that_are_no_integers_are_an_error(make, dtype):
+    with pytest.raises(ValueError, match=f"labels are {dtype}, expected integer token ids"):
+        make()(torch.zeros(1, 2, dtype=dtype))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_document_ids_of_another_shape_are_an_error(way):
+    with pytest.raises(ValueError, match="document_ids"):
+        OneWay(way)(torch.ones(2, 3, dtype=torch.int64), document_ids=torch.zeros(2, 2, dtype=torch.int64))
+
+
+def test_a_negative_document_id_is_an_error():
+    with pytest.raises(ValueError, match="document_ids contain -1: they have to be non-negative"):
+        TFIDFWeighting()(torch.tensor([[1, 2]]), document_ids=torch.tensor([[0, -1]]))
+
+
+# ---- types
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("vocab_size", [None, 100, 50_304])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_every_integer_type_weigh_the_same(way, vocab_size, dtype):
+    """An id of 0 is ignored, since uint8 has no -100; 50,304 is beyond what 16 bits hold."""
+    narrow, wide = OneWay(way, num_batches=2, ignore_index=0), OneWay(way, num_batches=2, ignore_index=0)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        labels = random_labels(generator, 3, 20, 100).clamp(min=0)
+        document_ids = torch.randint(0, 100, (3, 20), generator=generator) if seed else None
+        expected = wide(labels, vocab_size=vocab_size, document_ids=document_ids)
+        narrow_ids = None if document_ids is None else document_ids.to(dtype)
+        assert torch.equal(narrow(labels.to(dtype), vocab_size=vocab_size, document_ids=narrow_ids), expected)
+        assert int(narrow.window.num_documents) == int(wide.window.num_documents)
+        assert (expected == 0).any()
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_unsigned_ids_are_not_taken_for_the_ignored_one(make, way):
+    """In 8 bits -100 is 156."""
+    with going(way):
+        weights = make()(torch.tensor([[156, 2, 156, 255]], dtype=torch.uint8))
+    assert (weights > 0).all()
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("vocab_size", [None, 20])
+@pytest.mark.parametrize("documents", [False, True])
+def test_labels_of_no_row_or_no_position_change_nothing(way, training, shape, vocab_size, documents):
+    nothing = torch.zeros(shape, dtype=torch.int64)
+    weighting = OneWay(way, num_batches=2)
+    for seen in [None, *random_stream(seed=1, num_batches=2, max_rows=3, max_length=9, vocab_size=20)]:
+        if seen is not None:
+            weighting(seen, vocab_size=vocab_size)
+        before = state_copy(weighting.weighting)
+        document_ids = nothing if documents else None
+        weights = weighting(nothing, training=training, vocab_size=vocab_size, document_ids=document_ids)
+        assert weights.shape == shape
+        assert weights.dtype == torch.float32
+        assert_same_state(weighting.weighting, before)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_uniform_weights_of_no_position_are_none(shape):
+    weights = UniformWeighting()(torch.zeros(shape, dtype=torch.int64), vocab_size=1)
+    assert weights.shape == shape
