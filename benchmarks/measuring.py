@@ -1,8 +1,10 @@
 """What every benchmark measures by: turns in one process, medians of ratios, peak memory, and the record of a run."""
 
 import argparse
+import ctypes
 import datetime
 import json
+import math
 import platform
 import statistics
 import time
@@ -15,6 +17,7 @@ from typing import Any
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 import torch
+from scipy.stats import quantile_test
 
 
 class Peak:
@@ -53,7 +56,13 @@ def take_turns(
 
 def median_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
     """The median over rounds of a way's time over the reference's."""
-    return statistics.median(ours / theirs for ours, theirs in zip(seconds, reference, strict=True))
+    return statistics.median(_ratios(seconds, reference))
+
+
+def median_ratio_interval(seconds: Sequence[float], reference: Sequence[float]) -> list[float] | None:
+    """The 95 % confidence interval of :func:`median_ratio`, between two of the ratios; None of less than 6 rounds."""
+    interval = quantile_test(_ratios(seconds, reference), p=0.5).confidence_interval(0.95)
+    return None if math.isnan(interval.low) else [float(interval.low), float(interval.high)]
 
 
 @contextmanager
@@ -62,7 +71,7 @@ def peak_memory(device: str) -> Iterator[Peak]:
 
     Args:
         device (str): ``cuda``: what torch's allocator had given out; ``cpu``: the resident size of the process,
-            which Linux alone tells, and which an allocator that keeps freed memory makes smaller than the need.
+            which Linux alone tells.
 
     Yields:
         Peak: filled in at the end.
@@ -76,6 +85,7 @@ def peak_memory(device: str) -> Iterator[Peak]:
         torch.cuda.synchronize()
         peak.num_bytes = torch.cuda.max_memory_allocated() - before
     else:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but kept would hide what is needed
         Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident size back to its present value
         before = _resident("VmRSS")
         yield peak
@@ -144,6 +154,10 @@ def write_result(result: Mapping[str, Any], output: Path | None) -> None:
     """Write the record as JSON, if a file was asked for."""
     if output:
         output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _ratios(seconds: Sequence[float], reference: Sequence[float]) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(seconds, reference, strict=True)]
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:

@@ -20,6 +20,7 @@ from measuring import (  # type: ignore[import-not-found]
     heading,
     markdown_table,
     median_ratio,
+    median_ratio_interval,
     peak_memory,
     record,
     take_turns,
@@ -154,7 +155,9 @@ def main() -> None:
             name: {
                 "median_ms": 1e3 * statistics.median(seconds[name]),
                 "median_ratio_to_stock": median_ratio(seconds[name], seconds[STOCK]),
+                "ratio_to_stock_interval": median_ratio_interval(seconds[name], seconds[STOCK]),
                 "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
+                "ratio_to_our_ce_interval": median_ratio_interval(seconds[name], seconds[OURS]),
                 "peak_mib": statistics.median(memory[name]),
             }
             for name in steps

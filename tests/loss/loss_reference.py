@@ -4,6 +4,8 @@ import torch
 from label_batches import EPS, random_labels
 from tfidf_reference import IGNORED
 
+from tfidf_tune.weighting import TokenWeighting
+
 # A token's cross-entropy in fp32 is lse - x: a maximum, an exponential, a sum over the vocabulary, a logarithm, a
 # difference, each about an eps of values below 16, so 16 eps of the loss near ln v; the weights bring 24 eps, the mean
 # over the tokens 14. That is 54, taken up to 64.
@@ -12,6 +14,19 @@ LOSS_RTOL = 64 * EPS
 # The gradient is w / M (softmax - onehot): the weight brings 24 eps, the exponent x - lse below 24 an eps for each unit
 # of it, the rest a few. Relative to w / M, since the difference at the label may cancel.
 GRADIENT_TOL = 64 * EPS
+
+
+class GivenWeighting(TokenWeighting):
+    """Hands out the weights that it was made with, and keeps what it was asked."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+        self.asked = []
+
+    def forward(self, labels, *, vocab_size=None, document_ids=None):
+        self.asked.append((labels, vocab_size, document_ids))
+        return self.weights
 
 
 def random_logits(generator, rows, length, vocab_size, dtype=torch.float32):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from label_batches import EPS, assert_weights_equal_reference
 from loss_reference import (
     LOSS_RTOL,
+    GivenWeighting,
     assert_gradient_equals_reference,
     assert_loss_equals_reference,
     loss_and_gradient,
@@ -16,22 +17,9 @@ from loss_reference import (
 from tfidf_reference import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.weighting import TFIDFWeighting, TokenWeighting, UniformWeighting
+from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
 
 LOSSES = [CrossEntropyLoss, TFIDFCrossEntropyLoss]
-
-
-class GivenWeighting(TokenWeighting):
-    """Hands out the weights that it was made with, and keeps what it was asked."""
-
-    def __init__(self, weights):
-        super().__init__()
-        self.weights = weights
-        self.asked = []
-
-    def forward(self, labels, *, vocab_size=None, document_ids=None):
-        self.asked.append((labels, vocab_size, document_ids))
-        return self.weights
 
 
 def state_copy(module):

@@ -9,12 +9,17 @@ import torch.nn.functional as F
 from tiny_llama import VOCAB_SIZE
 from tiny_models import MODELS
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchtune import training
 
+from tfidf_tune.loss import CrossEntropyLoss, HeadInput
 from tfidf_tune.models import FAMILIES
+from tfidf_tune.training import shift_labels
+from tfidf_tune.training._head import prepare_head
 
 NAMES = ("gpt_neox", "gptj")
+HEADS = (("llama", "fused"), ("qwen2-tied", "fused"), ("gptj", "fused"), ("qwen2-tied", "torch"))
 
 
 def loaded(name: str) -> nn.Module:
@@ -33,6 +38,8 @@ def check_shards(rank: int, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2)
     for name in NAMES:
         check_model(rank, name)
+    for name, head in HEADS:
+        check_head(rank, name, head)
     dist.destroy_process_group()
 
 
@@ -46,12 +53,47 @@ def check_model(rank: int, name: str) -> None:
     loss.backward()
 
     parameters = dict(model.named_parameters())
-    assert all(isinstance(value, DTensor) for value in parameters.values())
     assert sum(value.to_local().numel() for value in parameters.values()) < 0.6 * sum(
         value.numel() for value in whole.parameters()
     )
+    assert_gradients_of_one_process(model, whole)
+
+
+def assert_gradients_of_one_process(model: nn.Module, whole: nn.Module) -> None:
+    parameters = dict(model.named_parameters())
+    assert all(isinstance(value, DTensor) for value in parameters.values())
     for key, value in whole.named_parameters():
         torch.testing.assert_close(parameters[key].grad.full_tensor(), value.grad)
+
+
+def check_head(rank: int, name: str, head: str) -> None:
+    """The loss from hidden states and the head's weight, which the model hands out while it is gathered.
+
+    The root, which has the head, must stay gathered until the backward pass, as ``fully_shard`` has it by default.
+    """
+    tokens = torch.randint(VOCAB_SIZE, (26, 24), generator=torch.Generator().manual_seed(0))
+    whole, model = loaded(name), loaded(name)
+    loss_function = CrossEntropyLoss(head=head)
+    assert prepare_head(whole, loss_function) is None
+    expected = loss_function(whole(tokens), shift_labels(tokens))
+    expected.backward()
+
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    assert prepare_head(model, loss_function) is None
+    ours = tokens.chunk(2)[rank]
+    head_input = model(ours)
+    assert isinstance(head_input, HeadInput)
+    assert not isinstance(head_input.weight, DTensor)
+    loss = loss_function(head_input, shift_labels(ours))
+    del head_input
+    loss.backward()
+
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    torch.testing.assert_close(mean / 2, expected.detach())
+    assert_gradients_of_one_process(model, whole)
 
 
 def test_two_processes_have_the_gradients_of_one():

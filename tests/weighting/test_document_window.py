@@ -123,3 +123,12 @@ def test_the_window_does_not_grow_with_time():
 def test_a_window_of_less_than_one_batch_is_an_error(num_batches):
     with pytest.raises(ValueError, match=str(num_batches)):
         DocumentWindow(num_batches)
+
+
+def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
+    window, storages = DocumentWindow(3), set()
+    for width in range(1, 101):
+        window.update(torch.arange(width), torch.tensor(1), vocab_size=100)
+        storages.add((window.entries_KT.shape[1], window.entries_KT.data_ptr()))
+    assert len({width for width, _ in storages}) <= 13  # 1.5 to the power of 12 is 130
+    assert window.entries_KT.shape[1] <= 150

@@ -167,3 +167,16 @@ def test_labels_of_no_row_or_no_position_change_nothing(way, training, shape, vo
 def test_uniform_weights_of_no_position_are_none(shape):
     weights = UniformWeighting()(torch.zeros(shape, dtype=torch.int64), vocab_size=1)
     assert weights.shape == shape
+
+
+@pytest.mark.parametrize("vocab_size", [32_000, None])
+def test_document_ids_whose_pair_with_a_token_is_no_int64_are_an_error(vocab_size):
+    labels, limit = torch.tensor([[2, 3, 2]]), 2**63 // (vocab_size or 2**32)
+    TFIDFWeighting()(labels, vocab_size=vocab_size, document_ids=torch.full_like(labels, limit - 1))
+    with pytest.raises(ValueError, match=f"document_ids contain {limit}.*below {limit}"):
+        TFIDFWeighting()(labels, vocab_size=vocab_size, document_ids=torch.full_like(labels, limit))
+
+
+def test_document_ids_that_are_no_integers_are_an_error():
+    with pytest.raises(ValueError, match=r"document_ids are torch\.float32"):
+        TFIDFWeighting()(torch.tensor([[2, 3]]), document_ids=torch.zeros(1, 2))

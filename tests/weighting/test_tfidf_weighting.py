@@ -479,6 +479,7 @@ def test_an_unknown_term_frequency_is_an_error_that_names_it():
         TFIDFWeighting(tf="sublinear")
 
 
-def test_a_cap_below_1_is_an_error():
-    with pytest.raises(ValueError, match=r"max_weight"):
-        TFIDFWeighting(max_weight=0.99)
+@pytest.mark.parametrize("cap", [0.99, float("inf"), float("nan"), "3"])
+def test_a_cap_that_is_no_number_of_at_least_1_is_an_error(cap):
+    with pytest.raises(ValueError, match=rf"max_weight is {cap!r}.*null for none"):
+        TFIDFWeighting(max_weight=cap)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tfidf_tune.data import Passage
 
+_TOKENS_BETWEEN_CHECKS = 16
+
 
 class ProbeTokenizer(Protocol):
     """What the probe asks of a tokenizer; its ``fingerprint``, if any, must be that of the passages."""
@@ -133,7 +135,8 @@ def greedy_continuations(
         generated.append(ids_bs)
         if eos_id is not None:
             ended |= ids_bs[:, 0] == eos_id
-            if ended.all():
+            # A GPU has to be waited for, so it is asked now and then; what stands after an end is cut off.
+            if (not ids_bs.is_cuda or len(generated) % _TOKENS_BETWEEN_CHECKS == 0) and ended.all():
                 break
     rows = torch.cat(generated, dim=1).tolist() if generated else [[] for _ in prompts]
     return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]

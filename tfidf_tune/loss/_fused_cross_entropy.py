@@ -12,7 +12,6 @@ Shape suffixes: N tokens of the mini-batch, C tokens of a chunk, D hidden dimens
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,16 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tfidf_tune.loss._head import HeadInput
+from tfidf_tune.loss._head import HeadInput, check_head
 
 # A chunk's logits are at most 1/16 of all, or 256 rows: fewer make matrix products of too thin matrices.
 _NUM_CHUNKS = 16
 _MIN_ROWS = 256
-# Logits that are turned to float32 at a time: 16 MiB still lie in a CPU's cache, and keep a GPU busy for longer than a
-# kernel takes to launch.
-_BLOCK_SIZE = 2**22
-
-SoftmaxGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Logits that are turned to float32 at a time: 4 MiB stay in a CPU's cache; a GPU needs more, or its kernels would take
+# less time than their launch.
+_BLOCK_SIZE = 2**20
+_CUDA_BLOCK_SIZE = 2**22
 
 
 def fused_cross_entropy(
@@ -39,47 +37,48 @@ def fused_cross_entropy(
     *,
     ignore_index: int = -100,
     accumulate_in_fp32: bool = False,
-    softmax_gradient: SoftmaxGradient | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Compute :math:`\sum_i c_i \ell_i` with :math:`\ell_i = -\log P(x_i)`, and its gradients along the way.
 
     Its memory beside inputs and gradients is 1/16 of that of the logits, in their dtype, from 4,096 tokens on, and that
-    of the logits of 256 tokens below. Gradients can be taken once.
+    of the logits of 256 tokens below. Gradients are there from the forward pass on, and can be taken once.
 
     Args:
-        head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias.
+        head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias; of one dtype.
         labels (Tensor): integer ``[b, s]``, already shifted.
         coefficients (Tensor): float32 ``[b, s]``, without gradient, 0 at ignored positions.
         ignore_index (int): label of the positions that do not count. Default: -100.
         accumulate_in_fp32 (bool): sum the gradient of a head in 16 bit over the chunks in float32, which takes 4 bytes
             for each of its weights; otherwise it is rounded once a chunk, as in torchtune's chunked loss.
             Default: False.
-        softmax_gradient (SoftmaxGradient | None): a compiled :func:`softmax_gradient_`. Default: None.
 
     Returns:
         tuple[Tensor, Tensor]: the sum, a float32 scalar, and the :math:`\ell_i`, float32 ``[b, s]`` without gradient,
         0 at ignored positions.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit.
     """
+    check_head(head, labels)
     valid = labels != ignore_index
-    wants = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in head]
-    rows = max(_MIN_ROWS, math.ceil(labels.numel() / _NUM_CHUNKS))
+    block_size = _CUDA_BLOCK_SIZE if labels.is_cuda else _BLOCK_SIZE
     settings = _Settings(
-        chunk_rows=rows,
-        block_rows=rows if softmax_gradient else max(1, _BLOCK_SIZE // head.weight.shape[0]),
-        wants=_Wanted(*wants),
-        accumulate_in_fp32=accumulate_in_fp32 and head.weight.dtype != torch.float32,
-        softmax_gradient=softmax_gradient or softmax_gradient_,
+        chunk_rows=max(_MIN_ROWS, math.ceil(labels.numel() / _NUM_CHUNKS)),
+        block_rows=max(1, block_size // head.weight.shape[0]),
+        wants=_Wanted(*(tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in head)),
+        # The range of float16 is too small for a sum over tokens.
+        accumulate_in_fp32=head.weight.dtype == torch.float16 or (accumulate_in_fp32 and head.weight.itemsize < 4),
     )
     total, losses = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         head.hidden.flatten(0, 1),
         head.weight,
         head.bias,
         torch.where(valid, labels, 0).flatten().long(),
+        valid.flatten(),
         coefficients.flatten(),
         settings,
     )
-    losses = losses.view_as(labels) * valid
-    return total, losses
+    return total, losses.view_as(labels)
 
 
 def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> Tensor:
@@ -91,15 +90,15 @@ def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> T
         coefficients (Tensor): float32 ``[c]``.
 
     Returns:
-        Tensor: float32 ``[c]``, the cross-entropy of each token.
+        Tensor: ``[c]``, float32 (float64 of such logits), the cross-entropy of each token.
     """
     labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
-    probabilities = torch.softmax(logits, dim=1, dtype=torch.float32)
+    probabilities = torch.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
     # The largest logit z and its probability p give the log of the softmax's denominator, z - ln p, in two reductions;
     # p is at least 1/v, while the label's own probability may be no float32 at all.
-    distance = logits.amax(dim=1, keepdim=True).float() - logits.gather(1, labels).float()
+    distance = logits.amax(dim=1, keepdim=True).to(probabilities) - logits.gather(1, labels)
     losses = distance - probabilities.amax(dim=1, keepdim=True).log()
-    logits.copy_(probabilities.mul_(coefficients).scatter_add_(1, labels, -coefficients))
+    logits.copy_(probabilities.mul_(coefficients).scatter_add_(1, labels, -coefficients.to(probabilities)))
     return losses.squeeze(1)
 
 
@@ -116,7 +115,6 @@ class _Settings(NamedTuple):
     block_rows: int
     wants: _Wanted
     accumulate_in_fp32: bool
-    softmax_gradient: SoftmaxGradient
 
 
 class _Gradients(NamedTuple):
@@ -135,38 +133,38 @@ class _FusedCrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         labels_N: Tensor,
+        valid_N: Tensor,
         coefficients_N: Tensor,
         settings: _Settings,
     ) -> tuple[Tensor, Tensor]:
-        # Gradients in half precision would vanish; those of a sum over tokens, not of a mean, do not. The scaling is by
-        # a power of two, which rounds nothing, and is undone in the backward pass.
-        ctx.scale = 2.0 ** math.ceil(math.log2(max(1, len(labels_N)))) if hidden_ND.dtype == torch.float16 else 1.0
+        num_tokens = len(labels_N)
+        ctx.scale, ctx.dtype = _gradient_scale(hidden_ND.dtype, valid_N), weight_VD.dtype
+        scaled_N = coefficients_N * ctx.scale
         gradients = _empty_gradients(hidden_ND, weight_VD, bias_V, settings)
-        losses_N = torch.empty(len(labels_N), dtype=torch.float32, device=labels_N.device)
-        logits_CV = hidden_ND.new_empty(min(settings.chunk_rows, len(labels_N)), len(weight_VD))
-        for start in range(0, len(labels_N), settings.chunk_rows):
-            part = slice(start, start + settings.chunk_rows)
-            chunk_CD = hidden_ND[part]
-            logits = logits_CV[: len(chunk_CD)]
+        losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)
+        logits_CV = hidden_ND.new_empty(min(settings.chunk_rows, num_tokens), len(weight_VD))
+        for start in range(0, num_tokens, settings.chunk_rows):
+            chunk = slice(start, min(start + settings.chunk_rows, num_tokens))
+            logits = logits_CV[: chunk.stop - start]
             if bias_V is None:
-                torch.mm(chunk_CD, weight_VD.t(), out=logits)
+                torch.mm(hidden_ND[chunk], weight_VD.t(), out=logits)
             else:
-                torch.addmm(bias_V, chunk_CD, weight_VD.t(), out=logits)
-            for block in range(start, start + len(chunk_CD), settings.block_rows):
-                rows = slice(block, min(block + settings.block_rows, start + len(chunk_CD)))
-                in_chunk = logits[rows.start - start : rows.stop - start]
+                torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=logits)
+            for first in range(start, chunk.stop, settings.block_rows):
+                rows = slice(first, min(first + settings.block_rows, chunk.stop))
+                block = logits[first - start : rows.stop - start]
                 if any(settings.wants):
-                    losses_N[rows] = settings.softmax_gradient(
-                        in_chunk, labels_N[rows], coefficients_N[rows] * ctx.scale
-                    )
+                    losses_N[rows] = softmax_gradient_(block, labels_N[rows], scaled_N[rows])
                 else:
-                    losses_N[rows] = F.cross_entropy(in_chunk.float(), labels_N[rows], reduction="none")
-            _add_chunk(gradients, part, logits, chunk_CD, weight_VD)
-        ctx.gradients = _Gradients(
-            gradients.hidden_ND,
-            None if gradients.weight_VD is None else gradients.weight_VD.to(weight_VD.dtype),
-            None if gradients.bias_V is None or bias_V is None else gradients.bias_V.to(bias_V.dtype),
-        )
+                    losses_N[rows] = F.cross_entropy(block.float(), labels_N[rows], reduction="none")
+                if gradients.bias_V is not None:
+                    gradients.bias_V.add_(block.sum(dim=0, dtype=gradients.bias_V.dtype))
+            if gradients.hidden_ND is not None:
+                torch.mm(logits, weight_VD, out=gradients.hidden_ND[chunk])
+            if gradients.weight_VD is not None:
+                _add_product(gradients.weight_VD, logits.t(), hidden_ND[chunk])
+        ctx.gradients = gradients
+        losses_N.masked_fill_(~valid_N, 0)  # what stands at ignored positions may be infinite
         ctx.mark_non_differentiable(losses_N)
         return (losses_N * coefficients_N).sum(), losses_N
 
@@ -175,8 +173,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
-                "the fused head was asked for its gradients a second time, but has given them away: call backward() "
-                "once for each loss, or choose head='chunked'"
+                "the fused head was asked for its gradients a second time, but has given them away: compute the loss "
+                "anew for each backward(), or hand it logits"
             )
         gradients, ctx.gradients = ctx.gradients, None  # no reference stays, so that .grad takes them without a copy
         factor = upstream / ctx.scale
@@ -184,7 +182,18 @@ class _FusedCrossEntropy(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(factor)
-        return (*gradients, None, None, None)
+        return (*(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients), *[None] * 4)
+
+
+def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
+    """What gradients are multiplied by until the backward pass, which knows the loss scale of a gradient scaler.
+
+    In float16 the gradient of a mean over tokens would vanish, that of a sum does not. The scale is the power of two
+    next to the number of tokens: it rounds nothing.
+    """
+    if dtype != torch.float16:
+        return 1.0
+    return valid_N.sum().clamp_min(1).log2().ceil().exp2()
 
 
 def _empty_gradients(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, settings: _Settings) -> _Gradients:
@@ -193,18 +202,17 @@ def _empty_gradients(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
     return _Gradients(
         torch.empty_like(hidden_ND) if wants.hidden else None,
         torch.zeros_like(weight_VD, dtype=accumulator) if wants.weight else None,
-        torch.zeros_like(bias_V, dtype=torch.float32) if wants.bias and bias_V is not None else None,
+        torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
+        if wants.bias and bias_V is not None
+        else None,
     )
 
 
-def _add_chunk(gradients: _Gradients, part: slice, gradient_CV: Tensor, chunk_CD: Tensor, weight_VD: Tensor) -> None:
-    """Add what the gradient of a chunk's logits gives to the others."""
-    if gradients.hidden_ND is not None:
-        torch.mm(gradient_CV, weight_VD, out=gradients.hidden_ND[part])
-    if gradients.weight_VD is not None:
-        if gradients.weight_VD.dtype == chunk_CD.dtype:
-            gradients.weight_VD.addmm_(gradient_CV.t(), chunk_CD)
-        else:
-            gradients.weight_VD.add_(gradient_CV.t() @ chunk_CD)
-    if gradients.bias_V is not None:
-        gradients.bias_V.add_(gradient_CV.sum(dim=0, dtype=torch.float32))
+def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Add a matrix product to a sum, which may be in float32 where the factors are in 16 bit."""
+    if total.dtype == first.dtype:
+        total.addmm_(first, second)
+    elif total.is_cuda:
+        total.add_(torch.mm(first, second, out_dtype=total.dtype))
+    else:  # a CPU's 16-bit product would be rounded
+        total.addmm_(first.to(total.dtype), second.to(total.dtype))

@@ -17,3 +17,33 @@ class HeadInput(NamedTuple):
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None = None
+
+
+def check_head(head: HeadInput, labels: Tensor) -> None:
+    """Refuse hidden states, head and labels that do not fit each other.
+
+    Args:
+        head (HeadInput): should be ``[b, s, d]``, ``[v, d]`` and perhaps ``[v]``, of one floating dtype.
+        labels (Tensor): should be ``[b, s]``.
+
+    Raises:
+        ValueError: If a shape or a dtype is another; the message names them all.
+    """
+    hidden, weight, bias = head
+    fits = (
+        hidden.shape == (*labels.shape, weight.shape[-1])
+        and weight.dim() == 2
+        and (bias is None or bias.shape == weight.shape[:1])
+    )
+    tensors = [tensor for tensor in head if tensor is not None]
+    if fits and hidden.is_floating_point() and all(tensor.dtype == hidden.dtype for tensor in tensors):
+        return
+    found = ", ".join(
+        f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in (*zip(HeadInput._fields, head, strict=True), ("labels", labels))
+        if tensor is not None
+    )
+    raise ValueError(
+        f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, d], bias [v] or none, all "
+        "of one floating dtype (under autocast: hidden.to(weight.dtype)), and labels [b, s]"
+    )

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfidf_tune.loss._head import HeadInput, check_head
+
 
 def token_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> Tensor:
     r"""Cross-entropy of each token, :math:`-\log P(x_i)`, computed in float32.
@@ -22,26 +24,26 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
     return losses.view_as(labels)
 
 
-def linear_token_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int = -100
-) -> Tensor:
+def linear_token_cross_entropy(head: HeadInput, labels: Tensor, ignore_index: int = -100) -> Tensor:
     r"""Cross-entropy of each token from hidden states and head weight, by PyTorch's chunked ``linear_cross_entropy``.
 
     Args:
-        hidden (Tensor): ``[b, s, d]``, any floating dtype.
-        weight (Tensor): ``[v, d]``, the same dtype.
-        bias (Tensor | None): ``[v]``.
+        head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias; of one dtype.
         labels (Tensor): integer ``[b, s]``, already shifted.
         ignore_index (int): label of the positions that do not count. Default: -100.
 
     Returns:
         Tensor: float32 ``[b, s]``, 0 at ignored positions; from hidden states in bfloat16 PyTorch rounds it to that.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit.
     """
+    check_head(head, labels)
     losses: Tensor = F.linear_cross_entropy(
-        hidden.flatten(0, 1),
-        weight,
+        head.hidden.flatten(0, 1),
+        head.weight,
         labels.flatten().long(),
-        linear_bias=bias,
+        linear_bias=head.bias,
         reduction="none",
         ignore_index=ignore_index,
         options=torch.nn.LinearCrossEntropyOptions(),

@@ -93,12 +93,13 @@ class ProgressLog:
         self._bar.update()
         if step % self._every and step != self._total_steps:
             return
-        numbers = [*metrics.values(), self._tokens, self._tokens_seen]
+        on_device = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
+        numbers = [*on_device.values(), self._tokens, self._tokens_seen]
         # One transfer for all: each would wait for the device.
         *found, tokens, tokens_seen = torch.stack(
             [torch.as_tensor(number, dtype=torch.float64, device=num_tokens.device) for number in numbers]
         ).tolist()
-        values = dict(zip(metrics, found, strict=True))
+        values = {**metrics, **dict(zip(on_device, found, strict=True))}
         if not math.isfinite(values["loss"]):
             raise TrainingError(
                 f"the loss is {values['loss']} at step {step}: try a lower learning rate, fp32, clipping; "

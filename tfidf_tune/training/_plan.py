@@ -149,6 +149,8 @@ def plan_memory(
         )
     except Exception as error:
         not_estimated.append(f"activations and loss ({type(error).__name__}: {first_line(error)})")
+    if loss.head == "torch":
+        not_estimated.append("what PyTorch's linear_cross_entropy takes for the time of its work")
     return MemoryPlan(
         num_trained=sum(parameter.numel() for parameter in trained),
         num_frozen=sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad),

@@ -64,7 +64,7 @@ def train_step(
     b: for plain cross-entropy exactly that of one large batch. Weights are those of each mini-batch.
 
     Args:
-        model (nn.Module): torchtune model that returns logits or chunks of them.
+        model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
         batches (Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``.
@@ -176,13 +176,15 @@ def train(
                 )
         elif lr_scheduler is not None:
             lr_scheduler.step()
-        batches = next(steps, [])  # before metrics are read: until then a GPU is still at work
+        if step not in milestones:
+            batches = next(steps, [])  # before metrics are read: until then a GPU is still at work
         progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
         if step in milestones:
             _require_finite(model, step)
-        for percent in milestones.get(step, []):
-            save(run.output_dir / milestone_name(percent))
-            progress.restart_clock()
+            for percent in milestones[step]:
+                save(run.output_dir / milestone_name(percent))
+                progress.restart_clock()
+            batches = next(steps, [])  # a fault of the data must not cost the checkpoint
 
 
 def _require_finite(model: nn.Module, step: int) -> None:

@@ -19,11 +19,13 @@ class DocumentWindow(nn.Module):
 
     A ring holds, for every batch, the distinct tokens of each of its documents. A new batch takes the place of the
     oldest one: its tokens are added to the table of document frequencies and those of the evicted batch are taken
-    off. An update therefore costs the tokens of two batches, however long the window is, and never leaves the device:
-    positions are tensors, and the only thing that the host decides on is shapes.
+    off. An update therefore costs the tokens of two batches of the widest shape seen, however long the window is, and
+    never leaves the device: positions are tensors, and the only thing that the host decides on is shapes.
 
     Memory: 4 bytes for each token of the window (all batches at the width of the widest one seen) and 4 for each entry
-    of the vocabulary. Batches may differ in shape; both tables grow when a larger batch or vocabulary comes.
+    of the vocabulary. Batches may differ in shape; both tables grow when a larger batch or vocabulary comes, that of
+    the tokens by half at least, so that ever wider batches do not copy it at every call. A table that grows is a new
+    tensor: what captured the old one in a CUDA graph has to be captured anew.
 
     Both tables are by token id + 1, so that what stands for no token is an entry too, one that stays 0, and nothing
     has to be left out on the way; a last entry that stays 0 is that of all ids which the window has never seen.
@@ -144,8 +146,9 @@ class DocumentWindow(nn.Module):
         self.document_frequency_E.index_add_(0, entries_T, entries_T.clamp(max=1), alpha=sign)
 
     def _grow(self, num_tokens: int, vocab_size: int) -> None:
-        if (missing := num_tokens - self.entries_KT.shape[1]) > 0:
-            self.entries_KT = F.pad(self.entries_KT, (0, missing))
+        width = self.entries_KT.shape[1]
+        if num_tokens > width:
+            self.entries_KT = F.pad(self.entries_KT, (0, max(num_tokens - width, width // 2)))
         if (missing := vocab_size - self.vocab_size) > 0:
             self.document_frequency_E = F.pad(self.document_frequency_E, (0, missing))
 

@@ -4,6 +4,7 @@ Shape suffixes: B rows, S positions in a row, T terms.
 """
 
 import functools
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -67,9 +68,10 @@ class TFIDFWeighting(TokenWeighting):
         super().__init__()
         if tf not in TERM_FREQUENCIES:
             raise ValueError(f"tf is '{tf}': possible are {', '.join(TERM_FREQUENCIES)}")
-        if max_weight is not None and not max_weight >= 1:
+        if max_weight is not None and not (isinstance(max_weight, (int, float)) and 1 <= max_weight < math.inf):
             raise ValueError(
-                f"max_weight is {max_weight}: weights have mean 1, so a cap has to be at least 1 (null for none)"
+                f"max_weight is {max_weight!r}: weights have mean 1, so a cap has to be a number of at least 1 "
+                "(null for none)"
             )
         self.tf: TermFrequency = tf
         self.max_weight = max_weight
@@ -83,7 +85,8 @@ class TFIDFWeighting(TokenWeighting):
         Args:
             labels (Tensor): integer ``[b, s]``, ``ignore_index`` at ignored positions.
             vocab_size (int | None): size of the vocabulary. Default: None, as large as the ids seen.
-            document_ids (Tensor | None): integer ``[b, s]``, non-negative. Default: None, a row is one document.
+            document_ids (Tensor | None): integer ``[b, s]``, at least 0 and less than 2**63 / vocab_size. Default:
+                None, a row is one document.
 
         Returns:
             Tensor: float32 ``[b, s]``. On a GPU, where no check may wait for the device, ids outside the vocabulary
@@ -95,7 +98,7 @@ class TFIDFWeighting(TokenWeighting):
         """
         check_shape(labels)
         if document_ids is not None:
-            _check_document_ids(document_ids, labels)
+            _check_document_ids(document_ids, labels, vocab_size)
         if labels.numel() == 0:
             return torch.zeros_like(labels, dtype=torch.float32)
         if self.window.device != labels.device:  # torchtune's stock recipes do not move their loss
@@ -172,10 +175,19 @@ def _inverse_document_frequency_table(num_documents: int) -> Floats:
     return table
 
 
-def _check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
+def _check_document_ids(document_ids: Tensor, labels: Tensor, vocab_size: int | None) -> None:
+    if document_ids.is_floating_point():
+        raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
     if document_ids.shape != labels.shape:
         raise ValueError(
             f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
         )
-    if on_host(document_ids) and (document_ids < 0).any():
-        raise ValueError(f"document_ids contain {document_ids.min().item()}: they have to be non-negative")
+    if not on_host(document_ids) or document_ids.numel() == 0:
+        return
+    smallest, largest = (int(bound) for bound in document_ids.aminmax())
+    limit = 2**63 // (vocab_size or 2**32)  # the pair of document and token is one int64
+    if smallest < 0 or largest >= limit:
+        raise ValueError(
+            f"document_ids contain {smallest if smallest < 0 else largest}: they have to be non-negative and below "
+            f"{limit}"
+        )

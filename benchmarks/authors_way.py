@@ -1,0 +1,63 @@
+"""The weights the way the paper's authors compute them, as a baseline: written by us from its description alone.
+
+All documents of the window are one padded tensor, a presence tensor compares each of its positions with each distinct
+token of the window, and a Python loop goes over the rows of the batch. Conventions are those of `TFIDFWeighting`.
+
+Shape suffixes: B rows of a batch, S positions in a row, D documents of the window, U distinct tokens of the window.
+"""
+
+from collections import deque
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+
+class AuthorsWay:
+    """TF-IDF weights of a mini-batch, computed anew from the whole window at every call.
+
+    Args:
+        num_batches (int): mini-batches in the window, the current one included. Default: 16.
+        ignore_index (int): label of the positions that do not count. Default: -100.
+    """
+
+    def __init__(self, *, num_batches: int = 16, ignore_index: int = -100) -> None:
+        self.ignore_index = ignore_index
+        self.window: deque[Tensor] = deque(maxlen=num_batches)
+
+    def __call__(self, labels: Tensor) -> Tensor:
+        """Put a mini-batch into the window and compute its weights.
+
+        Args:
+            labels (Tensor): int64 ``[b, s]``, ``ignore_index`` at ignored positions, at least one valid.
+
+        Returns:
+            Tensor: float32 ``[b, s]``, mean 1 over the valid positions, 0 at ignored ones.
+        """
+        self.window.append(labels)
+        documents_DS = self._documents()
+        terms_U = self._terms(documents_DS)
+        presence_DSU = documents_DS.unsqueeze(-1) == terms_U
+        document_frequency_U = presence_DSU.any(1).sum(0)
+        num_documents = (documents_DS != self.ignore_index).any(1).sum()
+        idf_U = ((1 + num_documents) / (1 + document_frequency_U)).log() + 1
+
+        valid_BS = labels != self.ignore_index
+        weights_BS = torch.zeros_like(labels, dtype=torch.float32)
+        for row_S, valid_S, weights_S in zip(labels, valid_BS, weights_BS, strict=True):
+            terms, positions, counts = torch.unique(row_S[valid_S], return_inverse=True, return_counts=True)
+            weights_S[valid_S] = (counts * idf_U[torch.searchsorted(terms_U, terms)])[positions]
+        return weights_BS * (valid_BS.sum() / weights_BS.sum())
+
+    def presence_bytes(self) -> int:
+        """Bytes of the presence tensor, one for each boolean of ``[D, S, U]``, for the window as it stands."""
+        documents_DS = self._documents()
+        return documents_DS.numel() * len(self._terms(documents_DS))
+
+    def _documents(self) -> Tensor:
+        rows = [row for labels in self.window for row in labels]
+        return pad_sequence(rows, batch_first=True, padding_value=self.ignore_index)
+
+    def _terms(self, documents_DS: Tensor) -> Tensor:
+        terms_U: Tensor = torch.unique(documents_DS[documents_DS != self.ignore_index])
+        return terms_U

@@ -1,0 +1,479 @@
+"""The loss from hidden states and head against float64: value, losses of the tokens, gradients."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from head_reference import (
+    assert_equal_truth,
+    random_head,
+    reference,
+    relative_error,
+    tolerances,
+    truth_of,
+    values_of,
+)
+from label_batches import EPS
+from loss_reference import LOSS_RTOL, GivenWeighting, assert_loss_equals_reference, reference_loss
+from tfidf_reference import IGNORED, ReferenceTFIDF
+
+from tfidf_tune.loss import (
+    CrossEntropyLoss,
+    HeadInput,
+    TFIDFCrossEntropyLoss,
+    WeightedCrossEntropyLoss,
+    fused_cross_entropy,
+    linear_token_cross_entropy,
+)
+from tfidf_tune.loss._fused_cross_entropy import _gradient_scale
+
+NAMES = HeadInput._fields
+# A chunk is of 256 rows up to 4,096 tokens, so these are 1, 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
+NUM_TOKENS = (1, 255, 257, 700, 5000)
+
+
+def objective(head, **settings):
+    """A loss on the given coefficients."""
+
+    def function(head_input, labels, coefficients):
+        weights = coefficients * (labels != IGNORED).sum().clamp_min(1)
+        loss = WeightedCrossEntropyLoss(GivenWeighting(weights), head=head, **settings)
+        return loss.objective(head_input, labels, weights)
+
+    return function
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few rows, the last one smaller."""
+    monkeypatch.setattr("tfidf_tune.loss._fused_cross_entropy._BLOCK_SIZE", 37 * 50)
+
+
+# ---- against the reference
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_value_losses_and_gradients_are_the_true_ones(head, num_tokens, bias):
+    batch = random_head(num_tokens, bias=bias)
+    assert_equal_truth(values_of(objective(head), batch), batch)
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_they_are_in_blocks_of_a_few_rows_too(num_tokens, small_blocks):
+    batch = random_head(num_tokens)
+    assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
+
+
+def test_a_vocabulary_larger_than_a_block_is_taken_row_by_row(monkeypatch):
+    monkeypatch.setattr("tfidf_tune.loss._fused_cross_entropy._BLOCK_SIZE", 36)
+    batch = random_head(300)
+    assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 1001])
+def test_they_are_in_vocabularies_of_any_size(vocab_size):
+    batch = random_head(300, vocab_size=vocab_size)
+    assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_rows_of_a_batch_are_taken_one_after_the_other(head):
+    batch = random_head(700, rows=7)
+    values = values_of(objective(head), batch)
+    assert values.losses.shape == (7, 100)
+    assert_equal_truth(values, batch)
+
+
+def test_hidden_states_and_labels_may_be_strided():
+    hidden, weight, bias = (batch := random_head(600, rows=3)).head
+    strided = batch._replace(
+        head=HeadInput(hidden.transpose(0, 1).contiguous().transpose(0, 1), weight.t().contiguous().t(), bias),
+        labels=batch.labels.t().contiguous().t(),
+        coefficients=batch.coefficients.t().contiguous().t(),
+    )
+    assert not any(tensor.is_contiguous() for tensor in (*strided.head[:2], *strided[1:]))
+    assert_equal_truth(values_of(fused_cross_entropy, strided), strided)
+
+
+@pytest.mark.parametrize("wanted", [(), NAMES])
+def test_labels_may_be_int32(wanted):
+    batch = random_head(300)
+    expected = values_of(fused_cross_entropy, batch, wanted=wanted)
+    values = values_of(fused_cross_entropy, batch._replace(labels=batch.labels.int()), wanted=wanted)
+    for value, other in zip(values, expected, strict=True):
+        assert value is other is None or torch.equal(value, other)
+
+
+@pytest.mark.parametrize("upstream", [3.7, -0.25, 2.0**16])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_an_upstream_gradient_scales_the_gradients(head, upstream):
+    batch = random_head(600)
+    assert_equal_truth(values_of(objective(head), batch, upstream), batch, upstream)
+
+
+@pytest.mark.parametrize("tf", ["count", "log"])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_the_tfidf_loss_from_a_head_equals_the_reference_over_several_steps(head, tf):
+    """Through ``terms`` and through ``forward``, each with a window of its own."""
+    by_terms, by_forward = (TFIDFCrossEntropyLoss(num_batches=2, tf=tf, head=head) for _ in range(2))
+    weights_of = ReferenceTFIDF(2, tf)
+    for seed, (rows, length) in enumerate([(3, 100), (1, 7), (2, 300), (4, 1)]):
+        batch = random_head(rows * length, seed=seed, rows=rows)
+        weights = torch.tensor(weights_of(batch.labels.tolist()), dtype=torch.float64)
+        num_valid = int((batch.labels != IGNORED).sum())
+        weighted = batch._replace(coefficients=weights / num_valid)
+        truth, tolerance = truth_of(weighted), tolerances(weighted)
+
+        terms = by_terms.terms(batch.head, batch.labels)
+
+        assert_close(terms.loss, truth.total, tolerance.total)
+        assert torch.equal(by_forward(batch.head, batch.labels), terms.loss)
+        mean, bound = truth.losses.sum() / num_valid, tolerance.losses.sum() / num_valid
+        assert_close(terms.cross_entropy, mean, bound + LOSS_RTOL * mean)
+        assert not terms.cross_entropy.requires_grad
+        torch.testing.assert_close(terms.weights.double(), weights, rtol=LOSS_RTOL, atol=0.0)
+
+
+def assert_close(value, truth, tolerance):
+    torch.testing.assert_close(value.double(), truth, rtol=0.0, atol=float(tolerance))
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_the_head_gives_the_loss_of_its_logits(head):
+    """Weights of the same labels, so that the two paths differ by the cross-entropy alone."""
+    batch = random_head(90, rows=3)
+    weights = ReferenceTFIDF(4)(batch.labels.tolist())
+    expected, _ = reference_loss(torch.nn.functional.linear(*(t.double() for t in batch.head)), batch.labels, weights)
+    assert_loss_equals_reference(TFIDFCrossEntropyLoss(num_batches=4, head=head)(batch.head, batch.labels), expected)
+
+
+def test_a_loss_that_wants_chunks_takes_a_head_all_the_same():
+    batch = random_head(90, rows=3)
+    assert torch.equal(
+        CrossEntropyLoss(head="chunked")(batch.head, batch.labels), CrossEntropyLoss()(batch.head, batch.labels)
+    )
+
+
+# ---- ignored tokens
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_rows_without_a_valid_token_have_no_loss_and_no_gradient(head):
+    batch = random_head(800, rows=4)
+    batch.labels[1:3] = IGNORED
+    batch.coefficients[1:3] = 0
+    values = values_of(objective(head), batch)
+    assert_equal_truth(values, batch)
+    assert not values.losses[1:3].any()
+    assert not values.hidden[1:3].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_without_a_valid_token_loss_and_gradients_are_0(head, dtype):
+    batch = random_head(300, dtype=dtype)
+    batch.labels.fill_(IGNORED)
+    batch.coefficients.zero_()
+    for value in values_of(objective(head), batch):
+        assert torch.equal(value, torch.zeros_like(value))
+
+
+@pytest.mark.parametrize("ignore_index", [-1, 0, 5, 36])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_another_ignore_index_is_ignored(head, ignore_index):
+    """Also when it is an id of the vocabulary, which is then no label."""
+    batch = random_head(600)
+    batch.labels[batch.labels == ignore_index] = IGNORED
+    batch.coefficients[batch.labels == IGNORED] = 0
+    expected = values_of(objective(head), batch)
+
+    def function(head_input, labels, coefficients):
+        weights = coefficients * (labels != IGNORED).sum()
+        loss = WeightedCrossEntropyLoss(GivenWeighting(weights), head=head, ignore_index=ignore_index)
+        return loss.objective(head_input, labels.masked_fill(labels == IGNORED, ignore_index), weights)
+
+    values = values_of(function, batch)
+
+    assert_equal_truth(values, batch)
+    assert not values.losses[batch.labels == IGNORED].any()
+    for value, other in zip(values, expected, strict=True):
+        assert torch.equal(value, other)
+
+
+# ---- which gradients are made
+
+
+@pytest.mark.parametrize("wanted", [w for size in range(4) for w in itertools.combinations(NAMES, size)])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_what_is_frozen_gets_no_gradient_and_the_rest_is_the_same(head, wanted):
+    batch = random_head(600)
+    values = values_of(objective(head), batch, wanted=wanted)
+    assert_equal_truth(values, batch)
+    for name in NAMES:
+        assert (getattr(values, name) is not None) == (name in wanted)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_without_grad_mode_the_losses_are_the_same_and_nothing_can_be_backpropagated(head, mode):
+    batch = random_head(600)
+    with mode():
+        values = values_of(objective(head), batch)
+    assert_equal_truth(values, batch)
+    assert values.hidden is values.weight is values.bias is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_losses_without_gradients_are_those_with_them_in_every_dtype(dtype):
+    """Both in float32 from the same logits on."""
+    batch = random_head(600, dtype=dtype)
+    losses = [values_of(fused_cross_entropy, batch, wanted=wanted).losses for wanted in ((), NAMES)]
+    torch.testing.assert_close(*losses, rtol=LOSS_RTOL, atol=LOSS_RTOL)
+
+
+def test_the_losses_of_the_tokens_have_no_gradient():
+    batch = random_head(300)
+    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
+    total, losses = fused_cross_entropy(head, batch.labels, batch.coefficients)
+    assert total.requires_grad
+    assert not losses.requires_grad
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_a_second_backward_pass_is_an_error_that_says_what_to_do(retain_graph):
+    batch = random_head(300)
+    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
+    total, _ = fused_cross_entropy(head, batch.labels, batch.coefficients)
+    total.backward(retain_graph=retain_graph)
+    with pytest.raises(RuntimeError, match=r"second time.*compute the loss anew for each backward\(\)"):
+        total.backward()
+
+
+def test_a_gradient_of_the_gradient_is_an_error():
+    """It would miss what depends on the hidden states."""
+    batch = random_head(300)
+    hidden, upstream = batch.head.hidden.requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    total, _ = fused_cross_entropy(*batch)
+    (gradient,) = torch.autograd.grad(total * upstream, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_gradients_of_several_batches_add_up():
+    """Each of another size and with an upstream gradient of its own, as in gradient accumulation."""
+    _, weight, bias = (tensor.clone().requires_grad_() for tensor in random_head(1).head)
+    summed, bounds = {"weight": 0.0, "bias": 0.0}, {"weight": 0.0, "bias": 0.0}
+    for seed, (num_tokens, upstream) in enumerate([(300, 1.0), (40, 0.25), (600, 3.0), (300, 1.0)]):
+        batch = random_head(num_tokens, seed=seed)
+        batch = batch._replace(head=HeadInput(batch.head.hidden, weight, bias))
+        total, _ = fused_cross_entropy(*batch)
+        (total * upstream).backward()
+        batch = batch._replace(head=HeadInput(batch.head.hidden, weight.detach(), bias.detach()))
+        truth, tolerance = truth_of(batch, upstream), tolerances(batch, upstream)
+        for name, parameter in (("weight", weight), ("bias", bias)):
+            summed[name] = summed[name] + getattr(truth, name)
+            # beside that of each gradient, what adding it rounds
+            bounds[name] = bounds[name] + getattr(tolerance, name) + EPS * summed[name].abs()
+            assert float(((parameter.grad - summed[name]).abs() - bounds[name]).max()) <= 0
+
+
+# ---- the ends of the number range
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype):
+    """One-hot hidden states pick a column of the weight: the logits are its values, which every dtype has exactly."""
+    weight = torch.tensor([[8192.0, -8192.0, 0.0], [0.0, 8192.0, 0.0], [-8192.0, -8192.0, 64.0]], dtype=dtype)
+    hidden = torch.eye(3, dtype=dtype)[None]
+    labels = torch.tensor([[0, 2, 2]])
+    batch = random_head(3)._replace(
+        head=HeadInput(hidden, weight, None), labels=labels, coefficients=torch.tensor([[0.5, 0.25, 0.25]])
+    )
+
+    values = values_of(objective(head), batch)
+
+    # Powers of two and their differences; what another token than the largest has, at most e^-64, rounds to nothing.
+    assert torch.equal(values.losses, torch.tensor([[0.0, 16384.0, 0.0]]))
+    assert float(values.total) == 4096.0
+    truth = truth_of(batch)
+    torch.testing.assert_close(values.hidden.double(), truth.hidden, rtol=0.0, atol=8192 * math.exp(-64))
+    torch.testing.assert_close(values.weight.double(), truth.weight, rtol=0.0, atol=math.exp(-64))
+
+
+@pytest.mark.parametrize("distance", [20.0, 69.0, 150.0])
+def test_confident_predictions_right_and_wrong_keep_their_losses(distance):
+    """A label's probability of 2e-9, 1e-30 and one that no float32 holds; the loss is its distance all the same."""
+    weight = torch.zeros(5, 1)
+    weight[2] = distance
+    batch = random_head(2)._replace(
+        head=HeadInput(torch.ones(1, 2, 1), weight, None),
+        labels=torch.tensor([[2, 4]]),
+        coefficients=torch.tensor([[0.5, 0.5]]),
+    )
+    values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
+    torch.testing.assert_close(values.losses.double(), truth.losses, rtol=EPS, atol=EPS)
+    assert values.losses[0, 1] == distance
+    torch.testing.assert_close(values.weight.double(), truth.weight, rtol=4 * EPS, atol=EPS)
+
+
+@pytest.mark.parametrize("where", ["hidden", "weight", "bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_makes_the_loss_nan(where, value):
+    """The run then ends with an error instead of going on with a lost model."""
+    batch = random_head(300, ignored=0.0)
+    getattr(batch.head, where).view(-1)[5] = value
+    values = values_of(fused_cross_entropy, batch)
+    assert values.total.isnan()
+    assert values.hidden.isnan().any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_at_an_ignored_position_leaves_the_loss_as_it_is(value):
+    batch = random_head(300)
+    expected = values_of(fused_cross_entropy, batch)
+    batch.head.hidden[batch.labels == IGNORED] = value
+    values = values_of(fused_cross_entropy, batch)
+    assert torch.equal(values.total, expected.total)
+    assert torch.equal(values.losses, expected.losses)
+
+
+def test_a_hidden_state_that_is_not_finite_spoils_the_loss_of_its_own_token_alone():
+    batch = random_head(300, ignored=0.0)
+    batch.head.hidden[0, 7] = float("nan")
+    losses = values_of(fused_cross_entropy, batch).losses
+    assert losses.isnan().nonzero().tolist() == [[0, 7]]
+
+
+def test_fp16_gradients_that_fp16_alone_would_flush_to_zero_arrive():
+    """Under a loss scale they have to be made as large as that, and not only be multiplied by it once they are lost."""
+    batch = random_head(1024, vocab_size=1000, dtype=torch.float16, ignored=0.0)
+    batch = batch._replace(coefficients=batch.coefficients / 100)  # as of a batch of 100,000 tokens
+    truth = truth_of(batch)
+    runs = [(fused_cross_entropy, 2.0**15), (reference, 2.0**15), (reference, 1.0)]
+    ours, scaled, alone = (
+        [getattr(values_of(function, batch, scale), name).double() / scale for name in NAMES]
+        for function, scale in runs
+    )
+    for name, *values in zip(NAMES, ours, scaled, alone, strict=True):
+        error, budget, lost = (relative_error(value, getattr(truth, name)) for value in values)
+        assert error <= budget < 0.1 * lost, name
+
+
+@pytest.mark.parametrize("wanted", [("hidden", "bias"), NAMES])
+def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow(wanted):
+    """The scale inside must not exceed what fp16 holds when a few tokens share the whole loss."""
+    batch = random_head(16384, dtype=torch.float16, ignored=0.0)
+    batch = batch._replace(head=batch.head._replace(hidden=batch.head.hidden * 8))  # as large as states after a norm
+    batch.labels[:, :-3] = IGNORED
+    batch.coefficients[:] = (batch.labels != IGNORED) / 3
+    values, truth = values_of(fused_cross_entropy, batch, wanted=wanted), truth_of(batch)
+    for name in wanted:
+        # The labels' own -1, which is exact, outweighs what the rounded logits make: a few roundings of 2^-11.
+        assert relative_error(getattr(values, name), getattr(truth, name)) < 12 * 2**-11, name
+
+
+@pytest.mark.parametrize("num_valid", [0, 1, 3, 100, 128, 300])
+def test_the_scale_inside_of_fp16_is_the_next_power_of_two_which_rounds_nothing(num_valid):
+    scale = float(_gradient_scale(torch.float16, torch.arange(300) < num_valid))
+    assert math.log2(scale).is_integer()
+    assert scale / 2 < max(1, num_valid) <= scale
+
+
+@pytest.mark.parametrize("accumulate_in_fp32", [False, True])
+def test_gradients_of_a_head_in_float64_are_in_float64(accumulate_in_fp32):
+    """Losses alone are float32; sums of 700 terms may be rounded as often."""
+    batch = random_head(700, dtype=torch.float64)
+    truth = truth_of(batch)
+    values = values_of(lambda *b: fused_cross_entropy(*b, accumulate_in_fp32=accumulate_in_fp32), batch)
+    for name in NAMES:
+        assert relative_error(getattr(values, name), getattr(truth, name)) <= 700 * torch.finfo(torch.float64).eps, name
+
+
+# ---- torch.compile
+
+
+# torch.compile's own look at an activation's .grad while it traces.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("wanted", [(), NAMES])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_compiled_chunks_give_the_same_values(head, wanted, monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    torch._dynamo.reset()
+
+    def compiled(head_input, labels, coefficients):
+        weights = coefficients * (labels != IGNORED).sum()
+        loss = WeightedCrossEntropyLoss(GivenWeighting(weights), head=head)
+        loss.compile_chunks()
+        return loss.objective(head_input, labels, weights)
+
+    batch = random_head(700)
+    values = values_of(compiled, batch, wanted=wanted)
+    torch._dynamo.reset()
+
+    assert_equal_truth(values, batch)
+    assert sum(value is not None for value in values) == 2 + len(wanted)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
+def test_a_head_that_is_none_of_the_three_is_an_error_that_names_them(loss_class):
+    with pytest.raises(ValueError, match=r"^head is 'x': possible are fused, torch, chunked$"):
+        loss_class(head="x")
+
+
+@pytest.mark.parametrize("head", ["torch", "chunked"])
+@pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
+def test_accumulating_in_fp32_is_for_the_fused_head_alone(loss_class, head):
+    with pytest.raises(ValueError, match=rf"^accumulate_in_fp32 is set, which head '{head}' does not know"):
+        loss_class(head=head, accumulate_in_fp32=True)
+
+
+@pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
+def test_the_settings_reach_the_fused_head(loss_class, monkeypatch):
+    asked = {}
+
+    def spy(*args, **kwargs):
+        asked.update(kwargs)
+        return fused_cross_entropy(*args, **kwargs)
+
+    monkeypatch.setattr("tfidf_tune.loss._weighted_cross_entropy.fused_cross_entropy", spy)
+    batch = random_head(20)
+    loss_class(ignore_index=-7, accumulate_in_fp32=True)(batch.head, batch.labels.clamp(min=-7))
+    assert asked == {"ignore_index": -7, "accumulate_in_fp32": True}
+
+
+def test_labels_of_another_shape_than_the_hidden_states_are_an_error():
+    batch = random_head(20)
+    with pytest.raises(ValueError, match="logits cover 1 rows of 20 positions, labels have shape \\(1, 19\\)"):
+        CrossEntropyLoss()(batch.head, batch.labels[:, 1:])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden": torch.zeros(20, 16)},
+        {"hidden": torch.zeros(1, 20, 15)},
+        {"hidden": torch.zeros(1, 20, 16, dtype=torch.bfloat16)},
+        {"weight": torch.zeros(37)},
+        {"weight": torch.zeros(37, 16, 16)},
+        {"weight": torch.zeros(37, 16, dtype=torch.float16)},
+        {"bias": torch.zeros(36)},
+        {"bias": torch.zeros(37, dtype=torch.float64)},
+        {name: torch.zeros(shape).int() for name, shape in zip(NAMES, [(1, 20, 16), (37, 16), 37], strict=True)},
+    ],
+)
+@pytest.mark.parametrize(
+    "function", [fused_cross_entropy, lambda head, labels, _: linear_token_cross_entropy(head, labels)]
+)
+def test_a_head_that_does_not_fit_is_an_error_that_names_all_shapes_and_dtypes(function, change):
+    batch = random_head(20)
+    with pytest.raises(
+        ValueError, match=r"does not fit: hidden \[.*\] \w+, weight .*, bias .*, labels \[1, 20\] int64;"
+    ):
+        function(batch.head._replace(**change), batch.labels, batch.coefficients)

@@ -1,0 +1,341 @@
+"""What a model hands to the loss: every family, every head, and the step that follows from it."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_llama import VOCAB_SIZE
+from tiny_models import FAMILY_MODELS, MODELS
+from torch import nn
+from torchao.dtypes.nf4tensor import to_nf4
+from torchtune.modules import TransformerDecoder
+
+from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss
+from tfidf_tune.training import (
+    FinetuneConfig,
+    SetupError,
+    build_loss,
+    check_config,
+    prepare_model,
+    train_adapters_only,
+    train_step,
+)
+from tfidf_tune.training._head import prepare_head
+from tfidf_tune.training._lora import keep_adapters_in_fp32
+
+CPU = torch.device("cpu")
+EPS = torch.finfo(torch.float32).eps
+# torchtune's final norm of Gemma 2 caps hidden states, not logits, so that nothing comes after its output projection.
+GEMMA2 = dataclasses.replace(MODELS["gemma-tied"], builder="torchtune.models.gemma2.gemma2")
+TINY = {**{name: MODELS[name] for name in FAMILY_MODELS}, "gemma2-tied": GEMMA2}
+LOSSES = [CrossEntropyLoss, TFIDFCrossEntropyLoss]
+ADAPTED = ("llama", "gpt_neox", "gptj")  # those whose output projection can have adapters: it is not tied
+
+
+def make_model(name, **kwargs):
+    """Random weights of which none is neutral: biases, norms and adapters too."""
+    torch.manual_seed(0)
+    model = TINY[name].build(**kwargs)
+    for key, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 0.0 if key.endswith("bias") or "gemma" in name else 1.0, 0.2)
+        elif "lora_" in key or "tok_embeddings" in key:
+            nn.init.normal_(parameter, 0.0, 0.2)
+    return model
+
+
+def make_batch(num_sequences=9, length=40, *, seed=0, ignored=3):
+    """By default 360 positions, two chunks of the fused head."""
+    tokens = torch.randint(VOCAB_SIZE, (num_sequences, length), generator=torch.Generator().manual_seed(seed))
+    labels = tokens.clone()
+    labels[:, :ignored] = -100
+    return {"tokens": tokens, "labels": labels}
+
+
+def step(model, loss, *batches, scaler=None):
+    """A training step: what it reports, and the gradients that the optimizer sees."""
+    gradients = {}
+
+    class Recorder(torch.optim.SGD):
+        def step(self):
+            gradients.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+    result = train_step(
+        model,
+        loss,
+        Recorder([p for p in model.parameters() if p.requires_grad], lr=0.0),
+        batches,
+        scaler=scaler or torch.amp.GradScaler("cpu", enabled=False),
+        device=CPU,
+        clip_grad_norm=None,
+    )
+    return result, gradients
+
+
+def step_with(head, name, *batches, loss_class=TFIDFCrossEntropyLoss, model=None):
+    model = model or make_model(name)
+    loss = loss_class(head=head)
+    assert prepare_head(model, loss) is None
+    return step(model, loss, *(batches or [make_batch()]))
+
+
+def assert_same_step(got, expected, tolerance=64 * EPS):
+    """Relative, in the 2-norm: two layers round some dozens of times in a row, forward and backward."""
+    (result, gradients), (expected_result, expected_gradients) = got, expected
+    assert gradients.keys() == expected_gradients.keys()
+    assert gradients
+    for name, gradient in gradients.items():
+        assert expected_gradients[name].any(), name
+        assert float((gradient - expected_gradients[name]).norm() / expected_gradients[name].norm()) <= tolerance, name
+    torch.testing.assert_close(result.metrics, expected_result.metrics, rtol=tolerance, atol=0.0)
+    assert torch.equal(result.num_tokens, expected_result.num_tokens)
+
+
+# ---- every family
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", TINY)
+def test_the_head_input_stands_for_the_logits_of_the_model(name, lora):
+    model = make_model(name, lora=lora)
+    tokens = make_batch()["tokens"]
+    logits = model(tokens)
+
+    assert prepare_head(model, CrossEntropyLoss()) is None
+    head = model(tokens)
+
+    assert isinstance(head, HeadInput)
+    assert torch.equal(F.linear(*head), logits)
+    assert (head.bias is not None) == (name == "gptj")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_only_a_tied_head_is_the_embedding_itself(name):
+    model = make_model(name)
+    prepare_head(model, CrossEntropyLoss())
+    head = model(make_batch()["tokens"])
+    assert (head.weight is model.tok_embeddings.weight) == TINY[name].tied
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("head", ["fused", "torch"])
+@pytest.mark.parametrize("name", TINY)
+def test_the_step_is_that_of_chunks_of_logits(name, head, loss_class):
+    expected = step_with("chunked", name, loss_class=loss_class)
+    assert_same_step(step_with(head, name, loss_class=loss_class), expected)
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+@pytest.mark.parametrize("name", TINY)
+def test_a_frozen_head_under_lora_gets_no_gradient_and_the_adapters_get_theirs(name, head):
+    steps = {}
+    for each in (head, "chunked"):
+        model = make_model(name, lora=True)
+        train_adapters_only(model)
+        steps[each] = step_with(each, name, model=model)
+        assert all("lora_" in key for key in steps[each][1])
+    assert_same_step(steps[head], steps["chunked"])
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+@pytest.mark.parametrize("name", ["llama", "llama3_2-tied", "gptj"])
+def test_accumulated_gradients_are_those_of_the_large_batch(name, head):
+    """Also when the mini-batches have different numbers of valid tokens."""
+    parts = [make_batch(2), make_batch(7, seed=1, ignored=25), make_batch(3, seed=2, ignored=40)]
+    whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    assert_same_step(
+        step_with(head, name, *parts, loss_class=CrossEntropyLoss),
+        step_with("chunked", name, whole, loss_class=CrossEntropyLoss),
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3_2-tied", "gptj"])
+def test_under_autocast_and_a_scaled_loss_the_step_is_that_of_chunks(name):
+    """A frozen base in fp16, whose norms give float32 under autocast, and adapters in float32."""
+    steps = {}
+    for head in ("fused", "chunked"):
+        model = make_model(name, lora=True)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.half()
+        keep_adapters_in_fp32(model)
+        train_adapters_only(model)
+        prepare_head(model, loss := TFIDFCrossEntropyLoss(head=head))
+        steps[head] = step(model, loss, make_batch(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
+        assert not steps[head][0].skipped
+    # What differs is where the gradients of logits and hidden states are rounded to fp16, to 2^-11 each.
+    assert_same_step(steps["fused"], steps["chunked"], tolerance=8 * 2**-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_hidden_states_have_the_dtype_of_the_head(dtype):
+    """Norms give float32 under autocast on a GPU, which the output projection would cast."""
+    model = make_model("llama").to(dtype)
+    model.norm.register_forward_hook(lambda module, inputs, output: output.float())
+    prepare_head(model, CrossEntropyLoss())
+    head = model(make_batch()["tokens"])
+    assert head.hidden.dtype == head.weight.dtype == dtype
+
+
+# ---- heads that cannot be computed from weight and bias
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(name, head, recipe_config, capsys):
+    cfg = recipe_config(compile=False, enable_activation_checkpointing=False)
+    steps = {}
+    for each in (head, "chunked"):
+        model = make_model(name, lora=True, apply_lora_to_output=True)
+        train_adapters_only(model)
+        prepare_model(model, loss := TFIDFCrossEntropyLoss(head=each, num_output_chunks=5), cfg)
+        steps[each] = step(model, loss, make_batch())
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        said = f"the output projection has adapters, which head '{head}' cannot compute: logits are made in 5 chunks\n"
+        assert captured.err == (said if each == head else "")
+        assert len(model(make_batch()["tokens"])) == 5
+    assert any(key.startswith("output.lora_") for key in steps[head][1])
+    assert_same_step(steps[head], steps["chunked"])
+
+
+@pytest.mark.parametrize("head", ["fused", "torch", "chunked"])
+def test_a_head_that_can_be_computed_is_not_spoken_of(head, recipe_config, capsys):
+    cfg = recipe_config(compile=False, enable_activation_checkpointing=False)
+    prepare_model(make_model("llama"), CrossEntropyLoss(head=head), cfg)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_head_of_another_class_falls_back():
+    class ScaledLinear(nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    model = make_model("llama")
+    model.output = ScaledLinear(64, VOCAB_SIZE, bias=False)
+    assert prepare_head(model, CrossEntropyLoss()) == "the output projection is a ScaledLinear"
+    assert len(model(make_batch()["tokens"])) == 8
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_head_with_hooks_falls_back(register):
+    model = make_model("llama")
+    getattr(model.output, register)(lambda *args: None)
+    assert prepare_head(model, CrossEntropyLoss()) == "the output projection has hooks"
+    assert len(model(make_batch()["tokens"])) == 8
+
+
+def test_a_quantized_head_falls_back():
+    model = make_model("llama")
+    model.output = nn.Linear(256, VOCAB_SIZE, bias=False)
+    model.output.weight = nn.Parameter(to_nf4(model.output.weight.detach()), requires_grad=False)
+    assert prepare_head(model, CrossEntropyLoss()) == "the output projection's weight is a NF4Tensor"
+
+
+def test_another_model_falls_back():
+    class Other(nn.Module):
+        def set_num_output_chunks(self, num_chunks):
+            self.num_chunks = num_chunks
+
+    model = Other()
+    assert not isinstance(model, TransformerDecoder)
+    assert prepare_head(model, CrossEntropyLoss(num_output_chunks=3)) == "the model is a Other"
+    assert model.num_chunks == 3
+
+
+def test_chunks_of_logits_are_no_fallback():
+    model = make_model("llama")
+    assert prepare_head(model, CrossEntropyLoss(head="chunked", num_output_chunks=4)) is None
+    assert [chunk.shape for chunk in model(make_batch()["tokens"])] == [(9, 10, VOCAB_SIZE)] * 4
+
+
+# ---- what else happens to a model
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_names_and_weights_of_the_model_stay_as_they_are(name):
+    model = make_model(name)
+    before = dict(model.state_dict(keep_vars=True))
+    prepare_head(model, CrossEntropyLoss())
+    after = model.state_dict(keep_vars=True)
+    assert list(after) == list(before)
+    assert all(after[key] is value for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3_2-tied", "gptj"])
+def test_a_copy_uses_its_own_head(name):
+    model = make_model(name)
+    prepare_head(model, CrossEntropyLoss())
+    twin = copy.deepcopy(model)
+    tokens = make_batch()["tokens"]
+    expected = model(tokens)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+    head = twin(tokens)
+
+    ours = twin.tok_embeddings if TINY[name].tied else twin.output
+    assert head.weight is ours.weight
+    assert head.weight.any()
+    assert torch.equal(head.hidden, expected.hidden)
+    assert not model(tokens).weight.any()
+
+
+# torch.compile's own look at an activation's .grad while it traces.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("name", ["llama", "llama3_2-tied", "gptj"])
+def test_compiled_and_with_activation_checkpointing_the_step_is_the_same(name, recipe_config, monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    model, loss = make_model(name), TFIDFCrossEntropyLoss()
+    prepare_model(model, loss, recipe_config(compile=True, enable_activation_checkpointing=True))
+    got = step(model, loss, make_batch())
+    torch._dynamo.reset()
+
+    result, gradients = step_with("chunked", name)
+    plain_names = {key.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", ""): key for key in got[1]}
+    assert plain_names.keys() == gradients.keys()
+    assert_same_step((got[0], {key: got[1][wrapped] for key, wrapped in plain_names.items()}), (result, gradients))
+
+
+# ---- the config
+
+
+@pytest.mark.parametrize("name", ["CrossEntropyLoss", "TFIDFCrossEntropyLoss"])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ("fused", False)),
+        ({"head": "torch"}, ("torch", False)),
+        ({"head": "chunked"}, ("chunked", False)),
+        ({"accumulate_in_fp32": True}, ("fused", True)),
+    ],
+)
+def test_the_config_selects_the_head(recipe_config, name, settings, expected):
+    overrides = {f"loss.{key}": value for key, value in settings.items()}
+    cfg = check_config(recipe_config(**{"loss._component_": f"tfidf_tune.loss.{name}"}, **overrides), FinetuneConfig)
+    loss = build_loss(cfg)
+    assert (loss.head, loss.accumulate_in_fp32) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"loss.head": "x"}, "^config: loss: head is 'x': possible are fused, torch, chunked$"),
+        (
+            {"loss.head": "torch", "loss.accumulate_in_fp32": True},
+            "^config: loss: accumulate_in_fp32 is set, which head 'torch' does not know: set head to 'fused'$",
+        ),
+    ],
+)
+def test_a_head_that_makes_no_sense_is_refused(recipe_config, overrides, message):
+    cfg = check_config(recipe_config(**overrides), FinetuneConfig)
+    with pytest.raises(SetupError, match=message):
+        build_loss(cfg)
+
+
+def test_a_misspelt_setting_is_named(recipe_config):
+    with pytest.raises(ValueError, match="has no argument 'heads'; did you mean 'head'"):
+        check_config(recipe_config(**{"loss.heads": "fused"}), FinetuneConfig)
