@@ -27,7 +27,7 @@ types: install
 	$(BIN)/mypy
 
 benchmark: install
-	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/targets.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -134,9 +134,9 @@ def weights_time(result: Result) -> Figure:
 
 
 def growth_with_tokens(result: Result) -> Figure:
-    """The power of b·s with which time grows, over the sweep or at its end, whichever is larger."""
+    """The power of b·s with which time grows, over the sweep or its three largest sizes, whichever is larger."""
     slope, last = result["slope"], result["last_slope"]
-    return Figure(max(slope, last), f"power {slope:.3f}, at the end {last:.3f}")
+    return Figure(max(slope, last), f"power {slope:.3f}, over the three largest {last:.3f}")
 
 
 def growth_with_window(result: Result) -> Figure:

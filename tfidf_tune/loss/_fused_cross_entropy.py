@@ -27,7 +27,7 @@ _MIN_ROWS = 256
 # Logits that are turned to float32 at a time: 4 MiB stay in a CPU's cache; a GPU needs more, or its kernels would take
 # less time than their launch.
 _BLOCK_SIZE = 2**20
-_CUDA_BLOCK_SIZE = 2**22
+_CUDA_BLOCK_SIZE = 2**21
 
 
 def fused_cross_entropy(
