@@ -5,8 +5,8 @@ The weights do not depend on the logits, so that the gradient of a chunk is know
     dL/dlogits_i = c_i (softmax(logits_i) - onehot(x_i)),      L = sum_i c_i l_i
 
 It takes the logits' place, is multiplied into the gradients of hidden states and head, and the next chunk takes its
-place in turn. That is one matrix product forward and two backward as for whole logits, where others who free the
-logits compute them twice. The trick is known from Liger's fused linear cross-entropy (https://arxiv.org/abs/2410.10989).
+place in turn. That is one matrix product forward and two backward as for whole logits; PyTorch's linear_cross_entropy
+computes the logits twice. The trick is known from Liger's fused linear cross-entropy, https://arxiv.org/abs/2410.10989.
 
 Shape suffixes: N tokens of the mini-batch, C tokens of a chunk, D hidden dimension, V vocabulary.
 """
@@ -49,7 +49,7 @@ def fused_cross_entropy(
         coefficients (Tensor): float32 ``[b, s]``, without gradient, 0 at ignored positions.
         ignore_index (int): label of the positions that do not count. Default: -100.
         accumulate_in_fp32 (bool): sum the gradient of a head in 16 bit over the chunks in float32, which takes 4 bytes
-            for each of its weights; otherwise it is rounded once a chunk, as in torchtune's chunked loss.
+            (on a GPU 8) for each of its weights; otherwise it is rounded once a chunk, as in torchtune's chunked loss.
             Default: False.
 
     Returns:
