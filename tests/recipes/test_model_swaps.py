@@ -17,6 +17,7 @@ from tiny_llama import make_tokenizer
 from tiny_models import FAMILY_MODELS, MODELS
 from torchao.dtypes.nf4tensor import NF4Tensor
 
+from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import FAMILIES
 from tfidf_tune.training import HFCheckpointer
 from tfidf_tune.training._lora import is_adapter
@@ -154,7 +155,9 @@ def watched_saves(monkeypatch):
         def watch(self, model, folder, save=save):
             with torch.no_grad():
                 model.eval()
-                seen["logits"][folder.name] = F.linear(*model(TOKENS)).float()
+                output = model(TOKENS)
+                logits = F.linear(*output) if isinstance(output, HeadInput) else torch.cat(output, dim=1)
+                seen["logits"][folder.name] = logits.float()
                 model.train()
             weights = {
                 key: value.get_original_weight() if isinstance(value, NF4Tensor) else value.detach().clone()
