@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.training._plan import available_memory, format_bytes
+from tfidf_tune.training import available_memory, format_bytes
 
 BATCH_SIZE = 8
 IGNORED = -100

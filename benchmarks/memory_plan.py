@@ -7,18 +7,14 @@ The length of sequences is that of the config's data set: its blocks, or the lon
 """
 
 import argparse
-import datetime
-import json
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
-
 import torch
+from measuring import heading, markdown_table, record, write_result  # type: ignore[import-not-found]
 from torchtune.training import get_dtype
 
 from tfidf_tune.training import (
@@ -81,22 +77,21 @@ def plan(name: str) -> dict[str, Any]:
 def main() -> None:
     """Plan and print."""
     options = parse_arguments()
-    result: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "versions": {name: version(name) for name in ("torch", "torchtune", "torchao", "tfidf-tune")},
-        "plans": {name: plan(name) for name in options.configs},
-    }
-    print(
-        f"{result['date']}, " + ", ".join(f"{name} {number}" for name, number in result["versions"].items()) + ", GiB\n"
+    result = record(
+        options,
+        "cpu",
+        ("torch", "torchtune", "torchao", "tfidf-tune"),
+        plans={name: plan(name) for name in options.configs},
     )
-    print("| config | batch | weights | optimizer | gradients | activations | loss | least | least, checkpointing |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for name, row in result["plans"].items():
-        parts = ("weights", "optimizer", "gradients", "activations", "loss", "total")
-        sizes = [row[part] for part in (*parts, "total_with_activation_checkpointing")]
-        print(f"| `{name}` | {row['batch']} | " + " | ".join(f"{size / 2**30:.2f}" for size in sizes) + " |")
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"{heading(result)}, GiB\n")
+    parts = ("weights", "optimizer", "gradients", "activations", "loss", "total")
+    rows = [
+        [f"`{name}`", row["batch"]]
+        + [f"{row[part] / 2**30:.2f}" for part in (*parts, "total_with_activation_checkpointing")]
+        for name, row in result["plans"].items()
+    ]
+    print(markdown_table(["config", "batch", *parts[:-1], "least", "least, checkpointing"], rows))
+    write_result(result, options.output)
 
 
 if __name__ == "__main__":

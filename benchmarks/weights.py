@@ -39,7 +39,7 @@ from measuring import (  # type: ignore[import-not-found]
 )
 from torch import Tensor
 
-from tfidf_tune.training._plan import available_memory, format_bytes
+from tfidf_tune.training import available_memory, format_bytes
 from tfidf_tune.weighting import TFIDFWeighting
 
 Shape = tuple[int, int]

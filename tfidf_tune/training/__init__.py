@@ -11,7 +11,7 @@ from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_prog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._model import build_model, load_model, prepare_model
 from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_optimizer
-from tfidf_tune.training._plan import MemoryPlan, plan_memory
+from tfidf_tune.training._plan import MemoryPlan, available_memory, format_bytes, plan_memory
 from tfidf_tune.training._resources import check_resources
 from tfidf_tune.training._run import Run, open_run
 from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
@@ -27,6 +27,7 @@ __all__ = [
     "Run",
     "SetupError",
     "StepResult",
+    "available_memory",
     "build_dataloader",
     "build_dataset",
     "build_grad_scaler",
@@ -39,6 +40,7 @@ __all__ = [
     "check_resources",
     "config_path",
     "count_steps",
+    "format_bytes",
     "instantiate",
     "load_config",
     "load_model",
