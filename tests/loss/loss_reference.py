@@ -24,8 +24,8 @@ class GivenWeighting(TokenWeighting):
         self.weights = weights
         self.asked = []
 
-    def forward(self, labels, *, vocab_size=None, document_ids=None):
-        self.asked.append((labels, vocab_size, document_ids))
+    def forward(self, labels, *, vocab_size=None, document_ids=None, begun=None):
+        self.asked.append((labels, vocab_size, document_ids, begun))
         return self.weights
 
 

@@ -135,11 +135,13 @@ def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_
     document_ids = torch.zeros_like(labels)
     weighting = GivenWeighting(torch.ones(labels.shape))
     given = logits if num_chunks is None else list(logits.chunk(num_chunks, dim=1))
-    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids)
-    ((asked_labels, vocab_size, asked_ids),) = weighting.asked
+    begun = object()
+    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, begun)
+    ((asked_labels, vocab_size, asked_ids, asked_begun),) = weighting.asked
     assert torch.equal(asked_labels, labels)
     assert vocab_size == 37
     assert asked_ids is document_ids
+    assert asked_begun is begun
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)

@@ -4,6 +4,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+SYNCHRONISING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
 
 def described(value):
     """What a captured graph holds of a value: layout and type of a tensor, anything else as it is."""
@@ -39,3 +41,9 @@ class Recorder(TorchDispatchMode):
                 if leaf.untyped_storage()._cdata not in owned:
                     self.sizes.append(leaf.numel())
         return result
+
+
+def assert_no_synchronisation(recorder):
+    """Of operations recorded on the meta device."""
+    assert recorder.devices == {"meta"}, "nothing may be made on the host and copied over"
+    assert not set(recorder.operations) & set(SYNCHRONISING)

@@ -10,13 +10,12 @@ import tracemalloc
 import pytest
 import torch
 from label_batches import random_labels
-from operations import Recorder
+from operations import SYNCHRONISING, Recorder, assert_no_synchronisation
 from ways import WAYS, OneWay
 
 from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _tfidf
 
 ROWS, LENGTH, VOCAB_SIZE = 4, 32, 1000
-SYNCHRONISING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
 
 def meta_batch(rows=ROWS, length=LENGTH):
@@ -39,11 +38,6 @@ def record(num_batches, call=None, num_calls=3, training=True, **arguments):
 
 def with_documents(weighting):
     return weighting(meta_batch(), vocab_size=VOCAB_SIZE, document_ids=meta_batch())
-
-
-def assert_no_synchronisation(recorder):
-    assert recorder.devices == {"meta"}, "nothing may be made on the host and copied over"
-    assert not set(recorder.operations) & set(SYNCHRONISING)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -3,11 +3,14 @@
 import io
 
 import pytest
+import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from label_batches import random_stream
 from tfidf_reference import IGNORED
+from ways import WAYS, OneWay
+from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import TFIDFWeighting
 
@@ -21,27 +24,69 @@ batches = st.tuples(st.integers(1, 3), st.integers(1, 6)).flatmap(
 streams = st.lists(batches.map(torch.tensor), min_size=1, max_size=8)
 
 
-def saved_and_loaded(weighting, fresh):
+@st.composite
+def arguments_of_a_call(draw):
+    """Labels, the documents of a row or none, and what is known of the vocabulary, which may be more than is there."""
+    labels = draw(batches.map(torch.tensor))
+    document_ids = None
+    if draw(st.booleans()):
+        ids = st.lists(st.integers(0, 2), min_size=labels.numel(), max_size=labels.numel())
+        document_ids = torch.tensor(draw(ids)).view_as(labels)
+    vocab_size = draw(st.sampled_from([None, VOCAB_SIZE, 7 * VOCAB_SIZE]))
+    return {"labels": labels, "document_ids": document_ids, "vocab_size": vocab_size}
+
+
+def through_torch(state):
     file = io.BytesIO()
-    torch.save(weighting.state_dict(), file)
+    torch.save(state, file)
     file.seek(0)
-    fresh.load_state_dict(torch.load(file, weights_only=True))
+    return torch.load(file, weights_only=True)
+
+
+def through_safetensors(state):
+    return safetensors.torch.load(safetensors.torch.save(state))
+
+
+def saved_and_loaded(weighting, fresh, through=through_torch):
+    fresh.load_state_dict(through(weighting.state_dict()))
     return fresh
 
 
-@given(streams, st.integers(1, 4), st.data())
-@few_examples
-def test_a_window_loaded_at_any_point_goes_on_as_if_never_saved(stream, num_batches, data):
-    when = data.draw(st.integers(0, len(stream)), label="batches before the save")
-    never_saved = TFIDFWeighting(num_batches=num_batches)
-    resumed = TFIDFWeighting(num_batches=num_batches)
-    for i, labels in enumerate(stream):
-        if i == when:
-            resumed = saved_and_loaded(resumed, TFIDFWeighting(num_batches=num_batches))
-        assert torch.equal(resumed(labels), never_saved(labels))
-    final = saved_and_loaded(resumed, TFIDFWeighting(num_batches=num_batches)).state_dict()
-    assert final.keys() == never_saved.state_dict().keys()
-    assert all(torch.equal(final[name], tensor) for name, tensor in never_saved.state_dict().items())
+@pytest.mark.parametrize("through", [through_torch, through_safetensors])
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    happenings=st.lists(
+        st.tuples(st.sampled_from(["train", "train", "save", "evaluate"]), arguments_of_a_call()),
+        min_size=6,
+        max_size=16,
+    ),
+    settings_of_weights=st.fixed_dictionaries(
+        {
+            "num_batches": st.integers(1, 4),
+            "tf": st.sampled_from(["count", "log", "binary"]),
+            "max_weight": st.sampled_from([None, 1.3]),
+        }
+    ),
+)
+@settings(few_examples, max_examples=100)
+def test_whatever_happens_a_window_goes_on_as_if_it_had_never_been_saved_or_evaluated(
+    way, through, happenings, settings_of_weights
+):
+    """Any order of batches, shapes, documents and vocabularies, of saves and evaluations, to the bit."""
+    undisturbed, resumed = (OneWay(way, **settings_of_weights) for _ in range(2))
+    for kind, arguments in happenings:
+        if kind == "save":
+            fresh = OneWay(way, **settings_of_weights)
+            saved_and_loaded(resumed.weighting, fresh.weighting, through)
+            resumed = fresh
+        elif kind == "evaluate":
+            resumed(training=False, **arguments)
+        else:
+            assert torch.equal(resumed(**arguments), undisturbed(**arguments))
+        assert_same_state(resumed.weighting, state_copy(undisturbed.weighting))
+    saves = [kind for kind, _ in happenings].count("save")
+    evicted = int(undisturbed.window.num_updates) > undisturbed.window.num_batches
+    event(f"saved {min(saves, 2)} times or more, {'some' if evicted else 'no'} batch has fallen out")
 
 
 @given(streams, streams, st.integers(1, 4))
@@ -55,18 +100,6 @@ def test_a_loaded_window_replaces_whatever_was_there(stream, other, num_batches)
     saved_and_loaded(saved, used)
     for labels in [*other, *stream]:
         assert torch.equal(used(labels), saved(labels))
-
-
-@given(streams, st.integers(1, 4), st.data())
-@few_examples
-def test_evaluation_at_any_point_does_not_change_what_follows(stream, num_batches, data):
-    never_evaluated = TFIDFWeighting(num_batches=num_batches)
-    evaluated = TFIDFWeighting(num_batches=num_batches)
-    for labels in stream:
-        if data.draw(st.booleans(), label="evaluate"):
-            evaluated.eval()(data.draw(batches.map(torch.tensor), label="validation batch"))
-            evaluated.train()
-        assert torch.equal(evaluated(labels), never_evaluated(labels))
 
 
 def test_bfloat16_leaves_the_counts_as_they_are():

@@ -20,6 +20,10 @@ class ReferenceTFIDF:
 
     def __call__(self, labels, document_ids=None, training=True):
         """Take labels as lists of ids, one list for each row; return weights as lists of floats."""
+        return reference_unit_mean(self.raw(labels, document_ids, training), labels, self.max_weight)
+
+    def raw(self, labels, document_ids=None, training=True):
+        """The weights before they are scaled."""
         if document_ids is None:
             document_ids = [[0] * len(row) for row in labels]
 
@@ -48,7 +52,7 @@ class ReferenceTFIDF:
                     continue
                 idf = math.log((1 + self.num_documents) / (1 + document_frequency[token])) + 1
                 raw[-1].append(self._term_frequency(counts[row, document][token]) * idf)
-        return reference_unit_mean(raw, labels, self.max_weight)
+        return raw
 
     @property
     def num_documents(self):
@@ -66,6 +70,8 @@ def reference_unit_mean(raw, labels, cap=None):
         for weight, token in zip(weights, tokens, strict=True)
         if token != IGNORED
     ]
+    if not valid:
+        return raw
     if cap is None:
         scale, cap = len(valid) / math.fsum(valid), math.inf
     else:

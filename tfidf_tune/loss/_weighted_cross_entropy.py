@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from tfidf_tune.loss._fused_cross_entropy import fused_cross_entropy
 from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.loss._token_cross_entropy import linear_token_cross_entropy, token_cross_entropy, weighted_mean
-from tfidf_tune.weighting import TermFrequency, TFIDFWeighting, TokenWeighting, UniformWeighting
+from tfidf_tune.weighting import (
+    LabelExchange,
+    Normalization,
+    TermFrequency,
+    TFIDFWeighting,
+    TokenWeighting,
+    UniformWeighting,
+)
 
 Head = Literal["fused", "torch", "chunked"]
 HEADS: tuple[Head, ...] = get_args(Head)
@@ -105,7 +112,13 @@ class WeightedCrossEntropyLoss(nn.Module):
             self.compute_cross_entropy, backend=backend
         )
 
-    def terms(self, logits: Logits, labels: Tensor, document_ids: Tensor | None = None) -> LossTerms:
+    def terms(
+        self,
+        logits: Logits,
+        labels: Tensor,
+        document_ids: Tensor | None = None,
+        begun: LabelExchange | None = None,
+    ) -> LossTerms:
         """Compute the objective together with what is logged beside it.
 
         Args:
@@ -113,6 +126,8 @@ class WeightedCrossEntropyLoss(nn.Module):
             labels (Tensor): integer ``[b, s]``, already shifted, ``ignore_index`` at ignored positions.
             document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to.
                 Default: None, a row is one document.
+            begun (LabelExchange | None): what ``weighting.begin(labels, document_ids=document_ids)`` gave before the
+                forward pass. Default: None, what the weights need from other processes is asked for now.
 
         Returns:
             LossTerms: the objective, the unweighted cross-entropy, the weights.
@@ -133,7 +148,7 @@ class WeightedCrossEntropyLoss(nn.Module):
             raise ValueError(
                 f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
             )
-        weights = self.weighting(labels, vocab_size=vocab_size, document_ids=document_ids)
+        weights = self.weighting(labels, vocab_size=vocab_size, document_ids=document_ids, begun=begun)
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != self.ignore_index).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
@@ -166,13 +181,19 @@ class WeightedCrossEntropyLoss(nn.Module):
             losses = torch.cat(parts, dim=1)
         return weighted_mean(losses, weights, valid), losses
 
-    def forward(self, logits: Logits, labels: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        logits: Logits,
+        labels: Tensor,
+        document_ids: Tensor | None = None,
+        begun: LabelExchange | None = None,
+    ) -> Tensor:
         """Compute the objective alone; arguments and errors are those of :meth:`terms`.
 
         Returns:
             Tensor: float32 scalar; without a valid token a 0 that can be backpropagated.
         """
-        return self.terms(logits, labels, document_ids).loss
+        return self.terms(logits, labels, document_ids, begun).loss
 
 
 class CrossEntropyLoss(WeightedCrossEntropyLoss):
@@ -213,6 +234,9 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
         head (Head): ``fused``, ``torch`` or ``chunked``. Default: "fused".
         accumulate_in_fp32 (bool): see :class:`WeightedCrossEntropyLoss`. Default: False.
+        sync (bool): whether all ranks share one window, and with it their weights. Default: False.
+        normalization (Normalization | None): whether weights have mean 1 over the mini-batch of a ``rank`` or over
+            all of them, ``global``. Default: None, ``global`` with ``sync`` and ``rank`` without.
     """
 
     def __init__(
@@ -225,9 +249,18 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         num_output_chunks: int = 8,
         head: Head = "fused",
         accumulate_in_fp32: bool = False,
+        sync: bool = False,
+        normalization: Normalization | None = None,
     ) -> None:
         super().__init__(
-            TFIDFWeighting(num_batches=num_batches, tf=tf, max_weight=max_weight, ignore_index=ignore_index),
+            TFIDFWeighting(
+                num_batches=num_batches,
+                tf=tf,
+                max_weight=max_weight,
+                ignore_index=ignore_index,
+                sync=sync,
+                normalization=normalization,
+            ),
             ignore_index=ignore_index,
             num_output_chunks=num_output_chunks,
             head=head,

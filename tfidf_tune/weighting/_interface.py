@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from tfidf_tune.weighting._ranks import LabelExchange
+
 
 class TokenWeighting(nn.Module, ABC):
     """Gives each label token the weight of its term in a cross-entropy loss.
@@ -12,8 +14,31 @@ class TokenWeighting(nn.Module, ABC):
     leaves its state untouched.
     """
 
+    def begin(
+        self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
+    ) -> LabelExchange | None:
+        """Start what the weights of a mini-batch need from other processes; the forward pass of a model can follow.
+
+        Args:
+            labels (Tensor): integer ``[b, s]``, those that the weights are for.
+            document_ids (Tensor | None): as in :meth:`forward`.
+            shape (tuple[int, int] | None): most rows and most positions of a rank's labels, the same on every rank.
+                Default: None, not known.
+
+        Returns:
+            LabelExchange | None: what :meth:`forward` takes as ``begun``. None: nothing is needed, as here.
+        """
+        return None
+
     @abstractmethod
-    def forward(self, labels: Tensor, *, vocab_size: int | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        labels: Tensor,
+        *,
+        vocab_size: int | None = None,
+        document_ids: Tensor | None = None,
+        begun: LabelExchange | None = None,
+    ) -> Tensor:
         """Compute the weights of a mini-batch.
 
         Args:
@@ -21,8 +46,9 @@ class TokenWeighting(nn.Module, ABC):
             vocab_size (int | None): size of the vocabulary, the last dimension of the logits.
             document_ids (Tensor | None): integer ``[b, s]``, non-negative: which document of its row each label
                 belongs to, for rows that hold several. Default: None, a row is one document.
+            begun (LabelExchange | None): what :meth:`begin` gave for these labels. Default: None, it is called now.
 
         Returns:
-            Tensor: float32 ``[b, s]`` on the device of ``labels``, without gradient: mean 1 over the valid tokens,
-            0 at ignored positions.
+            Tensor: float32 ``[b, s]`` on the device of ``labels``, without gradient: mean 1 over the valid tokens
+            (of all ranks, where the weighting says so), 0 at ignored positions.
         """

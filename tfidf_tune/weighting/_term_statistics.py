@@ -69,7 +69,7 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     raw_weights = raw_weights * valid
     num_valid = valid.count_nonzero()
     smallest = torch.finfo(torch.float32).tiny  # stands for the sum of an empty set, never reached otherwise
-    if max_weight is None:
+    if max_weight is None or raw_weights.numel() == 0:
         return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(smallest))
 
     descending = raw_weights.flatten().sort(descending=True).values

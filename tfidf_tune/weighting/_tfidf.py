@@ -5,6 +5,7 @@ Shape suffixes: B rows, S positions in a row, T terms.
 
 import functools
 import math
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from torch import Tensor
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import TokenWeighting
 from tfidf_tune.weighting._labels import NO_TOKEN, check_shape, checked_tokens, known_labels, on_host
+from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks, unit_mean_over_ranks
 from tfidf_tune.weighting._term_statistics import (
     TERM_FREQUENCIES,
     TermFrequency,
@@ -24,6 +26,23 @@ from tfidf_tune.weighting._term_statistics import (
 from tfidf_tune.weighting._terms import Integers, distinct_terms_on_device, distinct_terms_on_host
 
 Floats = npt.NDArray[np.float32]
+
+Normalization = Literal["rank", "global"]
+NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
+# Among ranks document ids are int32; what is out of its range arrives as a number that is refused.
+_SHARED_ID_LIMIT = 2**31 - 1
+
+
+class _RawWeights(NamedTuple):
+    """tf * idf, and where it counts; on a GPU also where a valid token is outside the vocabulary, refused on a CPU."""
+
+    raw_BS: Tensor
+    known_BS: Tensor
+    unknown_BS: Tensor | None
+
+    def at(self, positions: tuple[slice, slice]) -> "_RawWeights":
+        unknown_BS = None if self.unknown_BS is None else self.unknown_BS[positions]
+        return _RawWeights(self.raw_BS[positions], self.known_BS[positions], unknown_BS)
 
 
 class TFIDFWeighting(TokenWeighting):
@@ -47,14 +66,32 @@ class TFIDFWeighting(TokenWeighting):
     Everything runs on the device of the labels without synchronising with the host, as long as ``vocab_size`` is
     given; without it the largest id has to be read, which on a GPU waits for the device.
 
+    With several processes a mini-batch is by default that of a rank, and nothing is shared. With ``sync`` it is the
+    union of those of all ranks of the default process group, in ``.train()`` mode:
+
+    1. :meth:`begin` starts to gather the labels of all ranks: 4 bytes a token, 8 with document ids. Called before the
+       forward pass of the model, it overlaps with it.
+    2. Every rank computes the weights of the union, the rows of rank 0 first, and puts it into its window, which is
+       thereby the same on every rank, and in every rank's ``state_dict``.
+    3. It keeps the weights of its own rows. They are those of one process that sees the union.
+
+    So the window and the work of the weights grow with the number of ranks: 4 bytes x ranks x b x s x ``num_batches``
+    on each of them. All ranks have to call it equally often, those without a valid token too, and all with document
+    ids or all without. In ``.eval()`` mode nothing is communicated: the window as it stands, the mean of the rank.
+
     Args:
         num_batches (int): mini-batches in the window, the current one included (the paper's K). Default: 16.
         tf (TermFrequency): ``count`` (the paper), ``log`` for 1 + ln count, or ``binary``. Default: "count".
         max_weight (float | None): largest weight, at least 1; the mean stays 1. Default: None, no cap.
         ignore_index (int): label of the positions that do not count. Default: -100.
+        sync (bool): whether all ranks share one window. Default: False, each has its own.
+        normalization (Normalization | None): over which valid tokens weights have mean 1 in training: those of the
+            mini-batch of a ``rank``, or, ``global``, those of all ranks, which without ``sync`` takes a collective of
+            two numbers. Default: None, ``global`` with ``sync`` and ``rank`` without.
 
     Raises:
-        ValueError: If ``num_batches`` is less than 1, ``tf`` is not one of the three, or ``max_weight`` less than 1.
+        ValueError: If ``num_batches`` is less than 1, ``tf`` is not one of the three, ``max_weight`` less than 1,
+            ``sync`` no bool, ``normalization`` not one of the two, or ``global`` with ``max_weight`` and no ``sync``.
     """
 
     def __init__(
@@ -64,6 +101,8 @@ class TFIDFWeighting(TokenWeighting):
         tf: TermFrequency = "count",
         max_weight: float | None = None,
         ignore_index: int = -100,
+        sync: bool = False,
+        normalization: Normalization | None = None,
     ) -> None:
         super().__init__()
         if tf not in TERM_FREQUENCIES:
@@ -73,20 +112,70 @@ class TFIDFWeighting(TokenWeighting):
                 f"max_weight is {max_weight!r}: weights have mean 1, so a cap has to be a number of at least 1 "
                 "(null for none)"
             )
+        if not isinstance(sync, bool):
+            raise ValueError(f"sync is {sync!r}: set it to true or false")
+        if normalization is None:
+            normalization = "global" if sync else "rank"
+        if normalization not in NORMALIZATIONS:
+            raise ValueError(
+                f"normalization is '{normalization}': possible are {', '.join(NORMALIZATIONS)} (null for global with "
+                "sync and rank without)"
+            )
+        if max_weight is not None and normalization == "global" and not sync:
+            raise ValueError(
+                f"max_weight is {max_weight!r} and normalization 'global' without sync: a cap on the mean over all "
+                "ranks needs the labels of all ranks, set sync to true or normalization to 'rank'"
+            )
         self.tf: TermFrequency = tf
         self.max_weight = max_weight
         self.ignore_index = ignore_index
+        self.sync = sync
+        self.normalization: Normalization = normalization
         self.window = DocumentWindow(num_batches)
 
+    def begin(
+        self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
+    ) -> LabelExchange | None:
+        """Start to gather the labels of all ranks, if this is what ``sync`` asks for now.
+
+        Args:
+            labels (Tensor): those of :meth:`forward`.
+            document_ids (Tensor | None): those of :meth:`forward`.
+            shape (tuple[int, int] | None): most rows and most positions of a rank's labels, the same on every rank.
+                Default: None, it is found out by another collective, which on a GPU waits for the device.
+
+        Returns:
+            LabelExchange | None: what :meth:`forward` takes as ``begun``. None: without ``sync``, in ``.eval()`` mode
+            and with one process.
+
+        Raises:
+            ValueError: As in :meth:`forward` for types and shapes, or if the labels are larger than ``shape``.
+        """
+        if not (self.sync and self.training and has_other_ranks()):
+            return None
+        check_shape(labels)
+        if document_ids is not None:
+            _check_shape_of_document_ids(document_ids, labels)
+        return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
+
     @torch.no_grad()
-    def forward(self, labels: Tensor, *, vocab_size: int | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        labels: Tensor,
+        *,
+        vocab_size: int | None = None,
+        document_ids: Tensor | None = None,
+        begun: LabelExchange | None = None,
+    ) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window.
 
         Args:
             labels (Tensor): integer ``[b, s]``, ``ignore_index`` at ignored positions.
             vocab_size (int | None): size of the vocabulary. Default: None, as large as the ids seen.
-            document_ids (Tensor | None): integer ``[b, s]``, at least 0 and less than 2**63 / vocab_size. Default:
-                None, a row is one document.
+            document_ids (Tensor | None): integer ``[b, s]``, at least 0 and less than 2**63 / vocab_size, with ``sync``
+                less than 2**31 - 1. Default: None, a row is one document.
+            begun (LabelExchange | None): what :meth:`begin` gave for these labels. Default: None, where something has
+                to begin it does so now.
 
         Returns:
             Tensor: float32 ``[b, s]``. On a GPU, where no check may wait for the device, ids outside the vocabulary
@@ -94,19 +183,47 @@ class TFIDFWeighting(TokenWeighting):
 
         Raises:
             ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, or, on CPU, an id is outside the
-                vocabulary or a document id negative.
+                vocabulary or a document id negative. With ``sync`` every rank raises it, so that none waits forever.
         """
-        check_shape(labels)
-        if document_ids is not None:
-            _check_document_ids(document_ids, labels, vocab_size)
-        if labels.numel() == 0:
-            return torch.zeros_like(labels, dtype=torch.float32)
+        if begun is None:
+            begun = self.begin(labels, document_ids=document_ids)
+        self._check(labels, document_ids, vocab_size)
         if self.window.device != labels.device:  # torchtune's stock recipes do not move their loss
             self.window.to(labels.device)
+        if begun is None:
+            return self._scaled(self._weigh(labels, document_ids, vocab_size))
+        if on_host(labels):  # the ids as they are, before others may be named
+            checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
+        union = begun.wait()
+        self._check(union.labels, union.document_ids, vocab_size)
+        weights = self._weigh(union.labels, union.document_ids, vocab_size)
+        if self.normalization == "rank":
+            return self._scaled(weights.at(union.own))
+        return self._scaled(weights)[union.own]
+
+    def _check(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> None:
+        check_shape(labels)
+        if document_ids is not None:
+            _check_shape_of_document_ids(document_ids, labels)
+            limit = 2**63 // (vocab_size or 2**32)  # the pair of document and token is one int64
+            _check_document_ids(document_ids, min(limit, _SHARED_ID_LIMIT) if self.sync else limit)
+
+    def _weigh(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
+        if labels.numel() == 0:
+            nowhere = torch.zeros_like(labels, dtype=torch.bool)
+            return _RawWeights(nowhere.float(), nowhere, None)
         weigh = self._weigh_on_host if on_host(labels) else self._weigh_on_device
         return weigh(labels, document_ids, vocab_size)
 
-    def _weigh_on_host(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> Tensor:
+    def _scaled(self, weights: _RawWeights) -> Tensor:
+        raw_BS, known_BS, unknown_BS = weights
+        if self.normalization == "global" and not self.sync and self.training and has_other_ranks():
+            weights_BS = unit_mean_over_ranks(raw_BS, known_BS)
+        else:
+            weights_BS = unit_mean(raw_BS, known_BS, self.max_weight)
+        return weights_BS if unknown_BS is None else weights_BS.masked_fill(unknown_BS, torch.nan)
+
+    def _weigh_on_host(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
         tokens_BS, valid_BS = checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
         size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max(initial=0)) + 1)
         if document_ids is None:
@@ -124,9 +241,9 @@ class TFIDFWeighting(TokenWeighting):
         num_in_window = int(self.window.num_documents_K.numpy().sum())
         idf_T = _inverse_document_frequencies_on_host(document_frequency_T, num_in_window)
         raw_T = np.multiply(_term_frequencies_on_host(counts_T, self.tf, labels.shape[1]), idf_T)
-        return unit_mean(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), self.max_weight)
+        return _RawWeights(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), None)
 
-    def _weigh_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> Tensor:
+    def _weigh_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
         labels = labels.long()  # narrower integers may hold neither NO_TOKEN nor vocab_size
         valid_BS, known_BS = known_labels(labels, vocab_size, self.ignore_index)
         tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
@@ -144,8 +261,7 @@ class TFIDFWeighting(TokenWeighting):
             self.window.update(tokens_T, num_documents, vocab_size=size)
         idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)
         raw_T = term_frequency(counts_T, self.tf) * idf_T
-        weights_BS = unit_mean(raw_T.take(positions_BS), known_BS, self.max_weight)
-        return weights_BS.masked_fill(valid_BS & ~known_BS, torch.nan)
+        return _RawWeights(raw_T.take(positions_BS), known_BS, valid_BS & ~known_BS)
 
 
 def _term_frequencies_on_host(counts: Integers, form: TermFrequency, length: int) -> Floats:
@@ -175,17 +291,19 @@ def _inverse_document_frequency_table(num_documents: int) -> Floats:
     return table
 
 
-def _check_document_ids(document_ids: Tensor, labels: Tensor, vocab_size: int | None) -> None:
+def _check_shape_of_document_ids(document_ids: Tensor, labels: Tensor) -> None:
     if document_ids.is_floating_point():
         raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
     if document_ids.shape != labels.shape:
         raise ValueError(
             f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
         )
+
+
+def _check_document_ids(document_ids: Tensor, limit: int) -> None:
     if not on_host(document_ids) or document_ids.numel() == 0:
         return
     smallest, largest = (int(bound) for bound in document_ids.aminmax())
-    limit = 2**63 // (vocab_size or 2**32)  # the pair of document and token is one int64
     if smallest < 0 or largest >= limit:
         raise ValueError(
             f"document_ids contain {smallest if smallest < 0 else largest}: they have to be non-negative and below "

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from tfidf_tune.weighting._interface import TokenWeighting
 from tfidf_tune.weighting._labels import check_shape, checked_tokens, on_host
+from tfidf_tune.weighting._ranks import LabelExchange
 
 
 class UniformWeighting(TokenWeighting):
@@ -18,7 +19,14 @@ class UniformWeighting(TokenWeighting):
         super().__init__()
         self.ignore_index = ignore_index
 
-    def forward(self, labels: Tensor, *, vocab_size: int | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        labels: Tensor,
+        *,
+        vocab_size: int | None = None,
+        document_ids: Tensor | None = None,
+        begun: LabelExchange | None = None,
+    ) -> Tensor:
         """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``.
 
         Raises:

@@ -1,0 +1,32 @@
+"""Runs a function in several processes that share a gloo group, and collects what each returns."""
+
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def on_every_rank(num_ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call ``function(rank, *arguments)``, a function of a module, on each rank; results can be saved by torch."""
+    torch.multiprocessing.spawn(_in_group, (num_ranks, folder, function, arguments), nprocs=num_ranks)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(num_ranks)]
+
+
+def _in_group(
+    rank: int, num_ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(minutes=5),  # a rank that waits for another in vain fails the test
+    )
+    torch.save(function(rank, *arguments), folder / f"rank{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,436 @@
+"""The weighting in several processes: what they share, what it is equal to, and what it costs to tell each other."""
+
+import math
+from itertools import chain
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from label_batches import WEIGHT_RTOL, assert_weights_equal_reference, capped_rtol, random_labels
+from operations import Recorder, assert_no_synchronisation
+from processes import on_every_rank
+from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
+from ways import WAYS, OneWay
+from window_state import assert_same_state, state_copy
+
+from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting, _ranks
+
+VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 24, 4
+NORMALIZATIONS = ["rank", "global"]
+NOBODY_HAS_A_TOKEN = 10
+
+
+class Case(NamedTuple):
+    """How every rank calls its weighting.
+
+    ``ahead`` is how many steps before its labels are weighed a rank begins, with or without the ``shape`` known; None
+    leaves it to the forward call.
+    """
+
+    settings: dict
+    documents: bool = False
+    vocab_size: int | None = VOCAB_SIZE
+    ahead: int | None = None
+    shape_known: bool = False
+
+    @property
+    def shared(self):
+        return self.settings.get("sync", False)
+
+    @property
+    def global_mean(self):
+        return self.settings.get("normalization", "global" if self.shared else "rank") == "global"
+
+
+CASES = {
+    "sync": Case({"sync": True}),
+    "sync, log": Case({"sync": True, "tf": "log"}),
+    "sync, binary": Case({"sync": True, "tf": "binary"}),
+    "sync, capped": Case({"sync": True, "max_weight": 1.5}),
+    "sync, documents": Case({"sync": True}, documents=True),
+    "sync, documents, capped": Case({"sync": True, "max_weight": 1.2}, documents=True),
+    "sync, unknown vocabulary": Case({"sync": True}, vocab_size=None),
+    "sync, begun": Case({"sync": True}, ahead=0),
+    "sync, begun with shape": Case({"sync": True}, documents=True, ahead=0, shape_known=True),
+    "sync, begun two steps before": Case({"sync": True}, ahead=2, shape_known=True),
+    "sync, mean of the rank": Case({"sync": True, "normalization": "rank"}),
+    "sync, mean of the rank, capped": Case({"sync": True, "normalization": "rank", "max_weight": 1.4}, documents=True),
+    "mean of all ranks": Case({"normalization": "global"}, documents=True),
+    "mean of all ranks, begun": Case({"normalization": "global"}, ahead=0),
+    "nothing shared": Case({}),
+    "nothing shared, capped": Case({"max_weight": 1.5}, documents=True),
+}
+every_case = pytest.mark.parametrize("name", CASES)
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def batches_of_a_step(step, num_ranks):
+    """Labels and document ids of each rank, all of different shapes; some with nothing in them, some with no rows."""
+    generator = torch.Generator().manual_seed(1000 * num_ranks + step)
+    batches = []
+    for rank in range(num_ranks):
+        rows, length = (int(torch.randint(*bounds, (), generator=generator)) for bounds in ((1, 4), (5, 35)))
+        labels = random_labels(generator, rows, length, VOCAB_SIZE)
+        if step % 3 == 0:
+            labels[:, : length // 3] = IGNORED  # a masked prompt
+        if step == NOBODY_HAS_A_TOKEN or (step % 4 == 1 and rank == step // 4 % num_ranks):
+            labels.fill_(IGNORED)
+        if step % 8 == 3 and rank == 0:
+            labels = labels[:0]
+        batches.append((labels, torch.randint(0, 3, labels.shape, generator=generator)))
+    return batches
+
+
+def shape_of_a_step(batches):
+    return tuple(max(labels.shape[dim] for labels, _ in batches) for dim in range(2))
+
+
+def union_of(batches):
+    """One batch of the rows of all ranks, those of rank 0 first, each rank's padded to the largest."""
+    rows, length = shape_of_a_step(batches)
+    padded = [
+        [F.pad(part, (0, length - part.shape[1], 0, rows - part.shape[0]), value=value) for part, value in pairs]
+        for pairs in ([(labels, IGNORED), (ids, 0)] for labels, ids in batches)
+    ]
+    return tuple(torch.cat(parts) for parts in zip(*padded, strict=True))
+
+
+# ---- what runs on a rank
+
+
+def run_of_a_rank(rank):
+    num_ranks = dist.get_world_size()
+    return {
+        "cases": {name: {way: run_case(rank, case, way) for way in WAYS} for name, case in CASES.items()},
+        "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
+        "refused": refused(rank),
+        "bad ids": {normalization: weights_of_bad_ids(rank, normalization) for normalization in NORMALIZATIONS},
+        "size": num_ranks,
+    }
+
+
+def run_case(rank, case, way):
+    """Weights in training, and between the steps in evaluation, of more batches on some ranks than on others."""
+    weighting = OneWay(way, num_batches=WINDOW, **case.settings)
+    trained, evaluated, begun = [], [], {}
+    every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
+    for step, batches in enumerate(every_step):
+        labels, document_ids = batches[rank]
+        given = {"vocab_size": case.vocab_size, "document_ids": document_ids if case.documents else None}
+        if case.ahead is not None:
+            for later in range(step, min(step + case.ahead + 1, NUM_STEPS)):
+                if later not in begun:
+                    begun[later] = begin(weighting.weighting, case, every_step[later], rank)
+            given["begun"] = begun[step]
+        trained.append(weighting(labels, **given))
+        if step % 5 == 4:
+            given["begun"] = None
+            for _ in range(rank + 1):
+                weights = weighting(labels, training=False, **given)
+            evaluated.append(weights)
+            weighting.weighting.train()
+    return {"trained": trained, "evaluated": evaluated, "state": state_copy(weighting.weighting)}
+
+
+def begin(weighting, case, batches, rank):
+    labels, document_ids = batches[rank]
+    shape = shape_of_a_step(batches) if case.shape_known else None
+    return weighting.begin(labels, document_ids=document_ids if case.documents else None, shape=shape)
+
+
+def collectives_of(rank, case):
+    """Names of the collectives of a step in training and of one in evaluation, begun as the case says."""
+    weighting = TFIDFWeighting(num_batches=WINDOW, **case.settings)
+    batches = batches_of_a_step(0, dist.get_world_size())
+    names = []
+    for training in (True, False):
+        weighting.train(training)
+        with Recorder() as recorder:
+            begun = None if case.ahead is None else begin(weighting, case, batches, rank)
+            weighting(
+                batches[rank][0],
+                vocab_size=VOCAB_SIZE,
+                document_ids=batches[rank][1] if case.documents else None,
+                begun=begun,
+            )
+        names.append(
+            [
+                operation
+                for call, operation in zip(recorder.calls, recorder.operations, strict=True)
+                if "c10d" in call[0]
+            ]
+        )
+    return names
+
+
+def refused(rank):
+    """The messages of a rank whose labels are in order but for rank 1's, and weights of a batch after them all."""
+    good, bad, far = (torch.tensor([[3, 4, token]]) for token in (4, VOCAB_SIZE, 2**40))
+    ids = torch.tensor([[0, 0, 1]])
+    weighting = TFIDFWeighting(num_batches=WINDOW, sync=True)
+    messages = {}
+    for name, labels, document_ids in (
+        ("a bad id", bad, None),
+        ("an id beyond int32", far, None),
+        ("a negative document", good, ids - 1),
+        ("a document beyond int32", good, ids + 2**31),
+    ):
+        with pytest.raises(ValueError, match=".") as error:
+            weighting(
+                labels if rank == 1 else good,
+                vocab_size=VOCAB_SIZE,
+                document_ids=None if document_ids is None else document_ids if rank == 1 else ids,
+            )
+        messages[name] = str(error.value)
+    with pytest.raises(ValueError, match=r"\(1, 3\), more than the shape \(1, 2\)"):
+        weighting.begin(good, shape=(1, 2))
+    with pytest.raises(ValueError, match=r"\(1, 3\), more than the shape \(0, 3\)"):
+        weighting.begin(good, shape=(0, 3))
+    return messages, weighting(good, vocab_size=VOCAB_SIZE), state_copy(weighting)
+
+
+def weights_of_bad_ids(rank, normalization):
+    """On the way of a GPU: rank 1 has ids outside the vocabulary, too large for int32 among them."""
+    weighting = OneWay("device", num_batches=WINDOW, sync=True, normalization=normalization)
+    labels = torch.tensor([[3, 4, VOCAB_SIZE, 4], [-7, 2**40, 3, -(2**40)]]) if rank == 1 else torch.tensor([[3, 5]])
+    return weighting(labels, vocab_size=VOCAB_SIZE), state_copy(weighting.weighting)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, tmp_path_factory):
+    return on_every_rank(request.param, tmp_path_factory.mktemp("ranks"), run_of_a_rank)
+
+
+# ---- against the slow reference, and against one process
+
+
+def reference_weights(case, every_step):
+    """For each step the weights of each rank, as lists. Rows need no padding here."""
+    new = lambda: ReferenceTFIDF(WINDOW, case.settings.get("tf", "count"))  # noqa: E731
+    cap = case.settings.get("max_weight")
+    of_rank = [new()] * len(every_step[0]) if case.shared else [new() for _ in every_step[0]]
+    for batches in every_step:
+        labels = [labels.tolist() for labels, _ in batches]
+        ids = [ids.tolist() if case.documents else [[0] * ids.shape[1]] * len(ids) for _, ids in batches]
+        if case.shared:
+            raw = of_rank[0].raw(list(chain(*labels)), list(chain(*ids)))
+        else:
+            raw = [row for reference, *batch in zip(of_rank, labels, ids, strict=True) for row in reference.raw(*batch)]
+        rows = iter(raw)
+        raw = [[next(rows) for _ in of_a_rank] for of_a_rank in labels]
+        if case.global_mean:
+            rows = iter(reference_unit_mean(list(chain(*raw)), list(chain(*labels)), cap))
+            yield [[next(rows) for _ in of_a_rank] for of_a_rank in labels]
+        else:
+            yield [reference_unit_mean(*of_a_rank, cap) for of_a_rank in zip(raw, labels, strict=True)]
+
+
+def tolerance(case, batches, expected):
+    """The weights that a mean is taken over are one row."""
+    groups = [range(len(batches))] if case.global_mean else [[rank] for rank in range(len(batches))]
+    cap = case.settings.get("max_weight")
+    for group in groups:
+        labels = torch.cat([batches[rank][0].flatten() for rank in group])
+        yield from [capped_rtol(labels, [list(chain(*chain(*(expected[rank] for rank in group))))], cap)] * len(group)
+
+
+@every_case
+@every_way
+def test_every_rank_has_the_weights_of_the_slow_reference(ranks, name, way):
+    case = CASES[name]
+    every_step = [batches_of_a_step(step, len(ranks)) for step in range(NUM_STEPS)]
+    compared = 0
+    for step, (batches, expected) in enumerate(zip(every_step, reference_weights(case, every_step), strict=True)):
+        for rank, rtol in enumerate(tolerance(case, batches, expected)):
+            weights = ranks[rank]["cases"][name][way]["trained"][step]
+            assert weights.shape == batches[rank][0].shape
+            if len(weights):
+                assert_weights_equal_reference(weights, expected[rank], rtol)
+                compared += int((weights > 0).sum())
+    assert compared > 20 * NUM_STEPS
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.shared])
+@every_way
+def test_with_sync_weights_and_window_are_to_the_bit_those_of_one_process_that_sees_the_union(ranks, name, way):
+    """Also in evaluation: its window is the one process's, its mean that of the rank's own batch."""
+    case = CASES[name]
+    settings = {key: value for key, value in case.settings.items() if key not in ("sync", "normalization")}
+    one_process = OneWay(way, num_batches=WINDOW, **settings)
+    evaluated = 0
+    for step in range(NUM_STEPS):
+        batches = batches_of_a_step(step, len(ranks))
+        labels, document_ids = union_of(batches)
+        weights = one_process(labels, vocab_size=case.vocab_size, document_ids=document_ids if case.documents else None)
+        per_rank = weights.chunk(len(ranks))
+        for rank, (own, ids) in enumerate(batches):
+            result = ranks[rank]["cases"][name][way]
+            if case.global_mean:
+                assert torch.equal(result["trained"][step], per_rank[rank][: own.shape[0], : own.shape[1]])
+            if step % 5 == 4:
+                expected = one_process(
+                    own, training=False, vocab_size=case.vocab_size, document_ids=ids if case.documents else None
+                )
+                assert torch.equal(result["evaluated"][step // 5], expected)
+                evaluated += 1
+    assert evaluated == NUM_STEPS // 5 * len(ranks)
+    for result in ranks:
+        assert_same_state(one_process.weighting, result["cases"][name][way]["state"])
+
+
+def test_the_streams_have_what_the_tests_are_about(ranks):
+    assert {result["size"] for result in ranks} == {len(ranks)}
+    every_step = [batches_of_a_step(step, len(ranks)) for step in range(NUM_STEPS)]
+    assert all(len({labels.shape for labels, _ in batches}) > 1 for batches in every_step[:1])
+    empty = [[not (labels != IGNORED).any() for labels, _ in batches] for batches in every_step]
+    assert all(empty[NOBODY_HAS_A_TOKEN])
+    assert all(any(of_step[rank] and not all(of_step) for of_step in empty) for rank in range(len(ranks)))
+    assert sum(len(batches[0][0]) == 0 for batches in every_step) == 3
+
+
+@every_way
+def test_the_forms_of_sharing_differ(ranks, way):
+    """The tests above must be able to tell them apart."""
+    names = ["sync", "sync, mean of the rank", "mean of all ranks, begun", "nothing shared"]
+    weights = [ranks[0]["cases"][name][way]["trained"][6] for name in names]
+    assert all(not torch.allclose(one, other) for i, one in enumerate(weights) for other in weights[:i])
+
+
+# ---- what is communicated
+
+
+@every_case
+def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks, name):
+    case = CASES[name]
+    gather = ["allgather_"] if case.shape_known else ["allreduce_", "allgather_"]
+    expected = gather if case.shared else ["allreduce_"] if case.global_mean else []
+    assert [result["collectives"][name] for result in ranks] == [[expected, []]] * len(ranks)
+
+
+def test_the_labels_of_a_rank_take_4_bytes_a_position_and_8_with_documents(monkeypatch):
+    sent = []
+    monkeypatch.setattr(_ranks, "has_other_ranks", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "all_gather", lambda outputs, message, async_op: sent.append(message))
+    labels = torch.zeros(3, 5, dtype=torch.int64)
+    for document_ids in (None, labels):
+        _ranks.exchange_labels(labels, document_ids, shape=(4, 8), ignore_index=IGNORED)
+    assert [message.numel() * message.element_size() for message in sent] == [4 * 4 * 8, 8 * 4 * 8]
+
+
+# ---- bad input
+
+
+def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank_and_nobody_waits(ranks):
+    messages = [result["refused"][0] for result in ranks]
+    assert all(f"the id {VOCAB_SIZE}," in of_rank["a bad id"] for of_rank in messages)
+    assert f"the id {2**40}," in messages[1]["an id beyond int32"]
+    assert all("outside the vocabulary" in of_rank["an id beyond int32"] for of_rank in messages)
+    assert all("contain -1:" in of_rank["a negative document"] for of_rank in messages)
+    assert f"contain {2**31 + 1}:" in messages[1]["a document beyond int32"]
+    assert all(f"below {2**31 - 1}" in of_rank["a document beyond int32"] for of_rank in messages)
+
+
+def test_after_an_error_the_ranks_go_on_in_step_with_an_untouched_window(ranks):
+    one_process = TFIDFWeighting(num_batches=WINDOW)
+    weights = one_process(torch.tensor([[3, 4, 4]] * len(ranks)), vocab_size=VOCAB_SIZE)
+    for rank, result in enumerate(ranks):
+        _, after, state = result["refused"]
+        assert torch.equal(after, weights[rank : rank + 1])
+        assert_same_state(one_process, state)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_on_a_gpu_bad_ids_get_nan_on_their_own_rank_and_count_as_ignored_for_all(ranks, normalization):
+    one_process = OneWay("device", num_batches=WINDOW)
+    others = torch.tensor([[3, 5, IGNORED, IGNORED], [IGNORED] * 4])
+    clean = torch.tensor([[3, 4, IGNORED, 4], [IGNORED, IGNORED, 3, IGNORED]])
+    weights = one_process(
+        torch.cat([clean if rank == 1 else others for rank in range(len(ranks))]), vocab_size=VOCAB_SIZE
+    ).chunk(len(ranks))
+    for rank, result in enumerate(ranks):
+        found, state = result["bad ids"][normalization]
+        assert_same_state(one_process.weighting, state)
+        expected = weights[rank] if rank == 1 else weights[rank][:1, :2]
+        if normalization == "rank":
+            expected = expected / expected[expected > 0].mean()
+        torch.testing.assert_close(found.nan_to_num(0), expected, rtol=2 * WEIGHT_RTOL, atol=0)
+        assert torch.equal(found.isnan(), (clean == IGNORED) if rank == 1 else torch.zeros(1, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sync": "yes"}, "sync is 'yes': set it to true or false"),
+        ({"sync": 1}, "sync is 1: set it to true or false"),
+        ({"normalization": "batch"}, "normalization is 'batch': possible are rank, global"),
+        ({"normalization": "global", "max_weight": 2.0}, "max_weight is 2.0 and .* set sync to true or normalization"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TFIDFWeighting(**settings)
+
+
+# ---- one process
+
+
+@pytest.fixture
+def fake_group():
+    """Ten ranks of which there is but one, and which never tell each other anything."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=10)
+    yield
+    dist.destroy_process_group()
+
+
+@every_way
+@pytest.mark.parametrize("settings", [{"sync": True}, {"normalization": "global"}, {"sync": True, "max_weight": 1.5}])
+def test_in_one_process_sharing_is_nothing_special(way, settings):
+    plain = OneWay(way, num_batches=WINDOW, max_weight=settings.get("max_weight"))
+    sharing = OneWay(way, num_batches=WINDOW, **settings)
+    for step in range(8):
+        ((labels, document_ids),) = batches_of_a_step(step, 1)
+        assert sharing.weighting.begin(labels, document_ids=document_ids) is None
+        with Recorder() as recorder:
+            weights = sharing(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE)
+        assert not [call for call in recorder.calls if "c10d" in call[0]]
+        assert torch.equal(weights, plain(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE))
+    assert_same_state(sharing.weighting, state_copy(plain.weighting))
+
+
+def test_a_weighting_that_needs_nothing_from_others_begins_nothing(fake_group):
+    labels = torch.tensor([[1, 2, 2]])
+    for weighting in (UniformWeighting(), TFIDFWeighting(), TFIDFWeighting(sync=True).eval()):
+        with Recorder() as recorder:
+            assert weighting.begin(labels) is None
+        assert recorder.operations == []
+    assert TFIDFWeighting(sync=True).begin(labels, shape=(1, 3)) is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"sync": True}, {"sync": True, "normalization": "rank"}, {"normalization": "global"}, {"sync": True, "tf": "log"}],
+)
+@pytest.mark.parametrize("documents", [False, True])
+def test_sharing_makes_nothing_wait_for_the_device(fake_group, settings, documents):
+    weighting = TFIDFWeighting(num_batches=WINDOW, **settings).to("meta")
+    for rows, length in ((2, 9), (4, 32), (2, 9)):
+        labels = torch.zeros(rows, length, dtype=torch.int64, device="meta")
+        document_ids = torch.zeros_like(labels) if documents else None
+        with Recorder() as recorder:
+            begun = weighting.begin(labels, document_ids=document_ids, shape=(5, 32))
+            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, begun=begun)
+        assert_no_synchronisation(recorder)
+        assert weights.shape == labels.shape
+
+
+def test_the_ring_of_a_shared_window_takes_4_bytes_for_each_position_of_all_ranks(fake_group):
+    weighting = OneWay("device", num_batches=WINDOW, sync=True)
+    weighting(torch.ones(3, 7, dtype=torch.int64), vocab_size=VOCAB_SIZE)
+    ring = weighting.window.entries_KT
+    assert ring.numel() * ring.element_size() == 4 * 10 * math.prod((3, 7)) * WINDOW
