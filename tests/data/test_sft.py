@@ -492,3 +492,30 @@ def test_a_prompt_too_long_even_without_its_text_is_named(any_tokenizer):
         ValueError, match=f"{least - 1} tokens are too few for the prompt 'summarize: .*raise the limit"
     ):
         encode_prompts(any_tokenizer, [summarization_prompt], [ARTICLE], least - 1)
+
+
+QUESTIONS = [squad_row(answer=answer) for answer in ("light", "1984", "(s)", "the end.")]
+ARTICLES = [news_row(HIGHLIGHTS), news_row(), news_row(CONTEXT)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "limits"),
+    [
+        ("squad", QUESTIONS, {"max_seq_len": 160}),
+        ("news", ARTICLES, {"max_source_tokens": 100, "max_target_tokens": 50}),
+    ],
+)
+def test_packed_rows_hold_the_same_examples(tokenizer, request, monkeypatch, name, rows, limits):
+    make = request.getfixturevalue(name)
+    monkeypatch.setattr(tokenizer, "max_seq_len", 192)
+    examples = [*make(tokenizer, rows, **limits)]
+
+    packed = make(tokenizer, rows, packed=True, **limits)
+
+    found = []
+    for row in packed:
+        tokens, labels = (row[key].split(row["seq_lens"].tolist()) for key in ("tokens", "labels"))
+        pairs = zip(tokens, labels, strict=True)
+        found += [{"tokens": part.tolist(), "labels": label.tolist()} for part, label in pairs if label[-1] != -100]
+    assert found == examples
+    assert 1 < len(packed) < len(examples)

@@ -11,11 +11,13 @@ from tfidf_tune.data._injection import (
     inject_aligned,
     inject_concatenated,
 )
+from tfidf_tune.data._packing import PackedBatch, PackedRow, collate_packed, is_packed, pack
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
 from tfidf_tune.data._sft import PromptTargetDataset, encode_prompts
 from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
 from tfidf_tune.data._squad import squad_dataset, squad_prompt
+from tfidf_tune.data._text import TextDataset, text_dataset
 from tfidf_tune.data._text_blocks import TextBlocksDataset, text_blocks, text_blocks_dataset
 from tfidf_tune.data._tokenizer import HFTokenizer, hf_tokenizer
 
@@ -25,22 +27,28 @@ __all__ = [
     "InjectedCorpusDataset",
     "Injection",
     "MadeProbe",
+    "PackedBatch",
+    "PackedRow",
     "Passage",
     "ProbeSpec",
     "PromptTargetDataset",
     "TextBlocksDataset",
+    "TextDataset",
     "TextTokenizer",
     "choose_passages",
     "cnn_dailymail_dataset",
+    "collate_packed",
     "embedded_documents",
     "encode_prompts",
     "hf_tokenizer",
     "inject_aligned",
     "inject_concatenated",
     "injected_corpus_dataset",
+    "is_packed",
     "load_documents",
     "load_rows",
     "make_probe",
+    "pack",
     "read_probe_file",
     "source_fingerprint",
     "squad_dataset",
@@ -48,6 +56,7 @@ __all__ = [
     "summarization_prompt",
     "text_blocks",
     "text_blocks_dataset",
+    "text_dataset",
     "tokenizer_fingerprint",
     "tokenizer_name",
     "train_embedded_tokenizer",

@@ -22,22 +22,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def file_sha256(path: Path) -> str:
-    """Hash the contents of a file without holding them in memory.
-
-    Args:
-        path (Path): the file.
-
-    Returns:
-        str: its SHA-256 in hexadecimal.
-    """
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            sha256.update(chunk)
-    return sha256.hexdigest()
-
-
 def cached_folder(cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], dict[str, int]]) -> Path:
     """Return the cache folder that belongs to ``settings``, built first when it is not there.
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
+from torchtune.datasets import PackedDataset
+
 from tfidf_tune.data._encoding import TextTokenizer
+from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sft import Example, Limits, PromptTargetDataset, check_limit, prompt_target_dataset
 from tfidf_tune.data._sources import load_rows, source_fingerprint
 
@@ -27,8 +30,9 @@ def cnn_dailymail_dataset(
     split: str = "train",
     max_source_tokens: int = 1024,
     max_target_tokens: int = 128,
+    packed: bool = False,
     cache_dir: str | None = None,
-) -> PromptTargetDataset:
+) -> PromptTargetDataset | PackedDataset:
     """Build a data set for fine-tuning on CNN/DailyMail; only the summary and EOS are learnt.
 
     Articles and summaries that are too long are cut at their end; EOS ends a cut summary as well. Rows
@@ -43,17 +47,18 @@ def cnn_dailymail_dataset(
         split (str): split of a hub data set. Default: "train"
         max_source_tokens (int): tokens in a prompt, BOS included. Default: 1024
         max_target_tokens (int): tokens in a summary, EOS included. Default: 128
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        PromptTargetDataset: the data set; ``num_cut`` counts the cut articles, ``num_cut_targets`` the cut
-            summaries.
+        PromptTargetDataset | PackedDataset: the data set, as ``ds`` of a ``PackedDataset`` where it is packed;
+            ``num_cut`` counts the cut articles, ``num_cut_targets`` the cut summaries.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and nothing is there.
         ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for a token
             and EOS, or both together exceed the tokenizer's ``max_seq_len``; if the source cannot be read,
-            lacks a column, or gives no example.
+            lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
 
     Example:
         >>> dataset = cnn_dailymail_dataset(tokenizer, source="news.jsonl", max_source_tokens=512)
@@ -68,7 +73,7 @@ def cnn_dailymail_dataset(
             f"max_source_tokens and max_target_tokens are {total} together, above max_seq_len "
             f"{tokenizer.max_seq_len}, the tokenizer's own or the model's limit: lower max_source_tokens"
         )
-    return prompt_target_dataset(
+    dataset = prompt_target_dataset(
         tokenizer,
         _examples(source, name, split),
         Limits(total=total, prompt=max_source_tokens, target=max_target_tokens),
@@ -77,6 +82,7 @@ def cnn_dailymail_dataset(
         fingerprint=source_fingerprint(source, name, split),
         cache_dir=cache_dir,
     )
+    return pack(dataset, tokenizer) if packed else dataset
 
 
 def _examples(source: str, name: str | None, split: str) -> Iterator[Example | None]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from datasets import load_dataset
+from zstandard import ZstdDecompressor
 
-from tfidf_tune._files import looks_like_path
-from tfidf_tune.data._cache import digest, file_sha256
+from tfidf_tune._files import file_sha256, looks_like_path
+from tfidf_tune.data._cache import digest
 from tfidf_tune.data._embedded import embedded_documents
 
 EMBEDDED = "embedded"
@@ -147,6 +148,8 @@ def _local_rows(files: list[Path]) -> Iterator[_Row]:
         failure = f"cannot read {str(file)!r}; is it a whole {reader} file?"
         # Escaped, because `data_files` are patterns.
         yield from _rows(failure, reader, data_files=[glob.escape(str(file))], split="train")
+        if file.suffix.lower() == ".zst" and not _is_whole_zstandard(file):
+            raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 
 
 def _hub_rows(source: str, name: str | None, split: str) -> Iterator[_Row]:
@@ -162,6 +165,18 @@ def _rows(failure: str, *args: Any, **kwargs: Any) -> Iterator[_Row]:
         yield from load_dataset(*args, **kwargs, streaming=True)
     except Exception as error:  # every format and the hub have error types of their own
         raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
+
+
+def _is_whole_zstandard(file: Path) -> bool:
+    """Say whether a file ends where a frame does; readers take one that is cut off for a shorter one."""
+    frame = None
+    with file.open("rb") as compressed:
+        while chunk := compressed.read(1 << 16):
+            while chunk:
+                frame = frame or ZstdDecompressor().decompressobj()
+                frame.decompress(chunk)
+                frame, chunk = (None, frame.unused_data) if frame.eof else (frame, b"")
+    return frame is None
 
 
 def _is_local(source: str) -> bool:

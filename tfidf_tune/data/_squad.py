@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from torchtune.datasets import PackedDataset
+
 from tfidf_tune.data._encoding import TextTokenizer
+from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sft import Example, Limits, PromptTargetDataset, check_limit, prompt_target_dataset
 from tfidf_tune.data._sources import load_rows, source_fingerprint
 
@@ -31,8 +34,9 @@ def squad_dataset(
     name: str | None = None,
     split: str = "train",
     max_seq_len: int = 256,
+    packed: bool = False,
     cache_dir: str | None = None,
-) -> PromptTargetDataset:
+) -> PromptTargetDataset | PackedDataset:
     """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt.
 
     Where an example is too long, its context is cut: at its end, or, where that would take the answer,
@@ -49,15 +53,17 @@ def squad_dataset(
         name (str | None): configuration of a hub data set. Default: None
         split (str): split of a hub data set. Default: "train"
         max_seq_len (int): tokens in an example, BOS and EOS included. Default: 256
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        PromptTargetDataset: the data set; ``num_cut`` counts the cut contexts.
+        PromptTargetDataset | PackedDataset: the data set, as ``ds`` of a ``PackedDataset`` where it is packed;
+            ``num_cut`` counts the cut contexts.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and nothing is there.
         ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the source
-            cannot be read, lacks a column, or gives no example.
+            cannot be read, lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
 
     Example:
         >>> dataset = squad_dataset(tokenizer, source="squad/train.parquet")
@@ -69,7 +75,7 @@ def squad_dataset(
             f"max_seq_len is {max_seq_len}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or the "
             "model's limit: lower it"
         )
-    return prompt_target_dataset(
+    dataset = prompt_target_dataset(
         tokenizer,
         _examples(source, name, split),
         Limits(total=max_seq_len, prompt=max_seq_len, target=max_seq_len),
@@ -78,6 +84,7 @@ def squad_dataset(
         fingerprint=source_fingerprint(source, name, split),
         cache_dir=cache_dir,
     )
+    return pack(dataset, tokenizer) if packed else dataset
 
 
 def _examples(source: str, name: str | None, split: str) -> Iterator[Example | None]:

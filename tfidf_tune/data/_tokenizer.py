@@ -37,10 +37,12 @@ class HFTokenizer:
 
     Raises:
         FileNotFoundError: If ``path`` looks like a path and there is no such folder.
-        ValueError: If no tokenizer can be loaded from ``path``, or it has no EOS token.
+        ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
     """
 
     def __init__(self, path: str, max_seq_len: int | None = None) -> None:
+        if max_seq_len is not None and max_seq_len < 1:
+            raise ValueError(f"max_seq_len is {max_seq_len}, it has to be at least 1, or null for no cut")
         self._hf = _load(path)
         if self._hf.eos_token_id is None:
             raise ValueError(
@@ -174,7 +176,7 @@ def hf_tokenizer(path: str, max_seq_len: int | None = None) -> HFTokenizer:
 
     Raises:
         FileNotFoundError: If ``path`` looks like a path and there is no such folder.
-        ValueError: If no tokenizer can be loaded from ``path``, or it has no EOS token.
+        ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
 
     Example:
         >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")

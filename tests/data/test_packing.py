@@ -1,0 +1,225 @@
+"""A packed batch against its documents in rows of their own: labels, positions, weights, loss."""
+
+from itertools import groupby
+
+import pytest
+import torch
+from conftest import passage
+from hypothesis import given
+from hypothesis import strategies as st
+from label_batches import EPS, assert_weights_equal_reference
+from tfidf_reference import IGNORED, ReferenceTFIDF
+from torchtune.datasets import ConcatDataset, PackedDataset
+
+from tfidf_tune.data import collate_packed, is_packed, pack, text_blocks_dataset
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.training import shift_labels
+from tfidf_tune.weighting import TFIDFWeighting
+
+ROW = 12
+VOCAB_SIZE = 40
+
+
+class Documents(torch.utils.data.Dataset):
+    """Documents in order, given as pairs of tokens and labels."""
+
+    def __init__(self, documents):
+        self.documents = documents
+
+    def __len__(self):
+        return len(self.documents)
+
+    def __getitem__(self, index):
+        tokens, labels = self.documents[index]
+        return {"tokens": list(tokens), "labels": list(labels)}
+
+
+def make_documents(lengths, masked=(), seed=0):
+    """Random tokens, every third document with a masked prompt, those in ``masked`` without any label."""
+    generator = torch.Generator().manual_seed(seed)
+    documents = []
+    for index, length in enumerate(lengths):
+        tokens = torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist()
+        num_prompt = length if index in masked else length // 2 if index % 3 == 0 else 0
+        documents.append((tokens, [IGNORED] * num_prompt + tokens[num_prompt:]))
+    return documents
+
+
+def packed_batch(documents, *, split=False):
+    return collate_packed([*PackedDataset(Documents(documents), max_seq_len=ROW, split_across_pack=split)])
+
+
+def pieces_of(documents, *, split):
+    """The documents, or where they may be split what a border every ROW tokens leaves of them."""
+    if not split:
+        return documents
+    pieces, position = [], 0
+    for tokens, labels in documents:
+        places = range(position, position + len(tokens))
+        for _, group in groupby(zip(places, tokens, labels, strict=True), lambda item: item[0] // ROW):
+            _, *columns = zip(*group, strict=True)
+            pieces.append(tuple(list(column) for column in columns))
+        position += len(tokens)
+    return pieces
+
+
+def own_rows(pieces):
+    """Tokens and shifted labels of each piece in a row of its own, padded to ROW."""
+    tokens = torch.zeros(len(pieces), ROW, dtype=torch.int64)
+    labels = torch.full((len(pieces), ROW), IGNORED)
+    for row, (piece, label) in enumerate(pieces):
+        tokens[row, : len(piece)] = torch.tensor(piece)
+        labels[row, : len(piece) - 1] = torch.tensor(label[1:])
+    return tokens, labels
+
+
+def places_in(batch, pieces):
+    """Where each piece lies: its row, and its positions. Checked to be all there is but padding."""
+    places = []
+    for row, ids in enumerate(batch["document_ids"].tolist()):
+        position = 0
+        for _, group in groupby(ids):
+            length = len(list(group))
+            if len(places) < len(pieces) and len(pieces[len(places)][0]) == length:
+                places.append((row, slice(position, position + length)))
+            else:
+                assert (batch["labels"][row, position:] == IGNORED).all(), "what is no document is padding"
+                assert position + length == ROW
+            position += length
+    assert len(places) == len(pieces)
+    return places
+
+
+# A prompt of its own, a row filled by one document, one token, a document without a label, a full row of three.
+LENGTHS = (5, 4, ROW, 1, 7, 3, 2, 6, 4, 2, 11)
+MASKED = (4, 7)
+DOCUMENTS = make_documents(LENGTHS, MASKED)
+
+
+def test_a_batch_in_full():
+    rows = PackedDataset(
+        Documents([([1, 2, 3], [1, 2, 3]), ([4, 5], [IGNORED, 5]), ([6], [6]), ([7, 8, 9, 9], [7, 8, 9, 9])]),
+        max_seq_len=7,
+    )
+
+    batch = collate_packed([rows[0], rows[1]])
+
+    assert batch["tokens"].tolist() == [[1, 2, 3, 4, 5, 6, 0], [7, 8, 9, 9, 0, 0, 0]]
+    no = IGNORED
+    assert batch["labels"].tolist() == [[no, 2, 3, no, 5, no, no], [no, 8, 9, 9, no, no, no]]
+    assert batch["document_ids"].tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 0, 0, 0, 1, 1, 1]]
+    assert batch["input_pos"].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 0, 1, 2]]
+    same = batch["document_ids"][:, :, None] == batch["document_ids"][:, None, :]
+    assert torch.equal(batch["mask"], same.tril())
+    assert {value.dtype for key, value in batch.items() if key != "mask"} == {torch.int64}
+
+
+@given(
+    lengths=st.lists(st.integers(1, 3 * ROW), min_size=1, max_size=8),
+    split=st.booleans(),
+    masked=st.sets(st.integers(0, 7)),
+)
+def test_every_document_is_whole_and_predicts_nothing_of_another(lengths, split, masked):
+    """Also where a document is longer than a row: torchtune's own positions are wrong there."""
+    if not split:
+        lengths = [min(length, ROW) for length in lengths]
+    documents = make_documents(lengths, masked)
+    pieces = pieces_of(documents, split=split)
+
+    batch = packed_batch(documents, split=split)
+    shifted = shift_labels(batch["labels"])
+
+    for (tokens, labels), (row, place) in zip(pieces, places_in(batch, pieces), strict=True):
+        assert batch["tokens"][row, place].tolist() == tokens
+        assert shifted[row, place].tolist() == [*labels[1:], IGNORED]
+        assert batch["input_pos"][row, place].tolist() == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("tf", ["count", "log", "binary"])
+def test_weights_are_those_of_the_documents_in_rows_of_their_own(split, tf):
+    """Over several batches: they enter the window as so many documents."""
+    weighting, reference = TFIDFWeighting(num_batches=2, tf=tf), ReferenceTFIDF(2, tf)
+    for seed in range(4):
+        documents = make_documents(LENGTHS, MASKED, seed)
+        pieces = pieces_of(documents, split=split)
+        batch = packed_batch(documents, split=split)
+
+        weights = weighting(shift_labels(batch["labels"]), document_ids=batch["document_ids"])
+
+        expected = reference(own_rows(pieces)[1].tolist())
+        places = places_in(batch, pieces)
+        of_documents = torch.stack(
+            [
+                torch.nn.functional.pad(weights[row, place], (0, ROW - (place.stop - place.start)))
+                for row, place in places
+            ]
+        )
+        assert_weights_equal_reference(of_documents, expected)
+        in_documents = torch.zeros_like(weights, dtype=torch.bool)
+        for row, place in places:
+            in_documents[row, place] = True
+        assert not weights[~in_documents].any(), "padding weighs nothing"
+
+
+@pytest.mark.parametrize("objective", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
+def test_loss_and_gradient_are_those_of_the_documents_in_rows_of_their_own(objective):
+    """Logits alike, so that the loss alone is judged; weights and cross-entropy are computed slowly, in float64."""
+    batch = packed_batch(DOCUMENTS)
+    _, labels = own_rows(DOCUMENTS)
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(*batch["tokens"].shape, VOCAB_SIZE, generator=generator, requires_grad=True)
+    weights = ReferenceTFIDF()(labels.tolist())
+    if objective is CrossEntropyLoss:
+        weights = [[1.0] * ROW] * len(weights)
+    expected, num_valid = torch.zeros((), dtype=torch.float64), int((labels != IGNORED).sum())
+    for index, (row, place) in enumerate(places_in(batch, DOCUMENTS)):
+        log_probs = logits[row, place].double().log_softmax(-1)
+        for position, label in enumerate(labels[index, : place.stop - place.start].tolist()):
+            if label != IGNORED:
+                expected = expected - weights[index][position] * log_probs[position, label] / num_valid
+    (expected_gradient,) = torch.autograd.grad(expected, logits)
+
+    loss = objective()(logits, shift_labels(batch["labels"]), batch["document_ids"])
+    (gradient,) = torch.autograd.grad(loss, logits)
+
+    torch.testing.assert_close(loss.double(), expected, rtol=64 * EPS, atol=0)
+    largest = float(expected_gradient.abs().max())
+    torch.testing.assert_close(gradient, expected_gradient, rtol=64 * EPS, atol=64 * EPS * largest)
+    assert largest > 0
+
+
+def test_a_mask_for_the_cpu_is_a_tensor_even_where_there_is_cuda(monkeypatch):
+    monkeypatch.setattr("torchtune.modules.attention_utils._SUPPORTS_FLEX_ATTENTION", True)
+
+    assert packed_batch(DOCUMENTS)["mask"].shape == (6, ROW, ROW)
+
+
+def test_padding_attends_to_no_document():
+    batch = packed_batch([([1, 2], [1, 2])])
+
+    assert batch["mask"][0, 2:, :2].sum() == batch["mask"][0, :2, 2:].sum() == 0
+    assert batch["mask"][0].diagonal().all(), "each token sees at least itself, else attention is NaN"
+
+
+def test_rows_have_the_tokenizers_length(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "max_seq_len", ROW)
+
+    rows = pack(Documents(DOCUMENTS), tokenizer)
+
+    assert {len(rows[index]["tokens"]) for index in range(len(rows))} == {ROW}
+    assert sum(len(tokens) for tokens, _ in DOCUMENTS) <= ROW * len(rows) < sum(LENGTHS) * 2
+
+
+def test_a_tokenizer_without_a_length_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="packed is true, but the tokenizer has no max_seq_len"):
+        pack(Documents(DOCUMENTS), tokenizer)
+
+
+def test_packed_data_sets_are_known(tokenizer, tmp_path):
+    (tmp_path / "text.txt").write_text(passage(0, 60))
+    blocks = text_blocks_dataset(tokenizer, source=str(tmp_path / "text.txt"), block_size=8, cache_dir=str(tmp_path))
+    rows = PackedDataset(Documents(DOCUMENTS), max_seq_len=ROW)
+
+    assert [is_packed(data) for data in (rows, ConcatDataset([rows, rows]))] == [True, True]
+    assert [is_packed(data) for data in (blocks, ConcatDataset([blocks, blocks]))] == [False, False]

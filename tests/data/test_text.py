@@ -1,0 +1,158 @@
+"""Documents as sequences of their own: what stands in them, how long ones are cut, what is refused."""
+
+import logging
+
+import pytest
+from conftest import passage
+from torchtune.datasets import PackedDataset
+
+from tfidf_tune.data import collate_packed, hf_tokenizer, text_dataset
+
+SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Builds a data set of the documents given: ``texts(tokenizer, [document, ...], max_seq_len=16)``."""
+
+    def make(tokenizer, documents, **arguments):
+        file = tmp_path / "documents.txt"
+        file.write_text("\n".join(documents), encoding="utf-8")
+        return text_dataset(tokenizer, source=str(file), cache_dir=str(tmp_path / "cache"), **arguments)
+
+    return make
+
+
+def items(dataset):
+    return [sample["tokens"] for sample in dataset]
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("add_eos", [False, True])
+def test_a_document_is_a_sequence(sentencepiece_folder, texts, add_bos, add_eos):
+    tokenizer = hf_tokenizer(str(sentencepiece_folder))
+
+    dataset = texts(tokenizer, [SHORT, LONG], max_seq_len=512, add_bos=add_bos, add_eos=add_eos)
+
+    expected = [tokenizer.encode(text, add_bos=add_bos, add_eos=add_eos) for text in (SHORT, LONG)]
+    assert items(dataset) == expected
+    assert [sample["labels"] for sample in dataset] == expected
+    assert (expected[0][0] == tokenizer.bos_id) == add_bos
+    assert (len(dataset), dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (2, 2, 0, 0)
+
+
+def test_a_tokenizer_without_bos_opens_with_the_text(tokenizer, texts):
+    assert tokenizer.bos_id is None
+    assert items(texts(tokenizer, [SHORT], max_seq_len=64)) == [tokenizer.encode(SHORT, add_bos=False)]
+
+
+def test_a_long_document_is_cut_into_pieces_that_lose_nothing(tokenizer, texts):
+    whole = tokenizer.encode(LONG)
+
+    dataset = texts(tokenizer, [SHORT, LONG, SHORT], max_seq_len=16)
+
+    _, *pieces, _ = items(dataset)
+    assert [token for piece in pieces for token in piece] == whole
+    assert {len(piece) for piece in pieces[:-1]} == {16}
+    assert len(pieces) > 2
+    assert (dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (3, 1, 0)
+
+
+def test_a_document_of_just_the_limit_is_not_cut(tokenizer, texts):
+    length = len(tokenizer.encode(LONG))
+
+    assert texts(tokenizer, [LONG], max_seq_len=length).num_cut == 0
+    assert texts(tokenizer, [LONG], max_seq_len=length - 2).num_cut == 1
+
+
+def test_a_piece_of_one_token_is_left_out_and_counted(tokenizer, texts):
+    length = len(tokenizer.encode(LONG))
+
+    dataset = texts(tokenizer, [LONG, TINY], max_seq_len=length - 1, add_eos=True)
+    without_eos = texts(tokenizer, [LONG, TINY], max_seq_len=length, add_eos=False)
+
+    assert items(dataset) == [tokenizer.encode(LONG)[:-1], tokenizer.encode(TINY)]
+    assert (dataset.num_cut, dataset.num_left_out) == (1, 1)
+    assert items(without_eos) == [tokenizer.encode(LONG, add_eos=False)]
+    assert (without_eos.num_cut, without_eos.num_left_out) == (0, 1)
+
+
+def test_items_may_be_asked_for_in_any_order(tokenizer, texts):
+    dataset = texts(tokenizer, [SHORT, TINY, LONG], max_seq_len=16)
+    in_order = items(dataset)
+
+    assert [dataset[index]["tokens"] for index in range(-1, -len(dataset) - 1, -1)] == in_order[::-1]
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def test_how_many_documents_were_cut_is_logged_in_one_line(tokenizer, texts, caplog):
+    with caplog.at_level(logging.INFO):
+        texts(tokenizer, [SHORT, SHORT], max_seq_len=64)
+        texts(tokenizer, [SHORT, LONG], max_seq_len=64)
+
+    fine, cut = caplog.records
+    assert (fine.levelno, cut.levelno) == (logging.INFO, logging.WARNING)
+    assert "sequences of 2 documents; 1 documents of more than 64 tokens cut into pieces" in cut.getMessage()
+
+
+@pytest.mark.parametrize("change", [{"max_seq_len": 16}, {"add_bos": False}, {"add_eos": False}])
+def test_other_settings_are_cached_apart(sentencepiece_folder, texts, change):
+    tokenizer = hf_tokenizer(str(sentencepiece_folder))
+    first = items(texts(tokenizer, [SHORT, LONG], max_seq_len=64))
+
+    assert items(texts(tokenizer, [SHORT, LONG], **({"max_seq_len": 64} | change))) != first
+
+
+def test_a_second_run_does_not_tokenize(tokenizer, texts, monkeypatch):
+    first = items(texts(tokenizer, [SHORT, LONG], max_seq_len=16))
+    monkeypatch.setattr(
+        type(tokenizer), "encode_batch", lambda self, texts: [[]] if texts == [""] else pytest.fail("again")
+    )
+
+    assert items(texts(tokenizer, [SHORT, LONG], max_seq_len=16)) == first
+
+
+def test_the_limit_is_the_tokenizers_where_none_is_given(tokenizer, texts, monkeypatch):
+    monkeypatch.setattr(tokenizer, "max_seq_len", 16)
+
+    assert items(texts(tokenizer, [LONG])) == items(texts(tokenizer, [LONG], max_seq_len=16))
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "message"),
+    [
+        (None, None, "neither max_seq_len nor the tokenizer's is set"),
+        (1, None, "max_seq_len must be at least 2, a token and one to predict, got 1"),
+        (17, 16, "max_seq_len is 17, above max_seq_len 16, the tokenizer's own or the model's limit: lower it"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(tokenizer, texts, monkeypatch, limit, own, message):
+    monkeypatch.setattr(tokenizer, "max_seq_len", own)
+
+    with pytest.raises(ValueError, match=message):
+        texts(tokenizer, [LONG], max_seq_len=limit)
+
+
+def test_a_source_without_anything_to_predict_is_refused(tokenizer, texts):
+    with pytest.raises(ValueError, match="gives no sequence of two tokens or more out of 2 documents: name another"):
+        texts(tokenizer, [TINY, TINY], max_seq_len=64, add_eos=False)
+
+
+def test_packed_rows_hold_the_same_documents(tokenizer, texts, monkeypatch):
+    monkeypatch.setattr(tokenizer, "max_seq_len", 48)
+    arguments = {"documents": [SHORT, LONG, TINY, LONG, SHORT], "max_seq_len": 16}
+
+    rows = texts(tokenizer, **arguments, packed=True)
+
+    assert isinstance(rows, PackedDataset)
+    batch = collate_packed([*rows])
+    found = [
+        batch["tokens"][row, batch["document_ids"][row] == document].tolist()
+        for row in range(len(rows))
+        for document in batch["document_ids"][row].unique().tolist()
+    ]
+    documents = items(texts(tokenizer, **arguments))
+    assert [tokens for tokens in found if any(tokens)] == documents
+    assert len(rows) < len(documents) / 2
+    assert rows.ds.num_cut == 2

@@ -1,0 +1,87 @@
+"""A packed row against its documents in rows of their own, through the model: logits and gradients of every family."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_llama import VOCAB_SIZE
+from tiny_models import FAMILY_MODELS, MODELS
+from torch.nn.utils.rnn import pad_sequence
+from torchtune import modules, training
+from torchtune.datasets import PackedDataset
+from torchtune.modules.peft import get_adapter_params
+
+from tfidf_tune.data import collate_packed
+from tfidf_tune.models import FAMILIES
+from tfidf_tune.training import train_adapters_only
+
+ROW = 24
+LENGTHS = (7, 1, 12, 20, 5, 9, 3)
+DOCUMENTS_IN_ROW = torch.tensor([3, 1, 3])  # padding comes behind them
+
+
+@pytest.fixture(scope="module")
+def documents():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(VOCAB_SIZE, (length,), generator=generator) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def batch(documents):
+    samples = [{"tokens": tokens.tolist(), "labels": tokens.tolist()} for tokens in documents]
+    return collate_packed([*PackedDataset(samples, max_seq_len=ROW)])
+
+
+def build_model(name, *, lora):
+    tiny = MODELS[name]
+    hf_model = tiny.build_hf()
+    model = tiny.build(lora=lora)
+    family = FAMILIES[tiny.model_type]
+    model.load_state_dict(family.hf_to_tune(hf_model.state_dict(), hf_model.config.to_dict()), strict=not lora)
+    if lora:
+        generator = torch.Generator().manual_seed(1)
+        for parameter in get_adapter_params(model).values():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+        train_adapters_only(model)
+    return model
+
+
+def gradients(model, logits):
+    """Of the cross-entropy with any labels, as many as logits."""
+    labels = torch.randint(VOCAB_SIZE, (len(logits),), generator=torch.Generator().manual_seed(2))
+    F.cross_entropy(logits, labels).backward()
+    found = {key: value.grad for key, value in model.named_parameters() if value.requires_grad}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_the_documents_alone(name, lora, documents, batch):
+    model = build_model(name, lora=lora)
+
+    in_documents = batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]
+
+    alone = model(pad_sequence(documents, batch_first=True))
+    expected = torch.cat([row[: len(tokens)] for row, tokens in zip(alone, documents, strict=True)])
+    expected_gradients = gradients(model, expected)
+    logits = model(batch["tokens"], mask=batch["mask"], input_pos=batch["input_pos"])[in_documents]
+
+    torch.testing.assert_close(logits, expected)
+    assert all(gradient.abs().max() > 0 for gradient in expected_gradients.values())
+    torch.testing.assert_close(gradients(model, logits), expected_gradients)
+    without_mask = model(batch["tokens"], input_pos=batch["input_pos"])[in_documents]
+    assert not torch.allclose(without_mask, expected, atol=1e-2), "documents that see each other show"
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_activation_checkpointing_changes_nothing(name, lora, batch):
+    found = []
+    for checkpointing in (False, True):
+        model = build_model(name, lora=lora)
+        if checkpointing:
+            training.set_activation_checkpointing(model, {modules.TransformerSelfAttentionLayer})
+        logits = model(batch["tokens"], mask=batch["mask"], input_pos=batch["input_pos"])
+        found.append([logits.detach(), *gradients(model, logits.flatten(0, 1)).values()])
+
+    assert all(torch.equal(plain, again) for plain, again in zip(*found, strict=True))

@@ -1,0 +1,118 @@
+"""Several documents in one row, each a sequence of its own for attention, positions and the weights of the loss."""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
+from torchtune.datasets import ConcatDataset, PackedDataset
+from torchtune.modules.attention_utils import create_block_causal_mask, packed_block_causal_mask
+
+from tfidf_tune.data._encoding import TextTokenizer
+
+_CPU = torch.device("cpu")
+
+
+class PackedRow(TypedDict):
+    """An item of torchtune's ``PackedDataset``, as far as :func:`collate_packed` needs it.
+
+    Attributes:
+        tokens (Tensor): int64 ``[s]``: documents one behind the other, then padding.
+        labels (Tensor): int64 ``[s]``: the tokens, -100 where ignored, not shifted.
+        seq_lens (Tensor): int64 ``[num_documents]``: tokens of each document, the padding being the last one. Their sum
+            is ``s``.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    seq_lens: Tensor
+
+
+class PackedBatch(TypedDict):
+    """What a model and a loss need to treat each document of a row as a row of its own.
+
+    Attributes:
+        tokens (Tensor): int64 ``[b, s]``.
+        labels (Tensor): int64 ``[b, s]``, not yet shifted; -100 where ignored and for each document's first token.
+        document_ids (Tensor): int64 ``[b, s]``, counted from 0 in each row; the padding has an id too.
+        input_pos (Tensor): int64 ``[b, s]``, positions from 0 in each document.
+        mask (Any): True where attended to, bool ``[b, s, s]``, or a ``BlockMask`` where flex attention is used.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    document_ids: Tensor
+    input_pos: Tensor
+    mask: Any
+
+
+def is_packed(dataset: Dataset[Any]) -> bool:
+    """Tell whether the rows of a data set hold several documents.
+
+    Args:
+        dataset (Dataset[Any]): any data set.
+
+    Returns:
+        bool: whether it is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such.
+    """
+    return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
+
+
+def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> PackedDataset:
+    """Pack whole documents into rows of the tokenizer's ``max_seq_len`` tokens, in their order.
+
+    Args:
+        dataset (Dataset[dict[str, list[int]]]): map-style, of ``tokens`` and ``labels``; none longer than a row.
+        tokenizer (TextTokenizer): gives the length of a row, as it does for torchtune's own data sets.
+
+    Returns:
+        PackedDataset: the rows, all in memory.
+
+    Raises:
+        ValueError: If the tokenizer has no ``max_seq_len``.
+    """
+    if tokenizer.max_seq_len is None:
+        raise ValueError("packed is true, but the tokenizer has no max_seq_len, the length of a packed row: set it")
+    return PackedDataset(dataset, max_seq_len=tokenizer.max_seq_len)
+
+
+def collate_packed(
+    batch: Sequence[PackedRow], *, ignore_idx: int = CROSS_ENTROPY_IGNORE_IDX, device: torch.device = _CPU
+) -> PackedBatch:
+    """Collate the rows of a ``PackedDataset`` so that each document counts as a row of its own.
+
+    Unlike torchtune's ``padded_collate_packed``, it
+
+    - ignores the label of each document's first token, which, once labels are shifted, the last token of the document
+      before it would be trained to predict;
+    - counts positions anew in each document. A document split over rows goes on counting in torchtune's
+      ``input_pos``, and starts over in the middle of a row where it is longer than one;
+    - makes a mask for the device that the run is on, not for CUDA wherever there is CUDA.
+
+    Args:
+        batch (Sequence[PackedRow]): rows of one length.
+        ignore_idx (int): what labels are ignored by. Default: -100.
+        device (torch.device): where the model runs. Default: the CPU.
+
+    Returns:
+        PackedBatch: the batch; all but a ``BlockMask`` on the CPU.
+    """
+    seq_lens = [row["seq_lens"] for row in batch]
+    tokens = torch.stack([row["tokens"] for row in batch])
+    input_pos = torch.stack([_positions(lengths) for lengths in seq_lens])
+    return {
+        "tokens": tokens,
+        "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, ignore_idx),
+        "document_ids": torch.stack([torch.repeat_interleave(lengths) for lengths in seq_lens]),
+        "input_pos": input_pos,
+        # torchtune's own choice goes by whether there is CUDA, and is made for CUDA.
+        "mask": packed_block_causal_mask(seq_lens) if device.type == "cuda" else create_block_causal_mask(seq_lens),
+    }
+
+
+def _positions(lengths: Tensor) -> Tensor:
+    """Count from 0 in each document: int64 ``[num_documents]`` to ``[sum of them]``."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
