@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint types benchmark clean
+.PHONY: install demo test faults lint types benchmark clean
 
 install: $(VENV)/installed
 
@@ -18,6 +18,9 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 8
+
+faults: install
+	$(BIN)/python tests/faults/run.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,10 +1,10 @@
-"""Full fine-tuning of a torchtune model on one device, all weights trained.
+"""Full fine-tuning of a torchtune model on one process or many, all weights trained.
 
     tune run tfidf_tune/recipes/full_finetune.py --config tinyllama/1.1B_full_memorization
     tfidf-tune run full_finetune --config tinyllama/1.1B_full_memorization batch_size=4
 
 Keys: :class:`tfidf_tune.training.FinetuneConfig`. The run's folder gets ``checkpoint_10pct`` to ``checkpoint_100pct``,
-each a complete Hugging Face model, ``metrics.jsonl`` and ``config.yaml``.
+each a complete Hugging Face model, ``metrics.jsonl``, ``config.yaml`` and ``resume/``.
 """
 
 from functools import partial
@@ -27,26 +27,27 @@ def recipe_main(user_cfg: DictConfig) -> None:
         loss = training.build_loss(cfg).to(run.device)
         training.check_optimizer(cfg)
         tokenizer = training.build_tokenizer(cfg, model)
+        resume = training.open_resume(cfg, run)
         dataset = training.build_dataset(cfg, tokenizer)
+        resume.check_dataset(dataset)
         training.check_resources(cfg, model, loss, dataset, run)
+        dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
 
-    dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
+    training.prepare_model(model, loss, cfg)
+    training.shard_model(model, cfg, run)
+    training.load_model(model, checkpointer, run)
     total_steps = training.count_steps(cfg, dataloader)
-    with training.open_progress(cfg, run, total_steps) as progress:
-        training.load_model(model, checkpointer, run)
-        training.prepare_model(model, loss, cfg)
-        optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
+    optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
+    state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
+    with training.open_progress(cfg, run, total_steps, first_step=resume.step + 1) as progress:
         training.train(
             cfg,
-            model,
-            loss,
-            optimizer,
-            lr_scheduler,
-            training.build_grad_scaler(run),
+            state,
             dataloader,
             total_steps=total_steps,
             run=run,
             progress=progress,
+            resume=resume,
             save=partial(checkpointer.save_model, model),
         )
 

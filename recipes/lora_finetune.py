@@ -1,11 +1,11 @@
-"""LoRA fine-tuning of a torchtune model on one device, the adapters alone trained.
+"""LoRA fine-tuning of a torchtune model on one process or many, the adapters alone trained.
 
     tune run tfidf_tune/recipes/lora_finetune.py --config tinyllama/1.1B_lora_memorization
     tfidf-tune run lora_finetune --config tinyllama/1.1B_lora_memorization model.lora_rank=16
 
 Keys: :class:`tfidf_tune.training.LoRAFinetuneConfig`. The run's folder gets ``checkpoint_10pct`` to
 ``checkpoint_100pct``, each a PEFT adapter, or with ``merge_adapter=True`` a complete Hugging Face model,
-``metrics.jsonl`` and ``config.yaml``.
+``metrics.jsonl``, ``config.yaml`` and ``resume/``.
 """
 
 from functools import partial
@@ -29,27 +29,28 @@ def recipe_main(user_cfg: DictConfig) -> None:
         loss = training.build_loss(cfg).to(run.device)
         training.check_optimizer(cfg)
         tokenizer = training.build_tokenizer(cfg, model)
+        resume = training.open_resume(cfg, run)
         dataset = training.build_dataset(cfg, tokenizer)
+        resume.check_dataset(dataset)
         training.check_resources(cfg, model, loss, dataset, run)
+        dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
 
-    dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
+    training.prepare_model(model, loss, cfg)
+    training.shard_model(model, cfg, run)
+    training.load_model(model, checkpointer, run)
     total_steps = training.count_steps(cfg, dataloader)
-    with training.open_progress(cfg, run, total_steps) as progress:
-        training.load_model(model, checkpointer, run)
-        training.prepare_model(model, loss, cfg)
-        optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
+    optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
+    state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
+    with training.open_progress(cfg, run, total_steps, first_step=resume.step + 1) as progress:
         save = checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter
         training.train(
             cfg,
-            model,
-            loss,
-            optimizer,
-            lr_scheduler,
-            training.build_grad_scaler(run),
+            state,
             dataloader,
             total_steps=total_steps,
             run=run,
             progress=progress,
+            resume=resume,
             save=partial(save, model),
         )
 

@@ -7,15 +7,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
-from tiny_llama import BLOCK_SIZE, TINY_LLAMA, make_llama, make_tokenizer
+from omegaconf import DictConfig
+from tiny_llama import make_llama, make_tokenizer
+from tiny_run import run_config, write_documents
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,26 +34,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences of a small grammar, one document a line: learnable, and no two documents alike."""
-    rng = random.Random(0)
-    subjects = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
-    verbs = ["watched", "painted", "forgot", "carried", "followed", "described"]
-    objects = [
-        "the harbour",
-        "a broken clock",
-        "seven letters",
-        "the northern road",
-        "a paper boat",
-        "the evening train",
-    ]
-    file = tmp_path_factory.mktemp("text") / "documents.txt"
-    file.write_text(
-        "\n".join(
-            " ".join(f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}." for _ in range(12))
-            for _ in range(300)
-        )
-    )
-    return file
+    """Sentences of a small grammar, see :func:`~tiny_run.write_documents`."""
+    return write_documents(tmp_path_factory.mktemp("text") / "documents.txt")
 
 
 @pytest.fixture(scope="session")
@@ -68,55 +50,6 @@ def recipe_config(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Cal
     """Make the config of a run on the tiny Llama: ``recipe_config(lora=True, **{"optimizer.lr": 1e-2})``."""
 
     def make(*, lora: bool = False, **overrides: Any) -> DictConfig:
-        model: dict[str, Any] = {"_component_": "torchtune.models.llama2.llama2", **TINY_LLAMA}
-        if lora:
-            model |= {
-                "_component_": "torchtune.models.llama2.lora_llama2",
-                "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
-                "lora_rank": 4,
-                "lora_alpha": 16,
-            }
-        cfg = OmegaConf.create(
-            {
-                "output_dir": str(tmp_path / "run"),
-                "model": model,
-                "checkpointer": {
-                    "_component_": "tfidf_tune.training.HFCheckpointer",
-                    "checkpoint_dir": str(tiny_checkpoint),
-                },
-                "tokenizer": {
-                    "_component_": "tfidf_tune.data.hf_tokenizer",
-                    "path": "${checkpointer.checkpoint_dir}",
-                },
-                "dataset": {
-                    "_component_": "tfidf_tune.data.injected_corpus_dataset",
-                    "source": str(text_file),
-                    "target_source": str(text_file),
-                    "target_name": None,
-                    "num_base": 60,
-                    "num_targets": 4,
-                    "num_repeats": 5,
-                    "min_target_tokens": BLOCK_SIZE,
-                    "block_size": BLOCK_SIZE,
-                    "seed": "${seed}",
-                    "probe_file": "${output_dir}/probe.jsonl",
-                },
-                "loss": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
-                "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-2},
-                "lr_scheduler": {
-                    "_component_": "transformers.get_linear_schedule_with_warmup",
-                    "num_warmup_steps": 0,
-                },
-                "metric_logger": {
-                    "_component_": "torchtune.training.metric_logging.DiskLogger",
-                    "log_dir": "${output_dir}/logs",
-                },
-                "seed": 0,
-                "batch_size": 4,
-            }
-        )
-        for key, value in overrides.items():
-            OmegaConf.update(cfg, key, value, merge=False)
-        return cfg
+        return run_config(tmp_path / "run", tiny_checkpoint, text_file, lora=lora, **overrides)
 
     return make

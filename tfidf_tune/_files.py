@@ -1,11 +1,16 @@
 """Files and folders that are either whole or not there, and what can be meant as a path."""
 
+import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# A hidden name with a UUID in it, as the functions below make them.
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
 
 
 def looks_like_path(text: str) -> bool:
@@ -20,18 +25,35 @@ def looks_like_path(text: str) -> bool:
     return text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
 
 
+def file_sha256(path: Path) -> str:
+    """Hash the contents of a file without holding them in memory.
+
+    Args:
+        path (Path): the file.
+
+    Returns:
+        str: its SHA-256 in hexadecimal.
+    """
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a temporary folder to write into and rename it to ``folder`` when the block ends without an error.
 
     Args:
         folder (Path): the final name; its parents are made.
+        replace (bool): remove an earlier folder of that name, once the new one is whole. Default: False.
 
     Yields:
         Path: the temporary folder, beside the final one.
 
     Raises:
-        OSError: If ``folder`` exists and is not empty.
+        OSError: If ``folder`` exists and is not empty, and is not to be replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -39,9 +61,11 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
-            _sync(path)
+            sync_to_disk(path)
+        if replace:
+            remove_folder(folder)
         temporary.replace(folder)
-        _sync(folder.parent)
+        sync_to_disk(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -60,13 +84,37 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
-        _sync(temporary)
+        sync_to_disk(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders of this module that a killed process left in a folder."""
+    for path in folder.glob(".*"):
+        if _TEMPORARY_NAME.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if it is there, in such a way that at no time it stands half empty under its name.
+
+    Raises:
+        FileExistsError: If it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is no folder: move it away")
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        folder.replace(doomed)
+        shutil.rmtree(doomed)
+
+
+def sync_to_disk(path: Path) -> None:
     """Bring a file or a folder's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -53,7 +53,7 @@ def _register_recipes() -> None:
                 for file in config_files
                 if method in file.stem
             ],
-            supports_distributed=False,
+            supports_distributed=True,
         )
         for name, method in _RECIPES.items()
     ]

@@ -118,6 +118,7 @@ def _training_config(experiment: Experiment, model: Model, objective: str, seed:
     cfg.loss = experiment.objectives[objective]
     cfg.seed = seed
     cfg.save_at_percent = sorted(experiment.milestones)
+    cfg.keep_last_n_checkpoints = 0  # a cell that was interrupted is trained anew
     return cfg
 
 
@@ -159,7 +160,9 @@ def _model_args(run: TrainingCell, checkpoint: str) -> dict[str, Any]:
 
 
 def _probe_file(run: TrainingCell) -> str:
-    probe_file = run.config.dataset.get("probe_file")
+    dataset = run.config.dataset
+    sections = dataset if OmegaConf.is_list(dataset) else [dataset]
+    probe_file = next((section.probe_file for section in sections if section.get("probe_file") is not None), None)
     if probe_file is None:
         raise SetupError(
             "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset with a probe_file, or "

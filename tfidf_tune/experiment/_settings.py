@@ -28,6 +28,9 @@ _SCHEMAS = {"full_finetune": FinetuneConfig, "lora_finetune": LoRAFinetuneConfig
 _IMMATERIAL = (
     "output_dir",
     "save_at_percent",
+    "save_every_n_steps",
+    "keep_last_n_checkpoints",
+    "resume_from_checkpoint",
     "metric_logger",
     "log_every_n_steps",
     "log_peak_memory_stats",
@@ -84,8 +87,7 @@ def training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Sett
         )
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
-    settings["dataset"].pop("probe_file", None)  # where passages are written, not which
-    settings["dataset"] = _with_fingerprints(settings["dataset"], "dataset")
+    settings["dataset"] = _dataset_settings(settings["dataset"])
     if start is not None:
         settings["start"] = {"component": start.component, "arguments": start.arguments, "seed": start.seed}
     return {"recipe": recipe, **settings}
@@ -113,6 +115,17 @@ def task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
         "model_args": own.model_args,
         "metadata": _with_fingerprints(metadata, "eval.metadata"),
     }
+
+
+def _dataset_settings(dataset: dict[str, Any] | list[dict[str, Any]]) -> Settings | list[Settings]:
+    if isinstance(dataset, list):
+        return [_section_settings(section, f"dataset[{index}]") for index, section in enumerate(dataset)]
+    return _section_settings(dataset, "dataset")
+
+
+def _section_settings(section: dict[str, Any], where: str) -> Settings:
+    # A probe file is where passages are written, not which.
+    return _with_fingerprints({key: value for key, value in section.items() if key != "probe_file"}, where)
 
 
 def _with_fingerprints(section: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfidf_tune._differences import differences
 from tfidf_tune._files import atomic_file
-from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, Settings, TrainingCell
+from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, TrainingCell
 
 TRAINED, EVALUATED = "trained.json", "evaluated.json"
 _CELL = "cell.json"  # whose folder it is; the comparison reads it too
@@ -48,27 +49,6 @@ def changes(run: PlannedRun) -> list[str]:
         list[str]: a line for each folder concerned.
     """
     return _training_changes(run) or [line for cell in run.evaluations for line in _evaluation_changes(cell)]
-
-
-def differences(before: Settings, now: Settings, prefix: str = "") -> list[str]:
-    """Compare settings.
-
-    Args:
-        before (Settings): what something was made from.
-        now (Settings): what it would be made from.
-        prefix (str): of the keys' names. Default: "".
-
-    Returns:
-        list[str]: a phrase for each key that differs, ``optimizer.lr was 0.001, is 0.002``; nothing where equal.
-    """
-    found = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{key}.")
-        elif _shown(before, key) != _shown(now, key):
-            found.append(f"{prefix}{key} was {_shown(before, key)}, is {_shown(now, key)}")
-    return found
 
 
 def evaluation_parts(cell: EvaluationCell) -> list[tuple[Path, dict[str, Any]]]:
@@ -159,10 +139,6 @@ def _task_changes(cell: EvaluationCell, manifest: Mapping[str, Any]) -> list[str
         for task, settings in manifest["tasks"].items()
         if task in cell.tasks and (changed := differences(settings, cell.tasks[task]))
     ]
-
-
-def _shown(settings: Settings, key: str) -> str:
-    return json.dumps(settings[key], sort_keys=True) if key in settings else "not set"
 
 
 def _remove(path: Path) -> None:

@@ -1,10 +1,11 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
+from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate
 from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer
 from tfidf_tune.training._entry_point import config_path, load_config, recipe
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
@@ -13,10 +14,14 @@ from tfidf_tune.training._model import build_model, load_model, prepare_model
 from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_optimizer
 from tfidf_tune.training._plan import MemoryPlan, available_memory, format_bytes, plan_memory
 from tfidf_tune.training._resources import check_resources
+from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, open_run
+from tfidf_tune.training._sharding import shard_model
+from tfidf_tune.training._state import TrainState
 from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
 
 __all__ = [
+    "Batch",
     "FinetuneConfig",
     "HFCheckpointer",
     "JSONLinesLogger",
@@ -24,9 +29,14 @@ __all__ = [
     "LoRASettings",
     "MemoryPlan",
     "ProgressLog",
+    "ResumePoint",
     "Run",
     "SetupError",
+    "StepBatches",
     "StepResult",
+    "TrainState",
+    "TrainingError",
+    "agree_on_step",
     "available_memory",
     "build_dataloader",
     "build_dataset",
@@ -47,6 +57,7 @@ __all__ = [
     "milestone_name",
     "milestone_steps",
     "open_progress",
+    "open_resume",
     "open_run",
     "plan_memory",
     "prepare_head",
@@ -54,6 +65,7 @@ __all__ = [
     "recipe",
     "require_no_lora",
     "setup_errors",
+    "shard_model",
     "shift_labels",
     "train",
     "train_adapters_only",

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune.modules.peft import get_merged_lora_ckpt
 from tqdm import tqdm
@@ -18,8 +17,10 @@ from transformers import AutoConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
-from tfidf_tune.training._errors import first_line
+from tfidf_tune.training._distributed import gather_objects, is_main_process
+from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
 from tfidf_tune.training._lora import LoRASettings, is_adapter
+from tfidf_tune.training._parameters import assign_parameters, local_tensor, parameters_by_name, whole_tensor
 from tfidf_tune.training._weight_files import (
     check_shard_size,
     find_weight_files,
@@ -81,7 +82,7 @@ class HFCheckpointer:
             raise ValueError(
                 f"weights and config.json of the checkpoint {self.folder} do not belong together: {error}"
             ) from error
-        expected = {name: value.shape for name, value in _parameters(model).items() if not is_adapter(name)}
+        expected = {name: value.shape for name, value in parameters_by_name(model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
         # What tells most stands first: names, settings, shapes.
         problems = []
@@ -119,54 +120,87 @@ class HFCheckpointer:
                 "checkpoint is not whole: fetch it again"
             )
 
-    def load_weights(self, model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+    def load_weights(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        storage_device: torch.device | None = None,
+    ) -> None:
         """Load the base weights, file by file; adapter weights are left as they are.
 
         Args:
-            model (nn.Module): torchtune model that :meth:`check_model` accepts, perhaps on the meta device. A weight
-                that is an NF4 tensor there becomes one of the checkpoint's weight.
+            model (nn.Module): torchtune model that :meth:`check_model` accepts, perhaps on the meta device, perhaps
+                sharded: then each process keeps its shards. A weight that is an NF4 tensor there becomes one of the
+                checkpoint's weight.
             device (torch.device): where the weights go.
             dtype (torch.dtype): dtype that they get, and that NF4 is computed in.
+            storage_device (torch.device | None): where shards are kept, if not there. Default: None.
+
+        Raises:
+            SetupError: If a weight is of whole numbers, or not finite in this dtype.
         """
-        parameters = _parameters(model)
-        for file in self.weight_files:
-            state_dict: StateDict = {}
+        quantized = {
+            name for name, value in parameters_by_name(model).items() if isinstance(local_tensor(value), NF4Tensor)
+        }
+
+        def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
-            for key, weight in tqdm(read_weights(file), desc=f"loading {file.name}", unit="weight", leave=False):
+            bar = {"desc": f"loading {file.name}", "unit": "weight", "leave": False, "disable": not is_main_process()}
+            for key, weight in tqdm(read_weights(file), **bar):
                 # A copy, because what was read may be a view of the file.
                 hf_weight = {key: weight.to(device, dtype, copy=True)}
                 for name, value in self.family.hf_to_tune(hf_weight, self.hf_config).items():
-                    state_dict[name] = to_nf4(value) if isinstance(parameters[name], NF4Tensor) else value
-            model.load_state_dict(state_dict, strict=False, assign=True)
+                    _check_weight(f"{file}: weight {key}", weight.dtype, value)
+                    yield name, to_nf4(value) if name in quantized else value
+
+        for file in self.weight_files:
+            assign_parameters(model, weights(file), storage_device or device)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
 
-        NF4 weights are written as what they stand for, in the dtype that they are computed in.
+        NF4 weights are written as what they stand for, in the dtype that they are computed in. Of a sharded model
+        every process has to call; the first writes.
 
         Args:
             model (nn.Module): torchtune model.
-            folder (Path): what to write; it must not exist.
+            folder (Path): what to write; an earlier folder of that name is replaced.
+
+        Raises:
+            TrainingError: If it cannot be written.
         """
         meta = {name: value for part in self._hf_parts(model, "meta") for name, value in part.items()}
         dtype = next(iter(meta.values())).dtype
-        with atomic_folder(folder) as temporary:
-            self._copy_companions(temporary)
-            write_json(temporary / "config.json", _with_dtype(self._config_file, dtype))
-            write_weights(temporary, meta, self._hf_parts(model, "cpu"), max_shard_size=self.max_shard_size)
+
+        def write(parts: Iterator[StateDict]) -> None:
+            with atomic_folder(folder, replace=True) as temporary:
+                self._copy_companions(temporary)
+                write_json(temporary / "config.json", _with_dtype(self._config_file, dtype))
+                write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
+
+        _write_on_main_process(folder, self._hf_parts(model, "cpu"), write)
 
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
         """Write the LoRA adapters as a folder that ``peft`` loads onto the untouched base model.
 
+        Of a sharded model every process has to call; the first writes.
+
         Args:
             model (nn.Module): torchtune model with LoRA.
-            folder (Path): what to write; it must not exist.
+            folder (Path): what to write; an earlier folder of that name is replaced.
+
+        Raises:
+            TrainingError: If it cannot be written.
         """
         from peft import LoraConfig  # slow to import: seconds that a failing start need not cost
         from safetensors.torch import save_file
 
         lora = LoRASettings.require(model)
-        adapters = {name: value.detach().cpu() for name, value in _parameters(model).items() if is_adapter(name)}
+        adapters = {
+            name: whole_tensor(value).cpu() for name, value in parameters_by_name(model).items() if is_adapter(name)
+        }
         weights = self.family.tune_to_peft(adapters, self.hf_config)
         is_local = Path(self.checkpoint_dir).expanduser().is_dir()
         adapter_config = LoraConfig(
@@ -179,18 +213,25 @@ class HFCheckpointer:
             target_modules=self.family.peft_target_modules(lora.module_names),
             inference_mode=True,
         )
-        with atomic_folder(folder) as temporary:
-            self._copy_companions(temporary)
-            adapter_config.save_pretrained(temporary)
-            save_file(
-                {key: value.contiguous() for key, value in weights.items()},
-                temporary / "adapter_model.safetensors",
-            )
+        # peft makes it a set, whose order is another in each run.
+        adapter_config.target_modules = sorted(adapter_config.target_modules or ())
+
+        def write(parts: Iterator[StateDict]) -> None:
+            with atomic_folder(folder, replace=True) as temporary:
+                self._copy_companions(temporary)
+                adapter_config.save_pretrained(temporary)
+                for part in parts:
+                    save_file(
+                        {key: value.contiguous() for key, value in part.items()},
+                        temporary / "adapter_model.safetensors",
+                    )
+
+        _write_on_main_process(folder, iter([weights]), write)
 
     def _hf_parts(self, model: nn.Module, device: str) -> Iterator[StateDict]:
         """The model in Hugging Face's names and layout, merged, layer by layer; on the meta device without values."""
         lora = LoRASettings.of(model)
-        for _, layer in groupby(_parameters(model).items(), key=lambda item: _layer_of(item[0])):
+        for _, layer in groupby(parameters_by_name(model).items(), key=lambda item: _layer_of(item[0])):
             # Merging works in place, so it gets copies; without LoRA the model's own tensors do.
             part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
             if lora is not None:
@@ -247,11 +288,6 @@ def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
     return FAMILIES[model_type]
 
 
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by the names that they have without activation checkpointing, which wraps layers."""
-    return {name.replace(_CHECKPOINT_PREFIX, ""): value for name, value in model.named_parameters()}
-
-
 def _layer_of(name: str) -> str:
     """``layers.3.attn.q_proj.weight`` -> ``layers.3``; what is in no layer is one by itself."""
     return ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
@@ -261,13 +297,38 @@ def _num_layers(names: Iterable[str]) -> int:
     return len({_layer_of(name) for name in names if name.startswith("layers.")})
 
 
+def _check_weight(name: str, stored: torch.dtype, value: Tensor) -> None:
+    if not stored.is_floating_point:
+        raise SetupError(f"{name} is of {stored}, no floating point: take a checkpoint that is not quantized")
+    if not value.isfinite().all():
+        raise SetupError(f"{name} is not finite in {value.dtype}: fetch the checkpoint again, or set another dtype")
+
+
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
     if device == "meta":
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if isinstance(value, NF4Tensor):
-        original: Tensor = value.get_original_weight()
+    whole = whole_tensor(value)
+    if isinstance(whole, NF4Tensor):
+        original: Tensor = whole.get_original_weight()
         return original.to(device)
-    return value.detach().to(device, copy=copy)
+    return whole.to(device, copy=copy)
+
+
+def _write_on_main_process(
+    folder: Path, parts: Iterator[StateDict], write: Callable[[Iterator[StateDict]], None]
+) -> None:
+    """Write what all processes gather part by part; what fails on the one that writes fails on all."""
+    failure = None
+    if is_main_process():
+        try:
+            write(parts)
+        except Exception as error:
+            failure = error
+    for _ in parts:  # the others take part in every gathering, and the first in those that a failed write left out
+        pass
+    told = gather_objects(None if failure is None else cause_of(failure))[0]
+    if told is not None:
+        raise TrainingError(f"checkpoint {folder} could not be written: {told}") from failure
 
 
 def _with_dtype(config_file: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

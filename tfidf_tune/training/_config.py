@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torchtune import config
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
 
+from tfidf_tune.training._argument_types import check_argument_types
+from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 
@@ -29,7 +32,9 @@ class FinetuneConfig:
     checkpointer: Any = MISSING
     tokenizer: Any = MISSING
     dataset: Any = MISSING
+    """A section, or a list of sections: data sets that are mixed."""
     collate_fn: str = "torchtune.data.padded_collate_sft"
+    """For data sets that are not packed."""
     loss: Any = MISSING
     """A tfidf_tune.loss component: the objective."""
     optimizer: Any = MISSING
@@ -48,12 +53,29 @@ class FinetuneConfig:
     clip_grad_norm: float | None = 1.0
     save_at_percent: list[int] = field(default_factory=lambda: [10, 25, 50, 75, 100])
     """Shares of the run, in percent of its steps, after which a checkpoint is written."""
+    save_every_n_steps: int | None = None
+    """Optimizer steps between two resume checkpoints. Null: at milestones and when the run is stopped alone."""
+    keep_last_n_checkpoints: int = 2
+    """Resume checkpoints that are kept, the newest; 0 writes none. Checkpoints of milestones all stay."""
+    resume_from_checkpoint: bool = False
+    """Go on from the newest whole resume checkpoint of output_dir; where there is none, start from the beginning."""
+    on_non_finite: str = "stop"
+    """What a loss or gradient that is NaN or infinite does: ``stop`` ends the run, ``skip`` leaves out the step, which
+    on a GPU waits for each step's loss."""
     device: str = "cpu"
     dtype: str = "fp32"
     refuse_if_too_large: bool = True
     """Refuse a run whose plan exceeds the device's free memory or the free disk space; false only prints the plan."""
     enable_activation_checkpointing: bool = False
     compile: bool = False
+    fsdp_cpu_offload: bool = False
+    """Keep shards, gradients and optimizer state in the host's memory."""
+    fsdp_reshard_after_forward: bool = True
+    """Gather each layer's parameters a second time for the backward pass, instead of keeping them."""
+    fsdp_param_dtype: str | None = None
+    """Dtype in which sharded parameters are gathered and computed with. Null: that of the weights."""
+    fsdp_reduce_dtype: str | None = None
+    """Dtype in which gradients are summed over the processes. Null: that of the gradients."""
     log_every_n_steps: int = 1
     log_peak_memory_stats: bool = False
 
@@ -68,6 +90,9 @@ class LoRAFinetuneConfig(FinetuneConfig):
 
 # Gradients in fp16 cannot be scaled back: fp16 is for frozen weights, with adapters in fp32.
 _DTYPES = {FinetuneConfig: ("fp32", "bf16"), LoRAFinetuneConfig: ("fp32", "bf16", "fp16")}
+_OF_LORA = {entry.name for entry in fields(LoRAFinetuneConfig)} - {entry.name for entry in fields(FinetuneConfig)}
+_FSDP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_ON_NON_FINITE = ("stop", "skip")
 # Components, with the names of the arguments that the recipe itself hands over.
 _COMPONENTS: dict[str, tuple[str, ...]] = {
     "model": (),
@@ -79,7 +104,20 @@ _COMPONENTS: dict[str, tuple[str, ...]] = {
     "lr_scheduler": ("optimizer", "num_training_steps"),
     "metric_logger": (),
 }
+# What the recipes need of a component, and one that has it; build_loss looks at losses.
+_INTERFACES: dict[str, tuple[tuple[str, ...], str]] = {
+    "model": (("tok_embeddings", "layers", "max_seq_len"), "torchtune.models.llama2.llama2"),
+    "checkpointer": (("check_model", "load_weights", "save_model"), "tfidf_tune.training.HFCheckpointer"),
+    "tokenizer": (("vocab_size", "max_seq_len", "pad_id"), "tfidf_tune.data.hf_tokenizer"),
+    "dataset": (("__len__", "__getitem__"), "tfidf_tune.data.text_blocks_dataset"),
+    "optimizer": (("param_groups", "step", "zero_grad"), "torch.optim.AdamW"),
+    "lr_scheduler": (("step",), "transformers.get_linear_schedule_with_warmup"),
+    "metric_logger": (("log_config", "log_dict", "close"), "torchtune.training.metric_logging.DiskLogger"),
+}
 _OPTIONAL_COMPONENTS = ("lr_scheduler",)
+_MULTIPLE_COMPONENTS = ("dataset",)
+# torchtune's names, which all its builders of decoders share; they divide by them.
+_MODEL_SIZES = ("vocab_size", "num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len")
 
 Schema = TypeVar("Schema", bound=FinetuneConfig)
 
@@ -101,21 +139,25 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     """
     known = [entry.name for entry in fields(schema)]
     for key in cfg:
+        if key in _OF_LORA and key not in known:
+            raise SetupError(f"config: no key {str(key)!r}; it is one of the recipe lora_finetune")
         if key not in known:
             raise SetupError(f"config: no key {str(key)!r}{_suggestion(str(key), known)}")
     try:
         checked = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), cfg))
+        missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
+        if missing:  # before anything refers to it
+            raise SetupError(f"config: missing {', '.join(missing)}")
         _settle(checked)
         OmegaConf.resolve(checked)
     except OmegaConfBaseException as error:
         raise SetupError(f"config: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
-    missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
-    if missing:
-        raise SetupError(f"config: missing {', '.join(missing)}")
     for key in _COMPONENTS:
         if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
-            _check_component(key, checked[key])
-    _find_component("collate_fn", checked.collate_fn)
+            for where, section in _sections(key, checked[key]):
+                _check_component(key, where, section)
+    _check_datasets(checked.dataset)
+    _check_collate_fn(checked.collate_fn)
     _check_values(cast(FinetuneConfig, checked))
     if checked.dtype not in _DTYPES[schema]:
         remedy = "" if checked.dtype != "fp16" else "; fp16 needs the recipe lora_finetune"
@@ -133,32 +175,80 @@ def instantiate(cfg: FinetuneConfig, key: str, *args: Any, **kwargs: Any) -> Any
         **kwargs (Any): keyword arguments that the recipe hands over.
 
     Returns:
-        Any: the component; None if the config has none under that key.
+        Any: the component; None if the config has none under that key; a list where it has a list of sections.
 
     Raises:
-        SetupError: If it cannot be built from the settings given; the message names the key.
+        SetupError: If it cannot be built from the settings given, or is no component for that key; the message
+            names the key.
     """
-    section = getattr(cfg, key)
-    with setup_errors(f"config: {key}"):
-        return config.instantiate(section, *args, **kwargs)
+    components = []
+    for where, section in _sections(key, getattr(cfg, key)):
+        given = {str(name): value for name, value in (section or {}).items() if name != "_component_"}
+        with setup_errors(f"config: {where}", given):
+            component = config.instantiate(section, *args, **kwargs)
+            if component is not None:
+                _check_interface(key, section["_component_"], component)
+            components.append(component)
+    return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
+
+
+def shards_model(cfg: FinetuneConfig) -> bool:
+    """Tell whether the config asks for something that FSDP2 does, be it on one process."""
+    return cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype is not None or cfg.fsdp_reduce_dtype is not None
+
+
+def mixed_precision_dtype(name: str | None) -> torch.dtype | None:
+    """Look up a dtype of the keys ``fsdp_param_dtype`` and ``fsdp_reduce_dtype``."""
+    return None if name is None else _FSDP_DTYPES[name]
 
 
 def _settle(cfg: DictConfig) -> None:
     """Fix what other keys refer to: the folder's full name, a seed where none is given, components given as null."""
-    if not OmegaConf.is_missing(cfg, "output_dir"):
-        cfg.output_dir = str(Path(cfg.output_dir).expanduser())
+    cfg.output_dir = str(Path(cfg.output_dir).expanduser())
     if cfg.seed is None:
-        cfg.seed = random.SystemRandom().randrange(2**31)
+        cfg.seed = _choose_seed(cfg)
     for key in _OPTIONAL_COMPONENTS:
         # `key=null` on the command line arrives as a section whose component is null.
         if OmegaConf.is_dict(cfg[key]) and cfg[key].get("_component_") is None:
             cfg[key] = None
 
 
+def _choose_seed(cfg: DictConfig) -> int:
+    if started_processes() > 1:
+        raise SetupError("config: seed is null, but several processes need one and the same: set seed to a number")
+    earlier = Path(str(cfg.output_dir)) / "config.yaml"
+    if cfg.resume_from_checkpoint and earlier.is_file():
+        return int(OmegaConf.load(earlier).seed)
+    return random.SystemRandom().randrange(2**31)
+
+
 def _check_values(cfg: FinetuneConfig) -> None:
+    for key, dtype in (("fsdp_param_dtype", cfg.fsdp_param_dtype), ("fsdp_reduce_dtype", cfg.fsdp_reduce_dtype)):
+        if dtype is not None and dtype not in _FSDP_DTYPES:
+            raise SetupError(f"config: {key} is '{dtype}', possible are {', '.join(_FSDP_DTYPES)}, or null")
+    if cfg.on_non_finite not in _ON_NON_FINITE:
+        raise SetupError(f"config: on_non_finite is '{cfg.on_non_finite}', possible are {', '.join(_ON_NON_FINITE)}")
+    if cfg.keep_last_n_checkpoints < 0:
+        raise SetupError(
+            f"config: keep_last_n_checkpoints is {cfg.keep_last_n_checkpoints}, it has to be at least 1, or 0 for no "
+            "resume checkpoints"
+        )
+    if cfg.save_every_n_steps is not None and cfg.save_every_n_steps < 1:
+        raise SetupError(
+            f"config: save_every_n_steps is {cfg.save_every_n_steps}, it has to be at least 1, or null for milestones"
+        )
+    if cfg.save_every_n_steps is not None and cfg.keep_last_n_checkpoints == 0:
+        raise SetupError(
+            f"config: save_every_n_steps is {cfg.save_every_n_steps}, but keep_last_n_checkpoints is 0, which keeps "
+            "none: set one of them otherwise"
+        )
     for key in ("batch_size", "gradient_accumulation_steps", "epochs", "log_every_n_steps"):
         if getattr(cfg, key) < 1:
             raise SetupError(f"config: {key} is {getattr(cfg, key)}, it has to be at least 1")
+    for key in _MODEL_SIZES:
+        size = cfg.model.get(key)
+        if isinstance(size, int) and size < 1:
+            raise SetupError(f"config: model: {key} is {size}, it has to be at least 1")
     if cfg.max_steps is not None and cfg.max_steps < 1:
         raise SetupError(f"config: max_steps is {cfg.max_steps}, it has to be at least 1, or null for no limit")
     if cfg.clip_grad_norm is not None and not cfg.clip_grad_norm > 0:
@@ -169,17 +259,41 @@ def _check_values(cfg: FinetuneConfig) -> None:
         )
 
 
-def _check_component(key: str, section: Any) -> None:
+def _sections(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The sections of a component with their names: one, or where there may be several those of a list."""
+    if key in _MULTIPLE_COMPONENTS and OmegaConf.is_list(value):
+        return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
+    return [(key, value)]
+
+
+def _check_datasets(dataset: Any) -> None:
+    sections = _sections("dataset", dataset)
+    if not sections:
+        raise SetupError("config: dataset is an empty list: name one data set or more")
+    packed = [where for where, section in sections if section.get("packed")]
+    if packed and len(packed) < len(sections):
+        others = [where for where, _ in sections if where not in packed]
+        raise SetupError(
+            f"config: {', '.join(packed)} packed, {', '.join(others)} not: of the data sets that are mixed, "
+            "all have to be packed or none"
+        )
+
+
+def _check_component(key: str, where: str, section: Any) -> None:
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
-        raise SetupError(f"config: {key} has to be a section with `_component_`")
+        alternative = ", or a list of such" if where in _MULTIPLE_COMPONENTS else ""
+        raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
     path = section["_component_"]
-    component = _find_component(key, path)
-    parameters = inspect.signature(component).parameters
+    component = _find_component(where, path)
+    try:
+        parameters = inspect.signature(component).parameters
+    except ValueError as error:  # dict, for example
+        raise SetupError(f"config: {where}: {path} does not tell its arguments: name a class or function") from error
     given = {str(argument) for argument in section if argument != "_component_"}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for argument in given - parameters.keys():
             raise SetupError(
-                f"config: {key}: {path} has no argument '{argument}'{_suggestion(argument, [*parameters])}"
+                f"config: {where}: {path} has no argument '{argument}'{_suggestion(argument, [*parameters])}"
             )
     missing = [
         name
@@ -190,10 +304,29 @@ def _check_component(key: str, section: Any) -> None:
         and name not in _COMPONENTS[key]
     ]
     if missing:
-        raise SetupError(f"config: {key}: {path} needs {', '.join(missing)}")
+        raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
+    with setup_errors(f"config: {where}"):
+        check_argument_types(component, {str(name): section[name] for name in given})
 
 
-def _find_component(key: str, path: str) -> Any:
+def _check_interface(key: str, path: str, component: Any) -> None:
+    needed, example = _INTERFACES.get(key, ((), ""))
+    if lacking := [name for name in needed if not hasattr(component, name)]:
+        raise SetupError(f"config: {key}: {path} has no {', '.join(lacking)}: take, for example, {example}")
+
+
+def _check_collate_fn(path: str) -> None:
+    parameters = inspect.signature(_find_component("collate_fn", path)).parameters
+    if lacking := {"padding_idx", "ignore_idx"} - parameters.keys():
+        raise SetupError(
+            f"config: collate_fn: {path} takes no {', '.join(sorted(lacking))}: take, for example, "
+            f"{FinetuneConfig.collate_fn}"
+        )
+
+
+def _find_component(key: str, path: Any) -> Any:
+    if not isinstance(path, str):
+        raise SetupError(f"config: {key}: component is {path!r}, it has to be a dotted path such as torch.optim.AdamW")
     try:
         component = _get_component_from_path(path)
     except (InstantiationError, ValueError) as error:

@@ -1,18 +1,24 @@
 """Tokenizer, data set and loader; the tokenizer is checked against the model."""
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Any, cast
 
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.config._utils import _get_component_from_path
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
+from torchtune.datasets import ConcatDataset, PackedDataset
+from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune.data import collate_packed, is_packed
+from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._config import FinetuneConfig, instantiate
-from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._distributed import main_process_first
+from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._run import Run
-
-Batch = Mapping[str, Tensor]
 
 
 def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
@@ -48,26 +54,72 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 
     Args:
         cfg (FinetuneConfig): the checked config.
-        tokenizer (Any): a torchtune tokenizer, the data set's first argument.
+        tokenizer (Any): a torchtune tokenizer, each data set's first argument.
 
     Returns:
-        Dataset[Any]: map-style data set of ``{"tokens": list[int], "labels": list[int]}``.
+        Dataset[Any]: map-style data set of ``{"tokens": list[int], "labels": list[int]}``, or a packed one, see
+        :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
 
     Raises:
-        SetupError: If it cannot be built from the settings given, rows would hold several documents, or there are too
-            few sequences for one step.
+        SetupError: If it cannot be built from the settings given, several cannot be mixed, packed rows would need
+            another ``collate_fn``, there are too few sequences for one step, or every label is masked.
     """
-    if cfg.dataset.get("packed"):
+    with main_process_first():
+        dataset = _mix(instantiate(cfg, "dataset", tokenizer))
+    if is_packed(dataset) and cfg.collate_fn != FinetuneConfig.collate_fn:
         raise SetupError(
-            "config: dataset: packed is true; a row of several documents would count as one sequence, set it to false"
+            f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
+            "documents of a row apart: leave collate_fn out, or set dataset.packed to false"
         )
-    dataset: Dataset[Any] = instantiate(cfg, "dataset", tokenizer)
-    found, needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps
+    world_size, _ = get_world_size_and_rank()
+    found, needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps * world_size
     if found < needed:
+        unit = "packed rows" if is_packed(dataset) else "sequences"
+        processes = " x processes" if world_size > 1 else ""
         raise SetupError(
-            f"the data set has {found} sequences, one step takes batch_size x gradient_accumulation_steps = {needed}"
+            f"the data set has {found} {unit}, one step takes batch_size x gradient_accumulation_steps{processes} = "
+            f"{needed}: lower batch_size or gradient_accumulation_steps, or add data"
+        )
+    if not any(_has_label(dataset[index]) for index in range(found)):  # the first one has, as a rule
+        raise SetupError(
+            f"none of the {found} sequences has a label to learn from: all are masked, or cut off behind a long "
+            "prompt; raise the limit of tokens, or unmask some"
         )
     return dataset
+
+
+def _has_label(sample: Mapping[str, Any]) -> bool:
+    """Tell whether a label is left when labels have been shifted, which drops the first."""
+    return any(label != CROSS_ENTROPY_IGNORE_IDX for label in sample["labels"][1:])
+
+
+def _mix(built: Dataset[Any] | list[Dataset[Any]]) -> Dataset[Any]:
+    """Make one data set of several."""
+    if not isinstance(built, list):
+        return built
+    lengths = sorted({part.max_seq_len for part in built if isinstance(part, PackedDataset)})
+    if len(lengths) > 1:
+        raise SetupError(f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one length")
+    with setup_errors("config: dataset"):  # what is packed cannot be mixed with what is not
+        mixed: Dataset[Any] = ConcatDataset(built)
+    return mixed
+
+
+def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:
+    """Make a batch of one item; a data set and a ``collate_fn`` of somebody else's may raise anything."""
+    try:
+        batch = collate([dataset[0]])
+        found = {name: tuple(batch[name].shape) for name in ("tokens", "labels")}
+    except Exception as error:
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
+            f"({cause_of(error)}): take one that belongs to the data set"
+        ) from error
+    if len(set(found.values())) > 1 or len(found["tokens"]) != 2:
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} makes tokens of shape {found['tokens']} and labels of "
+            f"{found['labels']}, they have to be [b, s] both: take one that belongs to the data set"
+        )
 
 
 def longest_sequence(dataset: Dataset[Any]) -> int:
@@ -94,17 +146,24 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
 
     Returns:
         DataLoader[Batch]: mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and
-        -100 where ignored.
+        -100 where ignored; of a packed data set see :class:`~tfidf_tune.data.PackedBatch`.
     """
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        dataset, num_replicas=1, rank=0, shuffle=cfg.shuffle, seed=run.seed, drop_last=True
+    world_size, rank = get_world_size_and_rank()
+    sampler = StatefulDistributedSampler(
+        dataset, num_replicas=world_size, rank=rank, shuffle=cfg.shuffle, seed=run.seed, drop_last=True
     )
-    collate = partial(_get_component_from_path(cfg.collate_fn), padding_idx=tokenizer.pad_id, ignore_idx=-100)
+    collate: Callable[..., Any] = (
+        partial(collate_packed, device=run.device)
+        if is_packed(dataset)
+        else partial(_get_component_from_path(cfg.collate_fn), padding_idx=tokenizer.pad_id, ignore_idx=-100)
+    )
+    _try_collate(cfg, dataset, collate)
     return DataLoader(
         dataset,
         batch_size=cfg.batch_size,
         sampler=sampler,
         collate_fn=collate,
         drop_last=True,
+        generator=torch.Generator(),  # its own: beginning an epoch leaves the random states of training alone
         pin_memory=run.device.type == "cuda",
     )

@@ -1,20 +1,28 @@
 """How a recipe is started: configs by name, configs on top of others, and errors of the user's in one message."""
 
 import argparse
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from types import FrameType
+from typing import Any, NoReturn, cast
 
+import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torchtune.config._utils import _merge_yaml_and_cli_args
 from yaml import YAMLError
 
-from tfidf_tune.training._errors import SetupError, TrainingError
+from tfidf_tune.training._distributed import is_first_to_speak, is_lost_process, is_main_process
+from tfidf_tune.training._errors import LostProcessError, SetupError, TrainingError
+from tfidf_tune.training._interrupt import Interrupted
+
+_SECONDS_FOR_MAIN_PROCESS = 5.0
 
 
 def config_path(name: str) -> str:
@@ -48,8 +56,8 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Read a config, and whatever it builds on.
 
     A config with the key ``base`` (another config's name, or a path, seen from the folder of the file or from the
-    working directory) is laid over that one: a section that names its own ``_component_`` takes the place of the
-    base's, any other is merged into it.
+    working directory) is laid over that one: a section that names its own ``_component_``, or a list, takes the place
+    of the base's, any other section is merged into it.
 
     Args:
         name (str): a path or a name, see :func:`config_path`.
@@ -59,12 +67,17 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         DictConfig: the config, unchecked, references unresolved.
 
     Raises:
-        SetupError: If there is no such config, or it builds on itself.
+        SetupError: If there is no such config, it builds on itself, or something is to change a part of a list.
         ValueError: If an override is not of the form ``key=value``.
         YAMLError: If a file is no YAML.
     """
-    content = OmegaConf.to_container(_load_with_base(name, ()), resolve=False)
-    namespace = argparse.Namespace(**cast(dict[str, Any], content))
+    content = cast(dict[str, Any], OmegaConf.to_container(_load_with_base(name, ()), resolve=False))
+    for key in (key for key, value in content.items() if isinstance(value, list)):
+        if inside := [override for override in overrides if override.startswith((f"{key}.", f"{key}["))]:
+            raise SetupError(
+                f"config: {inside[0]}: {key} is a list, and only whole lists can be given here: edit the file"
+            )
+    namespace = argparse.Namespace(**content)
     merged: DictConfig = _merge_yaml_and_cli_args(namespace, list(overrides))
     return merged
 
@@ -73,7 +86,10 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
     path = config_path(name)
     if path in above:
         raise SetupError(f"config {path} builds on itself: {' -> '.join((*above, path))}")
-    cfg = OmegaConf.load(path)
+    try:
+        cfg = OmegaConf.load(path)
+    except UnicodeDecodeError as error:
+        raise SetupError(f"config {path} is no UTF-8 text: {error}") from error
     if not isinstance(cfg, DictConfig):
         raise SetupError(f"config {path} holds a list, not keys and values")
     if wrong := [key for key in cfg if not isinstance(key, str)]:
@@ -88,9 +104,14 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
         base = _load_with_base(str(beside) if beside.is_file() else base_name, (*above, path))
     except SetupError as error:
         raise SetupError(f"{error} (base of {path})") from error
+    below = cast(dict[str, Any], OmegaConf.to_container(base, resolve=False))
     for key, section in cfg.items_ex(resolve=False):
-        if OmegaConf.is_dict(section) and "_component_" in section:
+        if OmegaConf.is_list(section) or (OmegaConf.is_dict(section) and "_component_" in section):
             base.pop(key, None)
+        elif OmegaConf.is_dict(section) and isinstance(below.get(str(key)), list):
+            raise SetupError(
+                f"config {path}: {key!s} is a list in {base_name}, which a section cannot change: give a list"
+            )
     return cast(DictConfig, OmegaConf.merge(base, cfg))
 
 
@@ -108,7 +129,8 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     """Make a function of a config the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
     What is wrong with config, data, checkpoint or disk is reported in one message without a traceback, exit code 1;
-    an interrupt ends with exit code 130.
+    SIGTERM ends with exit code 143, Ctrl-C with 130. Of several processes the first one speaks; another does where it
+    alone has something to say.
 
     Args:
         main (Callable[[DictConfig], None]): the recipe.
@@ -120,20 +142,60 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     @wraps(main)
     def entry_point() -> None:
         begun = False
-        # A save that is cut short then cleans up after itself, as it does on an exception.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))
+        signal.signal(signal.SIGTERM, _end_at_once)
         try:
             cfg = _read_arguments()
             begun = True
             main(cfg)
+        except LostProcessError as error:
+            _fail_without_another(str(error))
         except (SetupError, TrainingError, OSError) as error:
-            sys.exit(f"error: {error}")
+            if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
+                _fail_without_another("another process of the run was lost before training began: its message says why")
+            _fail(str(error))
         except (ValueError, YAMLError, OmegaConfBaseException) as error:
             if begun:
                 raise  # a bug of ours: its traceback is wanted
-            sys.exit(f"error: config: {error}")
+            _fail(f"config: {error}")
+        except Interrupted as request:
+            if is_main_process():
+                print(request, file=sys.stderr)
+            sys.exit(request.exit_code)
         except KeyboardInterrupt:
             print("interrupted; the checkpoints written so far are whole", file=sys.stderr)
-            sys.exit(130)
+            sys.exit(128 + signal.SIGINT)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     return entry_point
+
+
+def _end_at_once(signal_number: int, _: FrameType | None) -> None:
+    """Before and after training there is nothing to finish."""
+    if is_main_process():
+        print("ended by SIGTERM", file=sys.stderr)
+    sys.exit(128 + signal_number)
+
+
+def _fail(message: str) -> NoReturn:
+    """End with a message; where the first process fails alike, torchrun ends this one before it repeats it."""
+    if is_main_process():
+        _ignore_torchrun()
+        is_first_to_speak()
+    else:
+        time.sleep(_SECONDS_FOR_MAIN_PROCESS)
+        message = f"process {os.environ['RANK']}: {message}"
+    sys.exit(f"error: {message}")
+
+
+def _fail_without_another(message: str) -> NoReturn:
+    """End because another process is gone, which all that are left notice and one tells."""
+    _ignore_torchrun()
+    if is_first_to_speak():
+        print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _ignore_torchrun() -> None:
+    """Where one process has failed torchrun ends the others by SIGTERM, which must not come before the message."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,9 +1,11 @@
 """Errors of the user's: found while a run is set up, told in one message."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtune.config._errors import InstantiationError
 
 # What components and files can raise when settings do not suit them. KeyError and the like stay what they are: bugs.
@@ -28,17 +30,30 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says why and what to try."""
 
 
-def first_line(error: Exception) -> str:
+class LostProcessError(TrainingError):
+    """Another process of the run is gone; all that are left notice."""
+
+
+def cause_of(error: BaseException) -> str:
+    """What an error says in a message around it: its first line, and its kind where the words need it."""
+    if isinstance(error, CheckpointException):
+        return "; ".join(cause_of(failure) for failure, _ in error.failures.values())
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
     """What an error says, without what libraries add below; nothing where it says nothing."""
     return str(error).strip().partition("\n")[0]
 
 
 @contextmanager
-def setup_errors(where: str = "") -> Iterator[None]:
+def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Turn what fails in the block into a :class:`SetupError`, the cause chained.
 
     Args:
         where (str): put before the message, the config's key for example. Default: "".
+        given (Mapping[str, Any] | None): arguments of what is called in the block, told with a TypeError, which names
+            types and no values. Default: None.
 
     Raises:
         SetupError: If the block fails for a reason that lies in what the user gave.
@@ -49,4 +64,6 @@ def setup_errors(where: str = "") -> Iterator[None]:
         raise
     except _CAUSES as error:
         told = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+        if given and isinstance(error, TypeError):
+            told += f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
         raise SetupError(f"{where}: {told}" if where else told) from error

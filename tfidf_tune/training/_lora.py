@@ -1,12 +1,15 @@
 """What a model's LoRA layers say about themselves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
+from torchtune.modules.peft.lora import _lora_a_init_params, _lora_b_init_params
+
+from tfidf_tune.training._parameters import plain_name
 
 
 @dataclass(frozen=True)
@@ -117,18 +120,24 @@ def keep_adapters_in_fp32(model: nn.Module) -> None:
         parameter.data = parameter.data.float()
 
 
-def initialize_adapters(model: nn.Module, device: torch.device) -> None:
-    """Give LoRA layers on the meta device their initial weights: A random, B zero.
+def initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Make the initial weights of LoRA layers, torchtune's own: A random, B zero.
 
     Args:
-        model (nn.Module): model with LoRA, its adapters on the meta device.
-        device (torch.device): where they go.
+        model (nn.Module): model with LoRA, perhaps on the meta device, perhaps sharded.
+        device (torch.device): where the weights go.
+
+    Yields:
+        tuple[str, Tensor]: name of a parameter and its whole weight.
     """
     layer: Any
-    for layer in model.modules():
+    for name, layer in model.named_modules():
         if isinstance(layer, LoRALinear):
-            layer.to_empty(device=device)
-            layer.initialize_parameters()
+            for part, initialize in (("lora_a", _lora_a_init_params), ("lora_b", _lora_b_init_params)):
+                shape = getattr(layer, part).weight
+                linear = nn.Linear(shape.shape[1], shape.shape[0], bias=False, device="meta", dtype=shape.dtype)
+                initialize(linear.to_empty(device=device))
+                yield plain_name(f"{name}.{part}.weight"), linear.weight.detach()
 
 
 def is_adapter(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,12 @@ from typing import IO, Any, cast
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torchtune import training
+from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run
 
@@ -28,30 +31,51 @@ class JSONLinesLogger:
 
     Args:
         path (Path): the file; its folder is made.
+        last_step (int): lines of an earlier run are kept up to this step. Default: 0, none.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+    def __init__(self, path: Path, *, last_step: int = 0) -> None:
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= last_step]
+        with atomic_file(path) as temporary:
+            temporary.write_text("".join(kept), encoding="utf-8")
+        self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
-        """Write one line and bring it to the file at once; what is not finite becomes null, which is JSON."""
+        """Write one line and bring it to the file at once; what is not finite becomes null, which is JSON.
+
+        Raises:
+            TrainingError: If it cannot be written.
+        """
         values = {name: value if math.isfinite(value) else None for name, value in payload.items()}
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(f"{self._file.name} could not be written: {error}") from error
+
+    def sync_to_disk(self) -> None:
+        """Make sure that no line is lost with the machine."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a log but for one that was cut off."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [line for line in lines if line.endswith("}\n")]
+
+
 class ProgressLog:
     """Reports training steps to the loggers and on a progress bar with loss, tokens/s and time left.
 
     Args:
-        loggers (list[Any]): torchtune metric loggers.
+        loggers (list[Any]): torchtune metric loggers; none on other processes than the first, which shows no bar.
         total_steps (int): optimizer steps of the run.
         log_every_n_steps (int): steps between two entries; the last step gets one in any case.
+        first_step (int): step to begin with. Default: 1.
         memory_device (torch.device | None): CUDA device whose peak memory is logged. Default: None.
     """
 
@@ -61,53 +85,58 @@ class ProgressLog:
         *,
         total_steps: int,
         log_every_n_steps: int,
+        first_step: int = 1,
         memory_device: torch.device | None = None,
     ) -> None:
         self._loggers = loggers
         self._total_steps = total_steps
+        self._first_step = first_step
         self._every = log_every_n_steps
         self._memory_device = memory_device
         self._bar: Any = None  # not before there is progress: loading may show a bar of its own
-        self._tokens: torch.Tensor | int = 0  # since the last entry
-        self._tokens_seen: torch.Tensor | int = 0  # in the whole run
+        self._tokens = 0  # since the last entry
+        self._tokens_seen = 0  # in the whole run
         self._start = time.perf_counter()
 
     def start(self) -> None:
         """Start bar and clock: what came before (loading the model) is no part of the run's speed."""
-        self._bar = tqdm(total=self._total_steps, unit="step", dynamic_ncols=True)
+        self._bar = tqdm(
+            total=self._total_steps,
+            initial=self._first_step - 1,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not is_main_process(),
+        )
         self.restart_clock()
 
-    def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: torch.Tensor) -> None:
+    def is_due(self, step: int) -> bool:
+        """Tell whether a step gets an entry."""
+        return step % self._every == 0 or step == self._total_steps
+
+    def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: int) -> None:
         """Count a finished step; read its metrics off the device only when they are due.
 
         Args:
             step (int): number of the step, from 1.
             metrics (Mapping[str, torch.Tensor | float]): scalars.
-            num_tokens (torch.Tensor): tokens that the step was trained on, integer scalar.
+            num_tokens (int): tokens that the step was trained on, on all processes.
 
         Raises:
-            TrainingError: If, at an entry, the loss is not finite, or ten steps (or the whole run) had no token at all.
+            TrainingError: If, at an entry, ten steps (or the whole run) had no token at all.
         """
         self._tokens = self._tokens + num_tokens
         self._tokens_seen = self._tokens_seen + num_tokens
         self._bar.update()
-        if step % self._every and step != self._total_steps:
+        if not self.is_due(step):
             return
-        on_device = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
-        numbers = [*on_device.values(), self._tokens, self._tokens_seen]
-        # One transfer for all: each would wait for the device.
-        *found, tokens, tokens_seen = torch.stack(
-            [torch.as_tensor(number, dtype=torch.float64, device=num_tokens.device) for number in numbers]
-        ).tolist()
-        values = {**metrics, **dict(zip(on_device, found, strict=True))}
-        if not math.isfinite(values["loss"]):
-            raise TrainingError(
-                f"the loss is {values['loss']} at step {step}: try a lower learning rate, fp32, clipping; "
-                "checkpoints of earlier steps are whole"
-            )
-        if not tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
+        if not self._tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
             raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
-        tokens_per_second = tokens / (time.perf_counter() - self._start)
+        on_device = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
+        # One transfer for all: each would wait for the device.
+        found = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
+        values = {**metrics, **dict(zip(on_device, found, strict=True))}
+        num_processes, _ = get_world_size_and_rank()
+        tokens_per_second = self._tokens / num_processes / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
         if self._memory_device is not None:
             values |= training.get_memory_stats(device=self._memory_device)
@@ -118,7 +147,22 @@ class ProgressLog:
 
     def note(self, text: str) -> None:
         """Say something beside the progress bar."""
-        self._bar.write(text, file=sys.stderr)
+        if is_main_process():
+            tqdm.write(text, file=sys.stderr)
+
+    def sync_to_disk(self) -> None:
+        """Make sure that what has been logged is not lost with the machine."""
+        for logger in self._loggers:
+            if isinstance(logger, JSONLinesLogger):
+                logger.sync_to_disk()
+
+    def state_dict(self) -> dict[str, int]:
+        """What a run that goes on from here has to know of the log."""
+        return {"tokens_seen": self._tokens_seen}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Go on from another log's :meth:`state_dict`."""
+        self._tokens_seen = state_dict["tokens_seen"]
 
     def restart_clock(self) -> None:
         """Leave what was done since the last entry (writing a checkpoint) out of the tokens per second."""
@@ -134,13 +178,16 @@ class ProgressLog:
 
 
 @contextmanager
-def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int) -> Iterator[ProgressLog]:
+def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step: int = 1) -> Iterator[ProgressLog]:
     """Open the run's folder: the resolved config, ``metrics.jsonl``, the config's metric logger, the progress bar.
+
+    On other processes than the first the log is silent.
 
     Args:
         cfg (FinetuneConfig): the checked config.
         run (Run): gives folder and device.
         total_steps (int): optimizer steps of the run.
+        first_step (int): step to begin with; entries of earlier ones stay in ``metrics.jsonl``. Default: 1.
 
     Yields:
         ProgressLog: closed with its loggers at the end.
@@ -148,17 +195,22 @@ def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int) -> Iterator[P
     Raises:
         SetupError: If the metric logger cannot be built from the settings given.
     """
-    metric_logger = instantiate(cfg, "metric_logger")
-    metric_logger.log_config(cfg)
-    with atomic_file(run.output_dir / "config.yaml") as file:
-        OmegaConf.save(cast(DictConfig, cfg), file)
     progress = ProgressLog(
-        [JSONLinesLogger(run.output_dir / "metrics.jsonl"), metric_logger],
+        _open_loggers(cfg, run, first_step) if is_main_process() else [],
         total_steps=total_steps,
         log_every_n_steps=cfg.log_every_n_steps,
+        first_step=first_step,
         memory_device=run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None,
     )
     try:
         yield progress
     finally:
         progress.close()
+
+
+def _open_loggers(cfg: FinetuneConfig, run: Run, first_step: int) -> list[Any]:
+    metric_logger = instantiate(cfg, "metric_logger")
+    metric_logger.log_config(cfg)
+    with atomic_file(run.output_dir / "config.yaml") as file:
+        OmegaConf.save(cast(DictConfig, cfg), file)
+    return [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=first_step - 1), metric_logger]

@@ -11,9 +11,11 @@ from torchtune.training import set_default_dtype
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._head import prepare_head
-from tfidf_tune.training._lora import check_lora_targets, check_lora_values, initialize_adapters, keep_adapters_in_fp32
+from tfidf_tune.training._lora import check_lora_targets, check_lora_values, initial_adapters, keep_adapters_in_fp32
+from tfidf_tune.training._parameters import assign_parameters
 from tfidf_tune.training._rope import build_rope_tables
 from tfidf_tune.training._run import Run
 
@@ -63,12 +65,15 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
     """Give a model of :func:`build_model` the checkpoint's weights, fresh adapters and its constants.
 
     Args:
-        model (nn.Module): torchtune model on the meta device; changed in place.
+        model (nn.Module): torchtune model on the meta device, perhaps sharded; changed in place.
         checkpointer (HFCheckpointer): reads the checkpoint.
-        run (Run): gives device and dtype.
+        run (Run): gives device, dtype and seed.
     """
-    checkpointer.load_weights(model, device=run.device, dtype=run.dtype)
-    initialize_adapters(model, run.device)
+    checkpointer.load_weights(model, device=run.device, dtype=run.dtype, storage_device=run.storage_device)
+    # A function of the seed alone, the same on every process, whatever was drawn before.
+    with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
+        torch.manual_seed(run.seed)
+        assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
     build_rope_tables(model, run.device)
     training.validate_no_params_on_meta_device(model)
 
@@ -77,11 +82,11 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     """Switch on what the config asks of the training step: the head, ``torch.compile``, activation checkpointing.
 
     Args:
-        model (nn.Module): torchtune model with weights; changed in place.
+        model (nn.Module): torchtune model, perhaps on the meta device; changed in place.
         loss (WeightedCrossEntropyLoss): the objective; changed in place.
         cfg (FinetuneConfig): the checked config.
     """
-    if refusal := prepare_head(model, loss):
+    if (refusal := prepare_head(model, loss)) and is_main_process():
         print(
             f"{refusal}, which head '{loss.head}' cannot compute: logits are made in {loss.num_output_chunks} chunks",
             file=sys.stderr,

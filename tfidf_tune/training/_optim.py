@@ -1,5 +1,6 @@
 """Optimizer, learning-rate schedule, gradient scaler and loss of the config."""
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,6 +47,12 @@ def build_optimizer(cfg: FinetuneConfig, parameters: Iterable[nn.Parameter], tot
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise SetupError(
+            f"config: optimizer: {cfg.optimizer['_component_']} needs a closure that computes the loss several times a "
+            "step, which these recipes do not have: take one whose step() goes without"
+        )
     if cfg.lr_scheduler is None:
         return optimizer, None
     return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ class MemoryPlan:
         loss (int | None): bytes that the loss keeps beside them. None: not estimated.
         step (int): most bytes that gradients, activations, loss and what is short-lived take at one time. Gradients
             come as activations go, so it is less than their sum.
+        saved_to_resume (int): bytes of a resume checkpoint on the disk: weights that are trained, optimizer state.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
 
@@ -54,6 +54,7 @@ class MemoryPlan:
     activations: int | None
     loss: int | None
     step: int
+    saved_to_resume: int
     not_estimated: tuple[str, ...] = ()
 
     @property
@@ -106,6 +107,7 @@ def plan_memory(
     accumulate_gradients: bool = False,
     enable_activation_checkpointing: bool = False,
     autocast_dtype: torch.dtype | None = None,
+    num_shards: int = 1,
 ) -> MemoryPlan:
     """Find out what training a model takes, by a training step on the meta device, which has neither memory nor time.
 
@@ -123,6 +125,7 @@ def plan_memory(
         enable_activation_checkpointing (bool): whether layers keep their input alone. True is the bound for a compiled
             model too, which keeps less than it does uncompiled. Default: False.
         autocast_dtype (torch.dtype | None): dtype of ``torch.autocast`` around the forward pass. Default: None.
+        num_shards (int): processes that share weights, gradients and optimizer state. Default: 1.
 
     Returns:
         MemoryPlan: the plan; it names what could not be estimated: the activations of a model that does not run on the
@@ -151,15 +154,22 @@ def plan_memory(
         not_estimated.append(f"activations and loss ({type(error).__name__}: {first_line(error)})")
     if loss.head == "torch":
         not_estimated.append("what PyTorch's linear_cross_entropy takes for the time of its work")
+    saved_to_resume = gradients + (optimizer or 0)  # a gradient has the size of its weight
+    if num_shards > 1:
+        # What is gathered for a moment is not counted, as a lower bound may: layers, and gradients on their way.
+        gradients = -(-gradients // num_shards)
+        optimizer = None if optimizer is None else -(-optimizer // num_shards)
+        step = max(gradients, (activations or 0) + (loss_bytes or 0))
     return MemoryPlan(
         num_trained=sum(parameter.numel() for parameter in trained),
         num_frozen=sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad),
-        weights=_num_bytes(chain(model.parameters(), model.buffers())),
+        weights=-(-_num_bytes(model.parameters()) // num_shards) + _num_bytes(model.buffers()),
         optimizer=optimizer,
         gradients=gradients,
         activations=activations,
         loss=loss_bytes,
         step=step,
+        saved_to_resume=saved_to_resume,
         not_estimated=tuple(not_estimated),
     )
 

@@ -1,5 +1,6 @@
 """The plan of a run: what it takes of memory and disk, printed before it begins, and refused where it cannot fit."""
 
+import os
 import shutil
 import sys
 from functools import partial
@@ -8,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._data import longest_sequence
+from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._plan import available_memory, check_fits, format_bytes, plan_memory
@@ -21,7 +24,7 @@ from tfidf_tune.training._run import Run, nearest_folder
 def check_resources(
     cfg: FinetuneConfig, model: nn.Module, loss: WeightedCrossEntropyLoss, dataset: Dataset[Any], run: Run
 ) -> None:
-    """Print the plan of the run, and refuse it where memory or disk cannot hold it.
+    """Print the plan of a process of the run, and refuse it where memory or disk cannot hold it.
 
     Args:
         cfg (FinetuneConfig): the checked config; ``refuse_if_too_large=False`` prints alone.
@@ -33,6 +36,7 @@ def check_resources(
     Raises:
         SetupError: If it needs more than there is; the message says of what, and what helps.
     """
+    world_size, _ = get_world_size_and_rank()
     seq_len = longest_sequence(dataset)
     plan = plan_memory(
         model,
@@ -44,22 +48,33 @@ def check_resources(
         accumulate_gradients=cfg.gradient_accumulation_steps > 1,
         enable_activation_checkpointing=cfg.enable_activation_checkpointing or cfg.compile,
         autocast_dtype=torch.float16 if run.dtype is torch.float16 else None,
+        num_shards=world_size,
     )
     memory = available_memory(run.device)
+    if run.device.type == "cpu":
+        memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a machine share it
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
     size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
-    number = len(set(cfg.save_at_percent))
+    number, number_to_resume = len(set(cfg.save_at_percent)), cfg.keep_last_n_checkpoints
+    # One more than are kept, while the newest is written.
+    resume_size = plan.saved_to_resume if number_to_resume else 0
+    needed = number * size + (number_to_resume + 1) * resume_size
+    checkpoints = f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from of " + (
+        format_bytes(resume_size)
+    )
     disk = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if cfg.refuse_if_too_large:
         check_fits(plan, memory)
-    if cfg.refuse_if_too_large and number * size > disk:
+    if cfg.refuse_if_too_large and needed > disk:
         raise SetupError(
-            f"{number} checkpoints of {format_bytes(size)} do not fit into {run.output_dir}, where "
-            f"{format_bytes(disk)} are free: choose another output_dir, fewer save_at_percent, or adapters alone; "
+            f"{checkpoints} do not fit into {run.output_dir}, where {format_bytes(disk)} are free: choose another "
+            "output_dir, fewer save_at_percent, a lower keep_last_n_checkpoints (0 for none), or adapters alone; "
             "refuse_if_too_large=False tries it nevertheless"
         )
-    print(
-        f"A step of {cfg.batch_size} x {seq_len} tokens on {run.device}:\n{plan.table(memory)}\n"
-        f"checkpoints: {number} of {format_bytes(size)}; {format_bytes(disk)} are free in {run.output_dir}",
-        file=sys.stderr,
-    )
+    if is_main_process():
+        where = f"{run.device}, one of {world_size} processes" if world_size > 1 else f"{run.device}"
+        print(
+            f"A step of {cfg.batch_size} x {seq_len} tokens on {where}:\n{plan.table(memory)}\n"
+            f"{checkpoints}; {format_bytes(disk)} are free in {run.output_dir}",
+            file=sys.stderr,
+        )

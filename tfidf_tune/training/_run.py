@@ -1,14 +1,17 @@
 """The run itself: device, dtype, seed, folder."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 from torchtune import training, utils
 
-from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._config import FinetuneConfig, shards_model
+from tfidf_tune.training._distributed import connect_processes, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
+
+RESUME_FOLDER = "resume"
 
 _DEVICES = ("cpu", "cuda")
 
@@ -22,16 +25,23 @@ class Run:
         dtype (torch.dtype): the dtype of the weights.
         seed (int): seed of initialisation, dropout and data order.
         output_dir (Path): folder of the run; it is made when there is something to write.
+        fsdp_cpu_offload (bool): whether weights are on the device only while it computes with them.
     """
 
     device: torch.device
     dtype: torch.dtype
     seed: int
     output_dir: Path
+    fsdp_cpu_offload: bool = False
+
+    @property
+    def storage_device(self) -> torch.device:
+        """Where the weights are kept."""
+        return torch.device("cpu") if self.fsdp_cpu_offload else self.device
 
 
 def open_run(cfg: FinetuneConfig) -> Run:
-    """Settle device, dtype and seed; nothing is written yet.
+    """Settle device, dtype and seed, and connect the processes that torchrun started; nothing is written yet.
 
     Args:
         cfg (FinetuneConfig): the checked config.
@@ -40,22 +50,21 @@ def open_run(cfg: FinetuneConfig) -> Run:
         Run: the run.
 
     Raises:
-        SetupError: If several processes were started, the folder already holds checkpoints or cannot be written, or
+        SetupError: If the folder already holds checkpoints that the run is not to go on from, or cannot be written, or
             the device cannot be had.
     """
-    # Set by torchrun; torch.distributed itself knows nothing before its process group is there.
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1:
-        raise SetupError(f"{world_size} processes were started; the recipes run on one process so far")
     output_dir = Path(cfg.output_dir)
-    _check_folder(output_dir)
+    _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
     with setup_errors(f"device '{cfg.device}' cannot be had here, possible are {', '.join(_DEVICES)} where present"):
         device = utils.get_device(device=cfg.device)
         if device.type not in _DEVICES or not cfg.device.startswith(device.type):
             raise ValueError(f"torch offers '{device.type}' instead")
     with setup_errors("config: dtype"):
         dtype = training.get_dtype(cfg.dtype, device=device)
-    return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir)
+    if started_processes() > 1 or shards_model(cfg):
+        connect_processes(device)
+    # Each process has a seed of its own, this one and its rank: dropout differs between them.
+    return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
 
 
 def nearest_folder(path: Path) -> Path:
@@ -63,12 +72,29 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
-def _check_folder(output_dir: Path) -> None:
-    earlier = sorted(path.name for path in output_dir.glob("checkpoint_*"))
-    if earlier:
+def _check_folder(output_dir: Path, *, resume: bool) -> None:
+    milestones = sorted(path.name for path in output_dir.glob("checkpoint_*"))
+    resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
+    if resume and milestones and not resumable:
         raise SetupError(
-            f"output_dir {output_dir} already holds {', '.join(earlier)}: choose another output_dir, or move them away"
+            f"output_dir {output_dir} holds {', '.join(milestones)}, but no resume checkpoint to go on from: choose "
+            "another output_dir, or move them away"
+        )
+    if resumable and not resume:
+        raise SetupError(
+            f"output_dir {output_dir} already holds a run that can go on, {', '.join(resumable)} of its folder "
+            f"{RESUME_FOLDER}: set resume_from_checkpoint=True, choose another output_dir, or move them away"
+        )
+    if milestones and not resume:
+        raise SetupError(
+            f"output_dir {output_dir} already holds {', '.join(milestones)}: choose another output_dir, or move them "
+            "away"
         )
     nearest = nearest_folder(output_dir)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise SetupError(f"output_dir {output_dir} cannot be written: {nearest} is no folder or not writable")
+    try:  # the one way to know that holds for root, network folders and the like
+        TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise SetupError(
+            f"output_dir {output_dir} cannot be written: {nearest} is no folder or not writable ({error.strerror}); "
+            "choose another output_dir"
+        ) from error

@@ -1,37 +1,58 @@
 """The training loop and its step."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training._batches import (
+    Batch,
+    StepBatches,
+    agree_on_step,
+    step_batches,
+    step_indices,
+    steps_per_epoch,
+    to_device,
+)
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._data import Batch
-from tfidf_tune.training._errors import TrainingError
+from tfidf_tune.training._distributed import gather_tensors, is_lost_process
+from tfidf_tune.training._errors import LostProcessError, TrainingError
+from tfidf_tune.training._interrupt import Interrupted, StopRequest, stop_request
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
+from tfidf_tune.training._non_finite import NonFiniteGuard, require_finite
+from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run
+from tfidf_tune.training._state import TrainState
 
 
 class StepResult(NamedTuple):
-    """Scalars of one optimizer step, still on the device.
+    """Scalars of one optimizer step over all processes, metrics still on the device.
 
     Attributes:
         metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted, comparable between
             objectives), ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before clipping.
             Under fp16 also ``loss_scale``, what the next step's loss is multiplied by.
-        num_tokens (Tensor): valid label tokens.
-        skipped (bool): whether fp16 gradients overflowed, so that the weights stayed as they were.
+        num_tokens (int): valid label tokens.
+        is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 the loss alone, whose gradients
+            overflow now and then.
+        overflowed (bool): whether fp16 gradients overflowed, so that the weights stayed as they were.
+        skipped (bool): whether they did for that reason, or because ``is_finite`` was looked at and false.
     """
 
     metrics: dict[str, Tensor]
-    num_tokens: Tensor
+    num_tokens: int
+    is_finite: Tensor
+    overflowed: bool
     skipped: bool
 
 
@@ -52,156 +73,209 @@ def train_step(
     model: nn.Module,
     loss: WeightedCrossEntropyLoss,
     optimizer: Optimizer,
-    batches: Sequence[Batch],
+    batches: StepBatches | Sequence[Batch],
     *,
     scaler: torch.amp.GradScaler,
     device: torch.device,
     clip_grad_norm: float | None,
+    look_at_finite: bool = False,
 ) -> StepResult:
-    r"""One optimizer step on one or more mini-batches, each counting by its share of the valid tokens.
+    r"""One optimizer step on one or more mini-batches on each process, each counting by its share of the valid tokens.
 
     The gradient is that of :math:`\frac{1}{M}\sum_b M_b \mathcal{L}_b` with :math:`M_b` the valid tokens of mini-batch
-    b: for plain cross-entropy exactly that of one large batch. Weights are those of each mini-batch.
+    b and the sum over the mini-batches of all processes: for plain cross-entropy exactly that of one large batch.
+    Weights are those of each mini-batch.
 
     Args:
         model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
-        batches (Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``.
+        batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, and what
+            packed rows have beside them; what is not agreed on yet, see :func:`agree_on_step`, is at the start.
         scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
             does nothing.
         device (torch.device): the model's device.
         clip_grad_norm (float | None): largest gradient norm. None: the norm is measured alone.
+        look_at_finite (bool): leave the weights alone where loss or gradient is not finite; the device is waited for.
+            Default: False.
 
     Returns:
         StepResult: metrics and the number of tokens.
     """
-    inputs = [batch["tokens"].to(device, non_blocking=True) for batch in batches]
-    labels = [shift_labels(batch["labels"].to(device, non_blocking=True), loss.ignore_index) for batch in batches]
-    num_valid = [(label != loss.ignore_index).sum() for label in labels]
-    num_tokens = torch.stack(num_valid).sum()
+    if not isinstance(batches, StepBatches):
+        batches = agree_on_step(batches, ignore_index=loss.ignore_index)
+    num_tokens = batches.num_tokens
+    inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
     cross_entropy, squared_weights, weight_max = total.clone(), total.clone(), total.clone()
-    for tokens, label, valid in zip(inputs, labels, num_valid, strict=True):
+    for batch, valid, shape in zip(inputs, batches.num_valid, batches.shapes, strict=True):
+        labels, document_ids = shift_labels(batch["labels"], loss.ignore_index), batch.get("document_ids")
+        begun = loss.weighting.begin(labels, document_ids=document_ids, shape=shape)
+        where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
-            logits = model(tokens)
-        terms = loss.terms(logits, label)
+            logits = model(batch["tokens"], **where)
+        terms = loss.terms(logits, labels, document_ids, begun)
         del logits  # or they would stay whole while the backward pass lets them go chunk by chunk
-        share = valid / num_tokens.clamp_min(1)
+        share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share
         cross_entropy += terms.cross_entropy * share
         squared_weights += terms.weights.square().sum()
         weight_max = torch.maximum(weight_max, terms.weights.max())
+    of_all = gather_tensors(torch.stack([total, cross_entropy, squared_weights, weight_max]))
+    total, cross_entropy, squared_weights, _ = of_all.sum(0)
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
         [parameter for group in optimizer.param_groups for parameter in group["params"]],
-        float("inf") if clip_grad_norm is None else clip_grad_norm,
+        math.inf if clip_grad_norm is None else clip_grad_norm,
     )
+    if isinstance(grad_norm, DTensor):
+        grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
+    is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
     loss_scale = scaler.get_scale()
-    scaler.step(optimizer)
+    is_lost = look_at_finite and not is_finite
+    if not is_lost:
+        scaler.step(optimizer)
     scaler.update()
     next_scale = scaler.get_scale()
-    skipped = next_scale < loss_scale  # the sign of an overflow
     optimizer.zero_grad(set_to_none=True)
-    variance = squared_weights / num_tokens.clamp_min(1) - 1  # the mean of the weights is 1
+    variance = squared_weights / max(num_tokens, 1) - 1  # the mean of the weights is 1
     metrics = {
         "loss": total,
         "cross_entropy": cross_entropy,
         "weight_std": variance.clamp_min(0).sqrt(),
-        "weight_max": weight_max,
+        "weight_max": of_all[:, 3].max(),
         "grad_norm": grad_norm,
     }
     if scaler.is_enabled():
-        metrics["loss_scale"] = torch.tensor(next_scale)
-    return StepResult(metrics, num_tokens, skipped)
+        metrics["loss_scale"] = torch.tensor(next_scale, device=device)
+    overflowed = next_scale < loss_scale  # the sign of it
+    return StepResult(metrics, num_tokens, is_finite, overflowed, skipped=overflowed or is_lost)
 
 
 def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
     """Count the optimizer steps of the run: all epochs, or ``max_steps`` if that is less."""
-    total = cfg.epochs * (len(dataloader) // cfg.gradient_accumulation_steps)
+    total = cfg.epochs * steps_per_epoch(cfg, dataloader)
     return total if cfg.max_steps is None else min(total, cfg.max_steps)
 
 
 def train(
     cfg: FinetuneConfig,
-    model: nn.Module,
-    loss: WeightedCrossEntropyLoss,
-    optimizer: Optimizer,
-    lr_scheduler: Any,
-    scaler: torch.amp.GradScaler,
+    state: TrainState,
     dataloader: DataLoader[Batch],
     *,
     total_steps: int,
     run: Run,
     progress: ProgressLog,
+    resume: ResumePoint,
     save: Callable[[Path], None],
 ) -> None:
-    """Train to the end of the run, saving at its milestones.
+    """Train to the end of the run, saving at its milestones and what a restart needs.
 
     Args:
         cfg (FinetuneConfig): the checked config.
-        model (nn.Module): torchtune model, ready for training.
-        loss (WeightedCrossEntropyLoss): the objective.
-        optimizer (Optimizer): over the trainable parameters.
-        lr_scheduler (Any): stepped after each optimizer step that was not skipped, or None.
-        scaler (torch.amp.GradScaler): see :func:`train_step`.
+        state (TrainState): model, loss, optimizer, schedule, scaler.
         dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
         total_steps (int): optimizer steps of the run, see :func:`count_steps`.
         run (Run): gives device and folder.
         progress (ProgressLog): takes the metrics; not closed here.
-        save (Callable[[Path], None]): writes a checkpoint into the given folder.
+        resume (ResumePoint): where the run begins, and where it can go on from.
+        save (Callable[[Path], None]): writes a milestone's checkpoint into the given folder.
 
     Raises:
-        TrainingError: If the loss is not finite at an entry of the log, a weight is not when it would be saved, or
-            fp16 gradients overflow at any scale.
+        TrainingError: If loss or gradient is not finite, fp16 gradients overflow at any scale, or a checkpoint cannot
+            be written.
+        Interrupted: If SIGTERM or SIGINT asked for an end; the step was finished and saved.
     """
+    state.model.train()
+    state.loss.train()
+    resume.restore(state, progress)
+    if resume.step >= total_steps:
+        progress.note(f"all {total_steps} steps are done already")
+        return
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
-    model.train()
-    loss.train()
-    progress.start()
-    steps = islice(_steps(cfg, dataloader), total_steps)
-    batches = next(steps)
-    for step in range(1, total_steps + 1):
-        learning_rate = optimizer.param_groups[0]["lr"]
-        result = train_step(
-            model, loss, optimizer, batches, scaler=scaler, device=run.device, clip_grad_norm=cfg.clip_grad_norm
-        )
-        if result.skipped:
-            progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scaler.get_scale():g}")
-            if scaler.get_scale() < 1:
-                raise TrainingError(
-                    f"gradients overflow in fp16 at step {step} even without a loss scale: try dtype=bf16, or a lower "
-                    "learning rate; checkpoints of earlier steps are whole"
-                )
-        elif lr_scheduler is not None:
-            lr_scheduler.step()
-        if step not in milestones:
-            batches = next(steps, [])  # before metrics are read: until then a GPU is still at work
-        progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
-        if step in milestones:
-            _require_finite(model, step)
-            for percent in milestones[step]:
-                save(run.output_dir / milestone_name(percent))
-                progress.restart_clock()
-            batches = next(steps, [])  # a fault of the data must not cost the checkpoint
-
-
-def _require_finite(model: nn.Module, step: int) -> None:
-    """Let no checkpoint be written of a model that is lost, whose loss may not be logged before."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and not parameter.isfinite().all():
-            raise TrainingError(
-                f"{name} is not finite after step {step}: try a lower learning rate, fp32, clipping; "
-                "checkpoints of earlier steps are whole"
+    guard = NonFiniteGuard(
+        run.device,
+        skip=cfg.on_non_finite == "skip",
+        indices_of=partial(step_indices, cfg, dataloader),
+        note=progress.note,
+    )
+    steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
+    with stop_request() as request, _naming_last_checkpoint(resume):
+        progress.start()
+        batches = _next_step(steps, request)
+        for step in range(resume.step + 1, total_steps + 1):
+            learning_rate = state.optimizer.param_groups[0]["lr"]
+            result = train_step(
+                state.model,
+                state.loss,
+                state.optimizer,
+                batches,
+                scaler=state.scaler,
+                device=run.device,
+                clip_grad_norm=cfg.clip_grad_norm,
+                look_at_finite=guard.looks_at_each_step,
             )
+            guard.add(step, result.is_finite, result.metrics["loss"], result.metrics["grad_norm"])
+            if result.overflowed:
+                _tell_overflow(state.scaler, step, progress)
+            if not result.skipped and state.lr_scheduler is not None:
+                state.lr_scheduler.step()
+            saves_resume = resume.is_kept and (step in milestones or _is_multiple(step, cfg.save_every_n_steps))
+            saves = saves_resume or step in milestones
+            if not saves:
+                batches = _next_step(steps, request)  # before metrics are read: until then a GPU is still at work
+            if saves or guard.looks_at_each_step or progress.is_due(step):
+                guard.check()
+            progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
+            if saves:
+                require_finite(state.model, step)
+                for percent in milestones.get(step, ()):
+                    save(run.output_dir / milestone_name(percent))
+                if saves_resume:
+                    resume.save(step, state, progress)
+                progress.restart_clock()
+                batches = _next_step(steps, request)  # a fault of the data must not cost the checkpoint
+            if batches.stop and step < total_steps:
+                if resume.is_kept and not saves_resume:
+                    guard.check()
+                    require_finite(state.model, step)
+                    resume.save(step, state, progress)
+                raise Interrupted(
+                    f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
+                )
 
 
-def _steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> Iterator[list[Batch]]:
-    """The mini-batches of each step, epoch after epoch; what does not fill a step at an epoch's end is left out."""
-    size = cfg.gradient_accumulation_steps
-    for epoch in range(cfg.epochs):
-        cast("DistributedSampler[Any]", dataloader.sampler).set_epoch(epoch)
-        batches = iter(dataloader)
-        while len(step := list(islice(batches, size))) == size:
-            yield step
+def _next_step(steps: Iterator[list[Batch]], request: StopRequest) -> StepBatches:
+    """Fetch the mini-batches of the next step, none after the last; the processes agree whether to begin it."""
+    return agree_on_step(next(steps, []), stop=request.signal_number)
+
+
+def _is_multiple(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _tell_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
+    scale = scaler.get_scale()
+    progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
+    if scale < 1:
+        raise TrainingError(
+            f"gradients overflow in fp16 at step {step} even without a loss scale: try dtype=bf16, or a lower learning "
+            "rate"
+        )
+
+
+@contextmanager
+def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
+    """Add to what ends a run where it can go on from; a process that is lost ends it too."""
+    try:
+        yield
+    except TrainingError as error:
+        raise TrainingError(f"{error}; {resume.last_checkpoint()}") from error
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        raise LostProcessError(
+            "another process of the run was lost, torchrun's report or that process's own message says why; "
+            f"{resume.last_checkpoint()}"
+        ) from error

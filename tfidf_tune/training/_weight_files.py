@@ -34,10 +34,16 @@ def find_weight_files(folder: Path) -> list[Path]:
     """
     for single, index in _NAMES.items():
         if (folder / index).is_file():
-            weight_map: dict[str, str] = read_json(folder / index).get("weight_map", {})
-            if not weight_map:
+            weight_map = read_json(folder / index).get("weight_map")
+            if not weight_map or not isinstance(weight_map, dict):
                 raise ValueError(f"{folder / index} has no weight_map: fetch or write it again")
-            files = [folder / name for name in sorted(set(weight_map.values()))]
+            names = sorted({str(name) for name in weight_map.values()})
+            if elsewhere := [name for name in names if Path(name).name != name]:
+                raise ValueError(
+                    f"{folder / index} names '{elsewhere[0]}', which is no file of the same folder: fetch or write it "
+                    "again"
+                )
+            files = [folder / name for name in names]
             break
         if (folder / single).is_file():
             return [folder / single]

@@ -1,0 +1,110 @@
+"""The mini-batches of each optimizer step, from any step of the run on, and what the processes agree on about them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._distributed import gather_tensors
+
+Batch = Mapping[str, Any]
+
+
+class StepBatches(NamedTuple):
+    """The mini-batches of one optimizer step on this process.
+
+    Attributes:
+        batches (Sequence[Batch]): mini-batches, each with ``tokens`` and ``labels``, int64 ``[b, s]``.
+        num_valid (list[int]): tokens to predict in each.
+        num_tokens (int): tokens to predict in the whole step, on all processes.
+        shapes (list[tuple[int, int]]): largest b and s of each mini-batch on any process.
+        stop (int): number of the signal by which any process was asked to stop, or 0.
+    """
+
+    batches: Sequence[Batch]
+    num_valid: list[int]
+    num_tokens: int
+    shapes: list[tuple[int, int]]
+    stop: int
+
+
+def agree_on_step(batches: Sequence[Batch], *, ignore_index: int = -100, stop: int = 0) -> StepBatches:
+    """Count a step's tokens over all processes, by one small collective of the hosts; no device is waited for.
+
+    Args:
+        batches (Sequence[Batch]): mini-batches of this process; as many on every process.
+        ignore_index (int): label of the positions that do not count. Default: -100.
+        stop (int): signal that this process was sent. Default: 0, none.
+
+    Returns:
+        StepBatches: the mini-batches with what was agreed on.
+    """
+    # The first label of a row is never predicted.
+    num_valid = [int((batch["labels"][:, 1:] != ignore_index).sum()) for batch in batches]
+    numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
+    agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
+    shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
+    return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), shapes, int(agreed[:, 0, 0].max()))
+
+
+def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
+    """Count the optimizer steps of an epoch; what does not fill a step at its end is left out."""
+    return len(dataloader) // cfg.gradient_accumulation_steps
+
+
+def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_step: int = 1) -> Iterator[list[Batch]]:
+    """Iterate over the mini-batches of each step, epoch after epoch.
+
+    Args:
+        cfg (FinetuneConfig): the checked config.
+        dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
+        first_step (int): step of the run to begin with; data of those before it is not read. Default: 1.
+
+    Yields:
+        list[Batch]: the mini-batches of one step.
+    """
+    size = cfg.gradient_accumulation_steps
+    first_epoch, done = divmod(first_step - 1, steps_per_epoch(cfg, dataloader))
+    sampler = cast(StatefulDistributedSampler, dataloader.sampler)
+    for epoch in range(first_epoch, cfg.epochs):
+        sampler.set_epoch(epoch)
+        if epoch == first_epoch:
+            sampler.load_state_dict({"yielded": done * size * cfg.batch_size})
+        batches = iter(dataloader)
+        while len(step := list(islice(batches, size))) == size:
+            yield step
+
+
+def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) -> list[int]:
+    """Find which items of the data set a step was trained on, on all processes together.
+
+    Args:
+        cfg (FinetuneConfig): the checked config.
+        dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
+        step (int): step of the run, from 1.
+
+    Returns:
+        list[int]: indices of the data set, ascending.
+    """
+    epoch, done = divmod(step - 1, steps_per_epoch(cfg, dataloader))
+    sampler = cast(StatefulDistributedSampler, dataloader.sampler)
+    # Ranks take turns in one order: what they see in a step is one run of it.
+    order: DistributedSampler[Any] = DistributedSampler(
+        dataloader.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed
+    )
+    order.set_epoch(epoch)
+    size = cfg.gradient_accumulation_steps * cfg.batch_size * sampler.num_replicas
+    return sorted(islice(order, done * size, (done + 1) * size))
+
+
+def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Move a mini-batch to the model's device without waiting for it, its attention mask of whatever kind too."""
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
+        for name, value in batch.items()
+    }
