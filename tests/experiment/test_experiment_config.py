@@ -12,6 +12,7 @@ from tfidf_tune.experiment import load_experiment, shipped_experiments
 from tfidf_tune.experiment._plan import plan_runs, slug
 from tfidf_tune.experiment._settings import TASK_SETTINGS
 from tfidf_tune.tasks import tasks_folder
+from tfidf_tune.training import SetupError
 
 PAPER = {
     "table1_memorization": ("memorization", ["tfidf_memorization"], [10, 25, 50, 75, 100]),
@@ -226,3 +227,27 @@ def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
     different = {key for key in theirs if ours[key] != theirs[key]}
     assert different == {"output_dir", "checkpointer", "tokenizer", "dataset", "metric_logger"}
     assert {key for key in ours["dataset"] if ours["dataset"][key] != theirs["dataset"][key]} == {"probe_file"}
+
+
+def test_a_training_config_may_mix_data_sets(experiment_file, recipe_config, tmp_path, text_file):
+    file = experiment_file()
+    text = {"_component_": "tfidf_tune.data.text_dataset", "source": str(text_file)}
+    cfg = recipe_config()
+    cfg.dataset = [text, cfg.dataset]
+    OmegaConf.save(cfg, tmp_path / "training.yaml")
+
+    run, *_ = plan_runs(load_experiment(file))
+
+    sources = [section["source"] for section in run.training.settings["dataset"]]
+    assert sources[0].startswith("contents "), "a local file counts by what it holds"
+    assert sources[0] == sources[1]
+    assert not any("probe_file" in section for section in run.training.settings["dataset"])
+    assert run.evaluations[0].metadata["probe_file"] == str(run.training.folder / "probe.jsonl")
+    with pytest.raises(SetupError, match=r"CE: dataset\[0\]\.source: .*nowhere"):
+        plan_runs(
+            load_experiment(
+                file, ["overrides.dataset=[{_component_: tfidf_tune.data.text_dataset, source: ./nowhere.txt}]"]
+            )
+        )
+    with pytest.raises(SetupError, match="overrides: dataset"):
+        plan_runs(load_experiment(file, ["overrides.dataset.source=a"]))

@@ -7,9 +7,7 @@ Each row breaks a run on purpose, looks at what it says and how it ends, starts 
 import itertools
 import os
 import re
-import resource
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from fault_tables import Tried, fault_table
-from kills import Job, end_state, job_arguments, make_inputs
-from workers import Ended, Workers
+from kills import Job, end_state, make_inputs, run_of
+from recipe_processes import Ended, Processes, nothing
+from traps import AtStep, Calling, OnRank, Trap, limit_files, sigint, sigkill, sigterm, stand_in_the_way
 
 from tfidf_tune.report import Table
-from tfidf_tune.training import _checkpointer, _data, _resume, _resume_files, _train
 
 JOB_FULL = Job(lora=False, loss="TFIDFCrossEntropyLoss", num_processes=1)
 JOB_LORA = Job(lora=True, loss="TFIDFCrossEntropyLoss", num_processes=1)
@@ -41,7 +38,7 @@ class Break:
         job (Job): in what.
         message (str): regular expression that what the run says has to hold.
         codes (tuple[int, ...]): exit codes that its processes may end with; any but 0 by default.
-        before (Callable[[int], None]): called in each process of the broken run with its rank; sets the trap.
+        before (Trap): set in each process of the broken run.
         prepare (Callable[[Path], None] | None): called with the run's folder, after a run was stopped in its middle;
             damages what it left.
         mend (Callable[[Path], None]): called with the run's folder before the last start.
@@ -56,7 +53,7 @@ class Break:
     job: Job
     message: str
     codes: tuple[int, ...] = ()
-    before: Callable[[int], None] = lambda rank: None
+    before: Trap = nothing
     prepare: Callable[[Path], None] | None = None
     mend: Callable[[Path], None] = lambda run: None
     clean_up: Callable[[Path], None] = lambda run: None
@@ -95,7 +92,7 @@ def try_break(row: Break, folder: Path, inputs: tuple[Path, Path], expected: dic
     """Break a run, look at its end, start it anew."""
     run, problems = folder / "run", []
     if row.prepare is not None:
-        _start(row.job, folder, inputs, "first", before=_stop_after(_BREAK_AT - 1))
+        _start(row.job, folder, inputs, "first", before=AtStep(_BREAK_AT - 1, sigterm))
         row.prepare(run)
     ended = _start(row.job, folder, inputs, "broken", before=row.before, **row.overrides)
     if not (all(code == 0 for code in ended.codes) if row.goes_on else any(ended.codes)):
@@ -208,7 +205,7 @@ def _full_disks() -> Iterator[Break]:
             f"quota met while {what} is written",
             job,
             rf"error: {name} could not be written: [^\n]*File too large[^\n]*step_8[^\n]*",
-            before=_at_step(_BREAK_AT, _limit_files),
+            before=AtStep(_BREAK_AT, limit_files),
             overrides=overrides,
             leaves_step=8,
         )
@@ -249,18 +246,13 @@ def _mount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
 
-def _limit_files() -> None:
-    """Let this process write no file of more than 8 KiB: a log, but no weights."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**13, 2**13))
-
-
 # Signals
 
 
 def _signals() -> Iterator[Break]:
-    phases: dict[str, Callable[[Callable[[], None]], Callable[[int], None]]] = {
-        "while the data set is built": lambda act: _calling(_data, "instantiate", act, nth=2),
-        "while weights are read": lambda act: _calling(_checkpointer.HFCheckpointer, "load_weights", act),
+    phases = {
+        "while the data set is built": Calling("data", "instantiate", sigterm, nth=2),
+        "while weights are read": Calling("checkpointer", "HFCheckpointer.load_weights", sigterm),
     }
     for phase, trap in phases.items():
         yield Break(
@@ -268,14 +260,14 @@ def _signals() -> Iterator[Break]:
             JOB_FULL,
             r"ended by SIGTERM\n",
             codes=(143,),
-            before=trap(_sigterm),
+            before=trap,
         )
     yield Break(
         "SIGTERM while a resume checkpoint is read",
         JOB_FULL,
         r"ended by SIGTERM\n",
         codes=(143,),
-        before=_calling(_resume, "load", _sigterm),
+        before=Calling("resume", "load", sigterm),
         prepare=lambda run: None,
         leaves_step=8,
     )
@@ -285,7 +277,7 @@ def _signals() -> Iterator[Break]:
             job,
             rf"stopped after step {_BREAK_AT} of 20; the last good checkpoint is [^\n]*step_{_BREAK_AT}[^\n]*",
             codes=(143,),
-            before=_at_step(_BREAK_AT, _sigterm),
+            before=AtStep(_BREAK_AT, sigterm),
             leaves_step=_BREAK_AT,
         )
         yield Break(
@@ -293,7 +285,7 @@ def _signals() -> Iterator[Break]:
             job,
             r"stopped after step 8 of 20; the last good checkpoint is [^\n]*step_8[^\n]*",
             codes=(143,),
-            before=_calling(_resume, "save", _sigterm, nth=4),
+            before=Calling("resume", "save", sigterm, nth=4),
             leaves_step=8,
         )
         yield Break(
@@ -301,7 +293,7 @@ def _signals() -> Iterator[Break]:
             job,
             r"stopped after step 10 of 20; the last good checkpoint is [^\n]*step_10[^\n]*",
             codes=(143,),
-            before=_calling(_checkpointer, "_write_on_main_process", _sigterm),
+            before=Calling("checkpointer", "_write_on_main_process", sigterm),
             leaves_step=10,
         )
     yield Break(
@@ -309,7 +301,7 @@ def _signals() -> Iterator[Break]:
         JOB_FULL,
         rf"stopped after step {_BREAK_AT} of 20[^\n]*",
         codes=(130,),
-        before=_at_step(_BREAK_AT, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        before=AtStep(_BREAK_AT, sigint),
         leaves_step=_BREAK_AT,
     )
     yield Break(
@@ -317,7 +309,7 @@ def _signals() -> Iterator[Break]:
         JOB_TWO,
         rf"stopped after step {_BREAK_AT} of 20[^\n]*",
         codes=(143,),
-        before=_on_rank(1, _at_step(_BREAK_AT, _sigterm)),
+        before=OnRank(1, AtStep(_BREAK_AT, sigterm)),
         leaves_step=_BREAK_AT,
     )
 
@@ -331,14 +323,14 @@ def _lost_workers() -> Iterator[Break]:
             f"worker {rank} of two killed in a step",
             JOB_TWO,
             r"error: another process of the run was lost[^\n]*step_8[^\n]*",
-            before=_on_rank(rank, _at_step(_BREAK_AT, _sigkill)),
+            before=OnRank(rank, AtStep(_BREAK_AT, sigkill)),
             leaves_step=8,
         )
         yield Break(
             f"worker {rank} of two killed while a resume checkpoint is written",
             JOB_TWO,
             r"error: [^\n]*another process of the run was lost[^\n]*step_6[^\n]*",
-            before=_on_rank(rank, _calling(_resume_files, "_describe_own_files", _sigkill, nth=4)),
+            before=OnRank(rank, Calling("resume_files", "_describe_own_files", sigkill, nth=4)),
             leaves_step=6,
         )
 
@@ -352,14 +344,14 @@ def _non_finite() -> Iterator[Break]:
             "a loss that is NaN stops the run",
             job,
             rf"error: not finite: loss nan [^\n]* at step {_BREAK_AT} \(items [^\n]*step_8[^\n]*",
-            before=_on_rank(job.num_processes - 1, _at_step(_BREAK_AT, None)),
+            before=OnRank(job.num_processes - 1, AtStep(_BREAK_AT, None)),
             leaves_step=8,
         )
     yield Break(
         "a loss that is NaN, with on_non_finite=skip",
         JOB_TWO,
         rf"step skipped, not finite: loss nan [^\n]* at step {_BREAK_AT} [^\n]*",
-        before=_on_rank(1, _at_step(_BREAK_AT, None)),
+        before=OnRank(1, AtStep(_BREAK_AT, None)),
         overrides={"on_non_finite": "skip"},
         goes_on=True,
         same_end=False,
@@ -375,81 +367,10 @@ def _unwritable() -> Iterator[Break]:
             "something else stands where a milestone is to go",
             job,
             r"error: [^\n]*checkpoint_50pct[^\n]*",
-            before=_on_rank(0, _at_step(_BREAK_AT, lambda: (_run_folder() / "checkpoint_50pct").touch())),
+            before=OnRank(0, AtStep(_BREAK_AT, stand_in_the_way)),
             mend=lambda run: (run / "checkpoint_50pct").unlink(missing_ok=True),
             leaves_step=8,
         )
-
-
-# Traps, set in the process of a run
-
-
-def _stop_after(step: int) -> Callable[[int], None]:
-    return _at_step(step, _sigterm)
-
-
-def _at_step(number: int, act: Callable[[], None] | None) -> Callable[[int], None]:
-    """Do something in the middle of a step of the run; None: make its loss NaN."""
-
-    def trap(_: int) -> None:
-        original = _train.train_step
-        steps: Iterator[int] | None = None
-
-        def train_step(model: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal steps
-            steps = steps or itertools.count(_first_step())
-            if next(steps) != number:
-                return original(model, loss, *args, **kwargs)
-            if act is not None:
-                act()
-                return original(model, loss, *args, **kwargs)
-            whole = loss.terms
-            loss.terms = lambda *given: (terms := whole(*given))._replace(loss=terms.loss * torch.nan)
-            try:
-                return original(model, loss, *args, **kwargs)
-            finally:
-                del loss.terms
-
-        _train.train_step = train_step  # type: ignore[assignment]
-
-    return trap
-
-
-def _calling(owner: Any, name: str, act: Callable[[], None], *, nth: int = 1) -> Callable[[int], None]:
-    """Do something in the n-th call of a function, before it does its work."""
-
-    def trap(_: int) -> None:
-        original, calls = getattr(owner, name), []
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            calls.append(name)
-            if len(calls) == nth:
-                act()
-            return original(*args, **kwargs)
-
-        setattr(owner, name, function)
-
-    return trap
-
-
-def _on_rank(rank: int, trap: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda own: trap(own) if own == rank else None
-
-
-def _sigterm() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _sigkill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _run_folder() -> Path:
-    return Path(os.environ["RUN_FOLDER"])
-
-
-def _first_step() -> int:
-    return max((int(path.name.removeprefix("step_")) for path in _run_folder().glob("resume/step_*")), default=0) + 1
 
 
 def _start(
@@ -458,16 +379,11 @@ def _start(
     inputs: tuple[Path, Path],
     name: str,
     *,
-    before: Callable[[int], None] = lambda rank: None,
+    before: Trap = nothing,
     **overrides: Any,
 ) -> Ended:
-    def prepare(rank: int) -> None:
-        os.environ["RUN_FOLDER"] = str(folder / "run")
-        before(rank)
-
-    arguments = job_arguments(job, folder, inputs, **overrides)
-    log = folder / f"{name}.txt"
-    return Workers(job.recipe, arguments, log, num_processes=job.num_processes, before=prepare).wait()
+    run = run_of(job, folder, inputs, **overrides)
+    return Processes([run], folder / name, num_processes=job.num_processes, before=before).wait()
 
 
 def end_of_run_alone(job: Job, folder: Path, inputs: tuple[Path, Path]) -> dict[str, str]:

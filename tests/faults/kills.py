@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fault_tables import Tried, fault_table
-from omegaconf import OmegaConf
+from recipe_processes import Ended, Processes, RecipeRun
 from safetensors.torch import load_file
 from tiny_llama import make_llama, make_tokenizer
 from tiny_run import run_config, write_documents
-from workers import Ended, Workers
 
 from tfidf_tune.report import Table
 
@@ -77,17 +76,17 @@ def make_inputs(folder: Path) -> tuple[Path, Path]:
     return make_tokenizer(make_llama(checkpoint), documents), documents
 
 
-def job_arguments(job: Job, folder: Path, inputs: tuple[Path, Path], **overrides: object) -> list[str]:
-    """Write a job's config, and return what its recipe is started with.
+def run_of(job: Job, folder: Path, inputs: tuple[Path, Path], **overrides: object) -> RecipeRun:
+    """Make a job's run, which goes on from where it was.
 
     Args:
         job (Job): what is trained.
-        folder (Path): takes config and run.
+        folder (Path): takes the run's folder, ``run``.
         inputs (tuple[Path, Path]): see :func:`make_inputs`.
         **overrides (object): of the config.
 
     Returns:
-        list[str]: arguments of the recipe; the run's folder is ``run``.
+        RecipeRun: the run.
     """
     settings: dict[str, object] = {
         "loss": {"_component_": f"tfidf_tune.loss.{job.loss}"},
@@ -98,15 +97,7 @@ def job_arguments(job: Job, folder: Path, inputs: tuple[Path, Path], **overrides
     }
     if job.lora:
         settings["model.lora_dropout"] = 0.1
-    cfg = run_config(folder / "run", *inputs, lora=job.lora, **(settings | overrides))
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, folder / "config.yaml")
-    return ["--config", str(folder / "config.yaml")]
-
-
-def start(job: Job, folder: Path, arguments: Sequence[str]) -> Workers:
-    """Start a job's processes; what they say is appended to ``log.txt``."""
-    return Workers(job.recipe, arguments, folder / "log.txt", num_processes=job.num_processes)
+    return RecipeRun(run_config(folder / "run", *inputs, lora=job.lora, **(settings | overrides)), lora=job.lora)
 
 
 def end_state(run: Path) -> dict[str, str]:
@@ -142,22 +133,24 @@ def kill_again_and_again(job: Job, folder: Path, inputs: tuple[Path, Path], *, n
         RuntimeError: If a process ends with an error of its own.
     """
     rng, killed = random.Random(seed), Killed()
-    arguments = job_arguments(job, folder / "alone", inputs)
+
+    def start(site: Path) -> Processes:
+        return Processes([run_of(job, site, inputs)], site, num_processes=job.num_processes)
+
     began = time.monotonic()
-    _require_success(start(job, folder / "alone", arguments).wait())
+    _require_success(start(folder / "alone").wait())
     duration = time.monotonic() - began
     expected = end_state(folder / "alone" / "run")
     while killed.kills < num_kills:
         site = folder / f"killed_{killed.runs}"
-        arguments = job_arguments(job, site, inputs)
         for moment in _moments(rng, duration, num_kills - killed.kills):
-            workers = start(job, site, arguments)
-            if not _kill(workers, site / "run", moment, killed):
-                _require_success(workers.wait())
+            processes = start(site)
+            if not _kill(processes, site / "run", moment, killed):
+                _require_success(processes.wait())
                 break
             killed.steps_seen |= {_newest_step(site / "run")}
         else:
-            _require_success(start(job, site, arguments).wait())
+            _require_success(start(site).wait())
         killed.runs += 1
         killed.differences += _differences(expected, site / "run")
         shutil.rmtree(site)
@@ -204,18 +197,18 @@ def _moments(rng: random.Random, duration: float, number: int) -> Iterator[float
         yield None if rng.randrange(_IN_A_SAVE) == 0 else rng.uniform(0, duration)
 
 
-def _kill(workers: Workers, run: Path, moment: float | None, killed: Killed) -> bool:
+def _kill(processes: Processes, run: Path, moment: float | None, killed: Killed) -> bool:
     """Kill at a moment; False if the run ended before."""
     deadline = time.monotonic() + (moment or 0)
-    while workers.is_running():
+    while processes.is_running():
         if time.monotonic() >= deadline if moment is not None else _is_saving(run):
             if moment is None:
                 time.sleep(random.uniform(0, _SAVE_SECONDS))
-            if not workers.is_running():
+            if not processes.is_running():
                 return False
             killed.kills += 1
             killed.in_saves += _is_saving(run)
-            workers.kill()
+            processes.kill()
             return True
         time.sleep(_POLL_SECONDS)
     return False

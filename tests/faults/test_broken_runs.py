@@ -3,7 +3,6 @@
 import pytest
 from broken_runs import all_breaks, end_of_run_alone, try_break
 from kills import make_inputs
-from workers import import_recipes
 
 WITH_TWO = ("worker", "NaN", "SIGTERM to one")
 ROWS = [row for row in all_breaks() if row.job.num_processes == 1 or any(words in row.what for words in WITH_TWO)]
@@ -12,7 +11,6 @@ ROWS = [row for row in all_breaks() if row.job.num_processes == 1 or any(words i
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """How each job ends when it is left alone, made when a row first asks."""
-    import_recipes()
     folder = tmp_path_factory.mktemp("alone")
     inputs, ends = make_inputs(folder / "inputs"), {}
 

@@ -3,7 +3,6 @@
 import pytest
 from fault_tables import failing_rows
 from kills import Job, kill_table
-from workers import import_recipes
 
 JOBS = [
     Job(lora=True, loss="TFIDFCrossEntropyLoss", num_processes=1),
@@ -14,8 +13,6 @@ JOBS = [
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.recipe}-{job.loss}-{job.num_processes}")
 def test_a_killed_run_ends_bit_for_bit_like_one_that_was_left_alone(tmp_path, job):
-    import_recipes()
-
     table = kill_table(tmp_path, num_kills=5 if job.num_processes == 1 else 3, jobs=[job])
 
     assert failing_rows(table) == 0, table.rows

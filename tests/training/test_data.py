@@ -1,5 +1,7 @@
 """The order and shape of the batches that a run is trained on."""
 
+import json
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -8,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_llama import TINY_LLAMA
+from torchtune.datasets import PackedDataset
 from torchtune.models.llama2 import llama2
 
 from tfidf_tune.training import (
@@ -19,8 +22,10 @@ from tfidf_tune.training import (
     build_loss,
     build_tokenizer,
     check_config,
-    train,
+    shift_labels,
 )
+from tfidf_tune.training._batches import step_batches
+from tfidf_tune.training._data import longest_sequence
 
 TOKENIZER = SimpleNamespace(pad_id=0)
 CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
@@ -54,22 +59,10 @@ def test_the_order_follows_from_the_seed(recipe_config):
     assert orders[0] != orders[2]
 
 
-def test_each_epoch_has_an_order_of_its_own(recipe_config, monkeypatch):
+def test_each_epoch_has_an_order_of_its_own(recipe_config):
     cfg, loader = make_loader(recipe_config, epochs=2)
-    seen = []
-    monkeypatch.setattr(
-        "tfidf_tune.training._train.train_step",
-        lambda model, loss, optimizer, batches, **_: (
-            seen.append(batches[0]["tokens"][:, 0].tolist()) or SimpleNamespace(metrics={}, num_tokens=0, skipped=False)
-        ),
-    )
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
-    progress = SimpleNamespace(start=lambda: None, step=lambda *_: None, restart_clock=lambda: None)
 
-    train(
-        cfg, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), optimizer, None, None, loader,
-        total_steps=10, run=CPU_RUN, progress=progress, save=lambda folder: None,
-    )  # fmt: skip
+    seen = [batch["tokens"][:, 0].tolist() for [batch] in step_batches(cfg, loader)]
 
     assert seen == order(loader, 0) + order(loader, 1)
     assert order(loader, 0) != order(loader, 1)
@@ -122,12 +115,167 @@ def test_the_default_block_size_is_held_against_the_models_limit_too(recipe_conf
         build_dataset(cfg, build_tokenizer(cfg, model))
 
 
-def test_packing_is_refused(recipe_config, model, text_file):
-    dataset = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "text", "packed": True}
-    cfg = check_config(recipe_config(dataset=dataset), FinetuneConfig)
+def text_section(text_file, **arguments):
+    return {"_component_": "tfidf_tune.data.text_dataset", "source": str(text_file), **arguments}
 
-    with pytest.raises(SetupError, match="packed is true; a row of several documents would count as one sequence"):
-        build_dataset(cfg, build_tokenizer(cfg, model))
+
+def torchtune_section(text_file, cache, **arguments):
+    return {
+        "_component_": "torchtune.datasets.text_completion_dataset", "source": "text", "data_files": str(text_file),
+        "cache_dir": str(cache), **arguments,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def build(recipe_config, model):
+    """Build the data set of a config's `dataset`, and its loader."""
+
+    def make(dataset, **overrides):
+        cfg = check_config(recipe_config(dataset=dataset, **overrides), FinetuneConfig)
+        tokenizer = build_tokenizer(cfg, model)
+        built = build_dataset(cfg, tokenizer)
+        return built, build_dataloader(cfg, built, tokenizer, CPU_RUN)
+
+    return make
+
+
+def documents_of(batch):
+    """The documents of a packed batch with their shifted labels, padding left out."""
+    shifted = shift_labels(batch["labels"])
+    found = []
+    for tokens, labels, ids in zip(batch["tokens"], shifted, batch["document_ids"], strict=True):
+        for document in ids.unique():
+            place = ids == document
+            if (labels[place] != -100).any():
+                found.append((tokens[place].tolist(), labels[place].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("torchtunes", [False, True])
+def test_a_packed_data_set_gives_batches_that_keep_documents_apart(build, text_file, tmp_path, torchtunes):
+    """torchtune cuts each document at 63 tokens, splits it over rows, and leaves its last token to the next."""
+    section = torchtune_section(text_file, tmp_path) if torchtunes else text_section(text_file, max_seq_len=20)
+
+    dataset, loader = build(section | {"packed": True}, shuffle=False)
+
+    batch = next(iter(loader))
+    assert len(dataset) > 10
+    assert batch["tokens"].shape == batch["document_ids"].shape == batch["input_pos"].shape == (4, 64)
+    assert batch["mask"].shape == (4, 64, 64)
+    for tokens, labels in documents_of(batch):
+        assert labels == [*tokens[1:], -100]
+    assert len(documents_of(batch)) > 4
+
+
+QUESTION, ANSWER = "what did the sailor watch?", "the harbour"
+
+
+@pytest.mark.parametrize(
+    ("builder", "row"),
+    [
+        ({"_component_": "torchtune.datasets.instruct_dataset"}, {"input": QUESTION, "output": ANSWER}),
+        ({"_component_": "torchtune.datasets.chat_dataset", "conversation_column": "turns",
+          "conversation_style": "openai"},
+         {"turns": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]}),
+    ],
+)  # fmt: skip
+def test_torchtunes_conversations_may_be_packed(build, tmp_path, builder, row):
+    """Their prompts are masked; each answer is learnt as in a row of its own."""
+    (tmp_path / "rows.json").write_text(json.dumps([row] * 40))
+    files = {"source": "json", "data_files": str(tmp_path / "rows.json"), "cache_dir": str(tmp_path / "cache")}
+    alone = build({**builder, **files, "train_on_input": False})[0][0]
+
+    dataset, loader = build({**builder, **files, "train_on_input": False, "packed": True})
+
+    documents = documents_of(next(iter(loader)))
+    assert len(documents) > 4
+    assert -100 in alone["labels"]
+    for tokens, labels in documents:
+        assert tokens == alone["tokens"]
+        assert labels == [*alone["labels"][1:], -100]
+    assert len(dataset) < 40
+
+
+def test_what_is_longest_in_a_packed_data_set_is_a_row(build, text_file):
+    assert longest_sequence(build(text_section(text_file, packed=True))[0]) == 64
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_several_data_sets_are_mixed(build, text_file, tmp_path, packed):
+    (tmp_path / "more.txt").write_text("\n".join(f"{number} zebras" for number in range(200)))
+    sections = [
+        text_section(tmp_path / "more.txt", packed=packed),
+        torchtune_section(text_file, tmp_path, packed=packed),
+    ]
+
+    parts = [build(section)[0] for section in sections]
+    mixed, loader = build(sections)
+
+    assert len(mixed) == sum(map(len, parts))
+    assert str(mixed[0]) == str(parts[0][0])
+    assert str(mixed[len(parts[0])]) == str(parts[1][0])
+    assert ("mask" in next(iter(loader))) == packed
+
+
+def test_a_list_of_one_is_that_data_set(build, text_file):
+    [alone, in_a_list] = [build(dataset)[0] for dataset in (text_section(text_file), [text_section(text_file)])]
+
+    assert [*map(str, (in_a_list[i] for i in range(9)))] == [*map(str, (alone[i] for i in range(9)))]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([], "dataset is an empty list: name one data set or more"),
+        (["x"], r"dataset\[0\] has to be a section with `_component_`$"),
+        ("x", "dataset has to be a section with `_component_`, or a list of such"),
+        ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a"}, {"_component_": "no.such"}],
+         r"dataset\[1\]: no component 'no.such'"),
+        ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a", "sourc": 1}],
+         r"dataset\[0\]: .*text_dataset has no argument 'sourc'; did you mean 'source'"),
+        ([{"_component_": "tfidf_tune.data.text_dataset"}], r"dataset\[0\]: .*text_dataset needs source"),
+        ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a", "packed": True},
+          {"_component_": "tfidf_tune.data.text_dataset", "source": "a"}],
+         r"dataset\[0\] packed, dataset\[1\] not: of the data sets that are mixed, all have to be packed or none"),
+        ({"_component_": "tfidf_tune.data.text_blocks_dataset", "source": "a", "packed": True},
+         "text_blocks_dataset has no argument 'packed'"),
+    ],
+)  # fmt: skip
+def test_data_sets_that_cannot_be_are_refused_by_the_config(recipe_config, dataset, message):
+    with pytest.raises(SetupError, match=message):
+        check_config(recipe_config(dataset=dataset), FinetuneConfig)
+
+
+def packed_in_secret(tokenizer, *, max_seq_len):
+    """A user's own builder, of whose packing the config says nothing."""
+    return PackedDataset([Numbers()[index] for index in range(len(Numbers()))], max_seq_len=max_seq_len)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "overrides", "message"),
+    [
+        (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
+        (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens cannot be mixed: give them one length"),
+        ("rows of 16", {"collate_fn": "torchtune.data.padded_collate_dpo"},
+         "collate_fn is torchtune.data.padded_collate_dpo, but the data set is packed, .*: leave collate_fn out"),
+        ("rows of 16", {"batch_size": 8}, r"the data set has 7 packed rows, one step takes .* = 8"),
+        (["text", "missing"], {}, r"dataset\[1\]: no such file or folder"),
+    ],
+)  # fmt: skip
+def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
+    build, monkeypatch, tmp_path, text_file, dataset, overrides, message
+):
+    monkeypatch.setitem(sys.modules, "users_data", SimpleNamespace(packed_in_secret=packed_in_secret))
+    sections = {
+        "rows of 12": {"_component_": "users_data.packed_in_secret", "max_seq_len": 12},
+        "rows of 16": {"_component_": "users_data.packed_in_secret", "max_seq_len": 16},
+        "text": text_section(text_file),
+        "missing": text_section(tmp_path / "missing.txt"),
+    }
+    section = sections[dataset] if isinstance(dataset, str) else [sections[name] for name in dataset]
+
+    with pytest.raises(SetupError, match=message):
+        build(section, **overrides)
 
 
 def test_a_loss_that_ignores_other_labels_than_data_sets_mark_is_refused(recipe_config):

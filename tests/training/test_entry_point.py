@@ -151,3 +151,25 @@ def test_what_is_missing_in_a_file_may_be_in_its_base_or_above(tmp_path):
 @pytest.mark.parametrize("text", ["a: ${b", "1: 2"])
 def test_a_file_that_omegaconf_cannot_take_is_one_message(start, text):
     assert start(lambda cfg: None, text=text).startswith("error: config")
+
+
+def test_a_list_of_sections_takes_the_place_of_the_bases(tmp_path):
+    write_configs(
+        tmp_path,
+        one="dataset: {_component_: x, source: a}",
+        several="base: one.yaml\ndataset: [{_component_: y}, {_component_: z}]",
+        one_again="base: several.yaml\ndataset: {_component_: w}",
+    )
+
+    assert load_config(str(tmp_path / "several.yaml")).dataset == [{"_component_": "y"}, {"_component_": "z"}]
+    assert load_config(str(tmp_path / "one_again.yaml")).dataset == {"_component_": "w"}
+
+
+@pytest.mark.parametrize("override", ["dataset.source=a", "dataset.0.source=a", "dataset[0].source=a"])
+def test_a_part_of_a_list_cannot_be_changed_from_outside(tmp_path, override):
+    write_configs(tmp_path, parent="dataset: [{_component_: x}]", child="base: parent.yaml\ndataset: {source: a}")
+
+    with pytest.raises(SetupError, match=r"config: dataset.*source=a: dataset is a list, and only whole lists"):
+        load_config(str(tmp_path / "parent.yaml"), [override])
+    with pytest.raises(SetupError, match=r"child\.yaml: dataset is a list in parent\.yaml, which a section cannot"):
+        load_config(str(tmp_path / "child.yaml"))

@@ -53,6 +53,13 @@ def logits(model):
         return model(TOKENS)
 
 
+def assert_same_but_for_rounding(found, expected):
+    """Merged or not, adapters give sums in another order: of some dozen roundings, as large as the largest logit's."""
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=32 * torch.finfo(torch.float32).eps * expected.abs().max().item()
+    )
+
+
 @pytest.mark.parametrize("shards", [{}, {"max_shard_size": "60KB"}], ids=["whole", "shards"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_loaded_and_what_was_saved_is_the_model_of_transformers(name, shards, tmp_path):
@@ -90,8 +97,8 @@ def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logit
     ).eval()
     assert not torch.allclose(logits(model), hf_logits(base))
     with torch.no_grad():
-        torch.testing.assert_close(adapted(TOKENS).logits, logits(model))
-    torch.testing.assert_close(hf_logits(tmp_path / "run" / "checkpoint_25pct"), logits(model))
+        assert_same_but_for_rounding(adapted(TOKENS).logits, logits(model))
+    assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "checkpoint_25pct"), logits(model))
     adapter_config = json.loads((tmp_path / "run" / "checkpoint_10pct" / "adapter_config.json").read_text())
     assert (adapter_config["r"], adapter_config["lora_alpha"]) == (4, 12)
     if not everywhere:
@@ -419,7 +426,7 @@ def test_a_sharded_base_may_be_saved_as_one_file(tmp_path):
 
     for folder in ("merged", "adapter"):
         assert [file.name for file in (tmp_path / "run" / folder).glob("*.index.json")] == []
-    torch.testing.assert_close(hf_logits(tmp_path / "run" / "merged"), logits(model))
+    assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "merged"), logits(model))
     HFCheckpointer(checkpoint_dir=str(tmp_path / "run" / "merged"))
 
 

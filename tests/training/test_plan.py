@@ -151,6 +151,7 @@ def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_ba
     step()  # from now on the optimizer has its state
     assert [found.gradients] == gradients
     assert found.optimizer == sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+    assert found.saved_to_resume == sum(parameter.nbytes for parameter in trained) + found.optimizer
     _, most, _ = allocated(step)
     # Left out is the scratch space of CPU kernels; too much are 8 bytes of the 4 x 2048 of a token's loss.
     assert 0.96 * most < found.step <= 1.001 * most
@@ -352,6 +353,7 @@ PLAN = MemoryPlan(
     activations=5 * 2**30 // 2,
     loss=300 * 2**20,
     step=4 * 2**30,
+    saved_to_resume=15 * 2**30,
 )
 
 

@@ -56,15 +56,23 @@ def test_the_plan_is_printed_before_training(recipe_config, capsys, lora, traine
     for part in ("weights", "optimizer state", "gradients", "activations", "loss", "needed at least", "available"):
         assert f"\n{part} " in told
     assert "not estimated" not in told
-    checkpoint = (1_792 if lora else 39_072) * 4 / 2**20
-    assert f"checkpoints: 5 of {checkpoint:.2f} MiB; " in told
-    assert told.index("checkpoints: 5") < told.index("step/s")
+    checkpoint = trained * 4 / 2**20
+    to_resume = 3 * checkpoint  # AdamW keeps two numbers beside each weight
+    assert f"\n5 checkpoints of {checkpoint:.2f} MiB and 2 to resume from of {to_resume:.2f} MiB; " in told
+    assert told.index("5 checkpoints") < told.index("step/s")
 
 
 def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_config, capsys):
     lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, max_steps=1, merge_adapter=True))
 
-    assert f"checkpoints: 5 of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"5 checkpoints of {39_072 * 4 / 2**20:.2f} MiB and 2 to resume from of {3 * 1_792 * 4 / 2**20:.2f}" in told
+
+
+def test_a_run_without_resume_checkpoints_plans_none(recipe_config, capsys):
+    full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1, keep_last_n_checkpoints=0))
+
+    assert " and 0 to resume from of 0.00 MiB; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -85,14 +93,19 @@ def test_what_cannot_fit_into_memory_is_refused_before_anything_is_loaded(recipe
     assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
 
 
-def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**6, 0, 700_000))
+@pytest.mark.parametrize(("key", "value"), [("save_at_percent", [50, 100]), ("keep_last_n_checkpoints", 1)])
+def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch, key, value):
+    """5 x 156,288 bytes and 3 x 3 x as much: two to keep, one that is being written."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, 14 * 39_072 * 4))
     cfg = recipe_config()
 
-    with pytest.raises(SetupError, match=r"5 checkpoints of 0\.15 MiB do not fit into .*run, where 0\.67 MiB are free"):
+    with pytest.raises(
+        SetupError,
+        match=r"5 checkpoints of 0\.15 MiB and 2 to resume from of 0\.45 MiB do not fit into .*run, where 2\.09 MiB",
+    ):
         full_finetune.recipe_main.__wrapped__(cfg)
 
-    cfg.save_at_percent = [50, 100]
+    cfg[key] = value
     shutil.rmtree(cfg.output_dir)
     full_finetune.recipe_main.__wrapped__(cfg)
 
@@ -166,4 +179,4 @@ def test_the_plan_is_that_of_the_runs_switches(recipe_config, monkeypatch, overr
 def test_a_share_that_is_given_twice_is_one_checkpoint(recipe_config, capsys):
     full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1, save_at_percent=[50, 100, 50]))
 
-    assert f"checkpoints: 2 of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err
+    assert f"\n2 checkpoints of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err

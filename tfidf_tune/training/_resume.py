@@ -118,7 +118,7 @@ class ResumePoint:
         if self.checkpoint is None:
             return
         world_size, rank = get_world_size_and_rank()
-        saved_world_size: int = read_manifest(self.checkpoint)["num_processes"]
+        saved_world_size: int = _read_process_file(self.checkpoint, 0)["num_processes"]
         parts = [_read_process_file(self.checkpoint, r) for r in range(saved_world_size)]
         own = parts[rank if world_size == saved_world_size else 0]
         optimizer_state = _optimizer_state(state)
@@ -173,6 +173,7 @@ class ResumePoint:
             raise OSError(cause_of(error)) from error
         part = {
             "num_items": self._num_items,
+            "num_processes": get_world_size_and_rank()[0],
             "tensors": sorted(tensors),
             "optimizer_settings": _settings_of(optimizer_state),
             "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
@@ -188,10 +189,16 @@ class ResumePoint:
     def _tell_what_changed(self, saved: int, now: int, *, same_loss: bool) -> None:
         if not is_main_process():
             return
-        window = "" if same_loss else ", the loss starts with an empty window (each process had one of its own)"
+        if not same_loss:
+            window = "the loss starts with an empty window (each process had one of its own)"
+        elif saved == 1:
+            window = "a window goes on from that of one process, as it was where it is shared (loss.sync)"
+        else:
+            window = "the window, shared, goes on as it was"
         print(
-            f"{self.checkpoint} was written by {saved} processes, this run has {now}: weights, optimizer and data go "
-            f"on as they were, but random states (dropout) start anew{window}, and sums are rounded otherwise",
+            f"{self.checkpoint} was written by {saved} process{'es' * (saved > 1)}, this run has {now}: weights, "
+            f"optimizer and data go on as they were; {window}; random states (dropout) start anew, and sums are "
+            "rounded otherwise",
             file=sys.stderr,
         )
 

@@ -99,8 +99,7 @@ class ResumeFolder:
         return sorted(found, key=_step_of, reverse=True)
 
     def _finish(self, temporary: Path, final: Path, step: int, files: dict[str, Any]) -> None:
-        world_size, _ = get_world_size_and_rank()
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "num_processes": world_size, "files": files}
+        manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
         write_json(temporary / _MANIFEST, manifest)
         sync_to_disk(temporary / _MANIFEST)
         sync_to_disk(temporary)

@@ -1,0 +1,187 @@
+"""Recipes in several processes, as torchrun starts them; forked from a process that has done the imports."""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from torch.distributed import TCPStore
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tfidf_tune.recipes.full_finetune", "tfidf_tune.recipes.lora_finetune", "peft"])
+_POLL_SECONDS = 0.005
+_TORCHRUN_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """A run of a recipe.
+
+    Attributes:
+        cfg (DictConfig): its config.
+        lora (bool): which recipe.
+    """
+
+    cfg: DictConfig
+    lora: bool = False
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return "lora_finetune" if self.lora else "full_finetune"
+
+    @property
+    def folder(self) -> Path:
+        """What the run writes to."""
+        return Path(self.cfg.output_dir)
+
+    def here(self) -> Path:
+        """Run in this process alone; gives the folder."""
+        module = importlib.import_module(f"tfidf_tune.recipes.{self.recipe}")
+        module.recipe_main.__wrapped__(self.cfg)
+        return self.folder
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How processes ended.
+
+    Attributes:
+        codes (list[int]): exit codes in the order of ranks, negative ones are signals.
+        output (str): what they wrote to stdout and stderr.
+    """
+
+    codes: list[int]
+    output: str
+
+
+def nothing(rank: int) -> None:
+    """Leave everything as it is."""
+
+
+class Processes:
+    """Processes that run recipes one after another, each run in a process group of its own.
+
+    Args:
+        runs (Sequence[RecipeRun]): what they do.
+        folder (Path): takes configs and output.
+        num_processes (int): as torchrun's ``nproc_per_node``. Default: 2.
+        before (Callable[[int], None]): a function of a module, called in each process with its rank at the start.
+            Default: nothing.
+        after (Callable[[int], None]): likewise, when all runs are done. Default: nothing.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[RecipeRun],
+        folder: Path,
+        *,
+        num_processes: int = 2,
+        before: Callable[[int], None] = nothing,
+        after: Callable[[int], None] = nothing,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / "output.txt"
+        # As with torchrun, the store of a run is not one of its processes', which may be killed.
+        self._stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in runs]
+        work = []
+        for number, (run, store) in enumerate(zip(runs, self._stores, strict=True)):
+            OmegaConf.save(run.cfg, folder / f"{number}.yaml")
+            work.append((run.recipe, str(folder / f"{number}.yaml"), store.port))
+        self._processes = [
+            _CONTEXT.Process(target=_run, args=(work, self._log, rank, num_processes, before, after))
+            for rank in range(num_processes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def send(self, number: signal.Signals, *ranks: int) -> None:
+        """Send a signal to some of them."""
+        for rank in ranks:
+            os.kill(self._processes[rank].pid, number)
+
+    def is_running(self) -> bool:
+        """Tell whether one of them is still there."""
+        return any(process.is_alive() for process in self._processes)
+
+    def kill(self) -> None:
+        """End all at once, without a chance to say or save anything."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def wait_for(self, has_happened: Callable[[], bool], timeout: float = 60.0) -> None:
+        """Wait until something has happened.
+
+        Raises:
+            TimeoutError: If it does not while the processes are there.
+        """
+        deadline = time.monotonic() + timeout
+        while not has_happened():
+            if time.monotonic() > deadline or not self.is_running():
+                raise TimeoutError(f"it did not happen; the processes said:\n{self._log.read_text()}")
+            time.sleep(_POLL_SECONDS)
+
+    def wait(self, timeout: float = 120.0) -> Ended:
+        """Wait for the end of all; as torchrun does, a process that fails takes the others with it.
+
+        Raises:
+            TimeoutError: If one is still there in the end; it is killed.
+        """
+        deadline = time.monotonic() + timeout
+        asked_to_end = False
+        while running := [process for process in self._processes if process.is_alive()]:
+            if not asked_to_end and any(process.exitcode for process in self._processes):
+                asked_to_end = True
+                time.sleep(_TORCHRUN_POLL_SECONDS)
+                for process in running:
+                    process.terminate()
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"{len(running)} still ran after {timeout} s and said:\n{self._log.read_text()}")
+            time.sleep(_POLL_SECONDS)
+        return Ended([process.exitcode for process in self._processes], self._log.read_text(errors="replace"))
+
+
+def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: int = 2, **hooks: Callable) -> str:
+    """Run recipes in several processes, which have to succeed; gives what they said."""
+    ended = Processes(runs, folder, num_processes=num_processes, **hooks).wait()
+    assert ended.codes == [0] * num_processes, ended.output
+    return ended.output
+
+
+def _run(
+    work: list[tuple[str, str, int]],
+    log: Path,
+    rank: int,
+    num_processes: int,
+    before: Callable[[int], None],
+    after: Callable[[int], None],
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "localhost",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    before(rank)
+    for recipe, config, port in work:
+        os.environ["MASTER_PORT"] = str(port)
+        sys.argv = [recipe, "--config", config]
+        importlib.import_module(f"tfidf_tune.recipes.{recipe}").recipe_main()
+    after(rank)

@@ -1,0 +1,145 @@
+"""SIGTERM and Ctrl-C: the step is finished, the run saved, then it ends."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from tfidf_tune.recipes import full_finetune
+
+from tfidf_tune.training import _interrupt, _train
+from tfidf_tune.training._interrupt import Interrupted, stop_request
+
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    time = [100.0]
+    monkeypatch.setattr(_interrupt.time, "monotonic", lambda: time[0])
+    return time
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_is_a_request_as_long_as_the_block_lasts(number, code):
+    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
+
+    with stop_request() as request:
+        assert request.signal_number == 0
+        send(number)
+        assert request.signal_number == number
+
+    assert {each: signal.getsignal(each) for each, _ in SIGNALS} == before
+
+
+def test_handlers_come_back_after_an_error():
+    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
+
+    with pytest.raises(ZeroDivisionError), stop_request():
+        raise ZeroDivisionError
+
+    assert {each: signal.getsignal(each) for each, _ in SIGNALS} == before
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_second_signal_that_comes_later_ends_at_once(clock, number, code):
+    with stop_request() as request:
+        send(number)
+        clock[0] += 3.1
+        with pytest.raises(SystemExit) as ended:
+            send(number)
+
+    assert ended.value.code == code
+    assert request.signal_number == number
+
+
+def test_a_signal_that_is_repeated_at_once_is_the_same_wish(clock):
+    """A terminal sends Ctrl-C to every process, and torchrun hands it on."""
+    with stop_request() as request:
+        for _ in range(4):
+            send(signal.SIGINT)
+            clock[0] += 0.7
+        assert request.signal_number == signal.SIGINT
+
+
+def test_the_exit_code_is_that_of_the_signal():
+    assert [Interrupted("", number).exit_code for number, _ in SIGNALS] == [code for _, code in SIGNALS]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_run_finishes_its_step_saves_and_says_where_it_can_go_on(
+    recipe_config, monkeypatch, capsys, tmp_path, number, code
+):
+    begun = []
+    original = _train.train_step
+
+    def train_step(*args, **kwargs):
+        begun.append("begun")
+        if len(begun) == 3:
+            send(number)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(_train, "train_step", train_step)
+    OmegaConf.save(recipe_config(save_at_percent=[100]), tmp_path / "mine.yaml")
+    monkeypatch.setattr("sys.argv", ["recipe", "--config", str(tmp_path / "mine.yaml")])
+    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            full_finetune.recipe_main()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    assert ended.value.code == code
+    run = tmp_path / "run"
+    assert len(begun) == 3
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert [path.name for path in (run / "resume").iterdir()] == ["step_3"]
+    assert (
+        capsys.readouterr()
+        .err.rstrip()
+        .endswith(
+            f"stopped after step 3 of 20; the last good checkpoint is {run / 'resume' / 'step_3'}: "
+            "resume_from_checkpoint=True goes on from there"
+        )
+    )
+
+
+def test_a_signal_in_the_last_step_lets_the_run_finish(recipe_config, monkeypatch):
+    original = _train.train_step
+
+    def train_step(*args, **kwargs):
+        send(signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(_train, "train_step", train_step)
+    cfg = recipe_config(max_steps=1)
+
+    full_finetune.recipe_main.__wrapped__(cfg)
+
+    assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
+
+
+def test_a_signal_while_a_milestone_is_saved_is_no_second_checkpoint(recipe_config, monkeypatch):
+    """The step that was just saved is the one to go on from."""
+    from tfidf_tune.training import _resume
+
+    original = _resume.ResumePoint.save
+    saved = []
+
+    def save(self, step, *args):
+        send(signal.SIGTERM)
+        saved.append(step)
+        original(self, step, *args)
+
+    monkeypatch.setattr(_resume.ResumePoint, "save", save)
+    cfg = recipe_config(save_at_percent=[50, 100], max_steps=4)
+
+    with pytest.raises(Interrupted, match="stopped after step 2 of 4; the last good checkpoint is .*step_2"):
+        full_finetune.recipe_main.__wrapped__(cfg)
+    assert saved == [2]

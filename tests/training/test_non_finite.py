@@ -1,0 +1,302 @@
+"""NaN and infinity end a run, or are left out, and are told with where they came from."""
+
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tfidf_tune.recipes import full_finetune, lora_finetune
+from torch import nn
+
+from tfidf_tune.training import TrainingError, _train
+from tfidf_tune.training._non_finite import NonFiniteGuard, require_finite
+
+CPU = torch.device("cpu")
+NAN, INF = float("nan"), float("inf")
+
+
+def make_guard(*, skip=False, device=CPU, told=None, num_items=3):
+    def indices_of(step):
+        return [100 * step + item for item in range(num_items)]
+
+    return NonFiniteGuard(device, skip=skip, indices_of=indices_of, note=(told if told is not None else []).append)
+
+
+def add(guard, step, loss=1.0, grad_norm=1.0):
+    loss, grad_norm = torch.tensor(loss), torch.tensor(grad_norm)
+    guard.add(step, loss.isfinite() & grad_norm.isfinite(), loss, grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "told"),
+    [
+        (NAN, 1.5, "loss nan and gradient norm 1.5"),
+        (INF, NAN, "loss inf and gradient norm nan"),
+        (2.5, INF, "loss 2.5 and gradient norm inf"),
+    ],
+)
+def test_a_step_that_is_not_finite_is_told_with_its_items(loss, grad_norm, told):
+    guard = make_guard()
+    add(guard, 7, loss, grad_norm)
+
+    with pytest.raises(TrainingError) as error:
+        guard.check()
+
+    assert str(error.value) == (
+        f"not finite: {told} at step 7 (items 700, 701, 702 of the data set): try a lower learning rate, fp32, "
+        "clipping, or on_non_finite=skip"
+    )
+
+
+def test_finite_steps_are_no_matter():
+    guard = make_guard()
+    for step in range(1, 30):
+        add(guard, step)
+        guard.check()
+
+
+def test_the_first_of_several_is_told():
+    """What comes after it follows from it."""
+    guard = make_guard()
+    for step, loss in ((4, 1.0), (5, NAN), (6, INF), (7, 1.0)):
+        add(guard, step, loss)
+
+    with pytest.raises(TrainingError, match="loss nan and gradient norm 1 at step 5 "):
+        guard.check()
+
+
+@pytest.mark.parametrize(("num_items", "more"), [(32, "131 of"), (33, "131 and 1 more of"), (500, "131 and 468 more")])
+def test_many_items_are_cut_short(num_items, more):
+    guard = make_guard(num_items=num_items)
+    add(guard, 1, NAN)
+
+    with pytest.raises(TrainingError, match=f"items 100, 101, .*, {more}"):
+        guard.check()
+
+
+def test_a_skipped_step_is_told_and_the_run_goes_on():
+    told = []
+    guard = make_guard(skip=True, told=told)
+    for step, loss in ((1, NAN), (2, 1.0), (3, INF)):
+        add(guard, step, loss)
+        guard.check()
+
+    assert told == [
+        "step skipped, not finite: loss nan and gradient norm 1 at step 1 (items 100, 101, 102 of the data set)",
+        "step skipped, not finite: loss inf and gradient norm 1 at step 3 (items 300, 301, 302 of the data set)",
+    ]
+
+
+def test_ten_skipped_steps_in_a_row_end_the_run():
+    told = []
+    guard = make_guard(skip=True, told=told)
+    for step in range(1, 10):
+        add(guard, step, NAN)
+        guard.check()
+    add(guard, 10)  # one that is finite: counted from the start
+    guard.check()
+    for step in range(11, 20):
+        add(guard, step, NAN)
+        guard.check()
+    assert len(told) == 18
+
+    add(guard, 20, NAN)
+    with pytest.raises(TrainingError) as error:
+        guard.check()
+    assert str(error.value).startswith("not finite, 10 steps in a row: loss nan and gradient norm 1 at step 20 (items")
+    assert "on_non_finite" not in str(error.value), "it is set already"
+
+
+@pytest.mark.parametrize(
+    ("device", "skip", "expected"),
+    [("cpu", False, True), ("cpu", True, True), ("meta", False, False), ("meta", True, True)],
+)
+def test_only_a_run_that_skips_waits_for_a_gpu_at_each_step(device, skip, expected):
+    """``meta`` is any device that is not the CPU."""
+    assert make_guard(device=torch.device(device), skip=skip).looks_at_each_step == expected
+
+
+def test_taking_in_a_step_reads_nothing():
+    """On the meta device nothing can be read."""
+    meta = torch.device("meta")
+    guard = make_guard(device=meta)
+
+    guard.add(1, torch.ones((), dtype=torch.bool, device=meta), *torch.ones(2, device=meta))
+
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        guard.check()
+
+
+# ---- weights
+
+
+def test_a_lost_weight_is_named(recipe_config):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    require_finite(model, 3)
+    model[1].bias.data[1] = INF
+
+    with pytest.raises(TrainingError, match=r"^1\.bias is not finite after step 3: try a lower learning rate"):
+        require_finite(model, 3)
+    model[1].bias.requires_grad = False  # what is not trained was so before
+    require_finite(model, 3)
+
+
+# ---- in a run
+
+
+def run(cfg, *, lora=False):
+    (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(cfg)
+    return Path(cfg.output_dir)
+
+
+class Seen(NamedTuple):
+    skipped: bool
+    same_weights: bool
+    same_moments: bool
+    lr: float
+
+
+def spoil_loss_of_steps(monkeypatch, *steps):
+    """Make the loss of these steps NaN, and with it every gradient."""
+    taken, seen = [], []
+    original = _train.train_step
+
+    def train_step(model, loss, optimizer, batches, **kwargs):
+        taken.append(1)
+        terms = type(loss).terms
+        if len(taken) in steps:
+            monkeypatch.setattr(
+                type(loss), "terms", lambda *args: (found := terms(*args))._replace(loss=found.loss * NAN)
+            )
+        before = {name: value.detach().clone() for name, value in model.named_parameters()}
+        moments = {key: value.clone() for key, value in flat(optimizer.state_dict()["state"])}
+        try:
+            result = original(model, loss, optimizer, batches, **kwargs)
+        finally:
+            monkeypatch.setattr(type(loss), "terms", terms)
+        after = dict(model.named_parameters())
+        now = dict(flat(optimizer.state_dict()["state"]))
+        seen.append(
+            Seen(
+                result.skipped,
+                same_weights=all(torch.equal(after[name], value) for name, value in before.items()),
+                same_moments=all(torch.equal(now[key], value) for key, value in moments.items()),
+                lr=optimizer.param_groups[0]["lr"],
+            )
+        )
+        return result
+
+    monkeypatch.setattr(_train, "train_step", train_step)
+    return seen
+
+
+def flat(state):
+    return [((index, name), value) for index, of in state.items() for name, value in of.items()]
+
+
+def test_a_skipped_step_leaves_weights_optimizer_and_schedule_alone(recipe_config, monkeypatch, capsys):
+    seen = spoil_loss_of_steps(monkeypatch, 3, 4)
+
+    run(recipe_config(on_non_finite="skip", max_steps=6))
+
+    lost = [False, False, True, True, False, False]
+    assert [step.skipped for step in seen] == lost
+    assert [step.same_weights for step in seen] == lost
+    assert [step.same_moments for step in seen[1:]] == lost[1:]  # the first step makes them
+    rates = [step.lr for step in seen]
+    assert rates[2] == rates[3] == rates[4]
+    assert len({*rates}) == 4
+    told = [line for line in capsys.readouterr().err.splitlines() if "step skipped, not finite" in line]
+    assert [line.split(" (items")[0].rsplit(" ", 1)[1] for line in told] == ["3", "4"]
+
+
+def test_a_run_stops_at_the_step_and_names_the_sequences_of_it(recipe_config, monkeypatch):
+    spoil_loss_of_steps(monkeypatch, 2)
+    cfg = recipe_config(shuffle=False, save_every_n_steps=1)
+
+    with pytest.raises(
+        TrainingError, match=r"at step 2 \(items 4, 5, 6, 7 of the data set\).* the last good .*step_1: "
+    ):
+        run(cfg)
+    assert [path.name for path in (Path(cfg.output_dir) / "resume").iterdir()] == ["step_1"]
+
+
+def test_a_cpu_run_stops_at_once_however_seldom_it_logs(recipe_config, monkeypatch):
+    seen = spoil_loss_of_steps(monkeypatch, 2)
+
+    with pytest.raises(TrainingError, match="gradient norm nan at step 2 "):
+        run(recipe_config(log_every_n_steps=5, save_at_percent=[100], max_steps=9))
+    assert len(seen) == 2
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A guard that does not wait for each step's loss."""
+    original = NonFiniteGuard.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.looks_at_each_step = False
+
+    monkeypatch.setattr(NonFiniteGuard, "__init__", init)
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 5])
+def test_a_gpu_is_looked_at_when_a_step_is_logged_or_saved(recipe_config, monkeypatch, as_on_a_gpu, log_every_n_steps):
+    """Steps in between go on; the step told is the first one, and nothing is saved behind it."""
+    seen = spoil_loss_of_steps(monkeypatch, 2)
+    cfg = recipe_config(log_every_n_steps=log_every_n_steps, save_at_percent=[100], save_every_n_steps=4, max_steps=9)
+
+    with pytest.raises(TrainingError, match="gradient norm nan at step 2 "):
+        run(cfg)
+    assert len(seen) == (2 if log_every_n_steps == 1 else 4)
+    assert not list(Path(cfg.output_dir).glob("resume/step_*"))
+
+
+def test_a_signal_does_not_save_a_model_that_is_lost(recipe_config, monkeypatch, as_on_a_gpu):
+    """Where no one has looked at the loss since."""
+    spoil_loss_of_steps(monkeypatch, 1)
+    spoiled = _train.train_step
+
+    def train_step(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return spoiled(*args, **kwargs)
+
+    monkeypatch.setattr(_train, "train_step", train_step)
+    cfg = recipe_config(log_every_n_steps=5, save_at_percent=[100], max_steps=9)
+
+    with pytest.raises(TrainingError, match="at step 1 .*; no resume checkpoint was written"):
+        run(cfg)
+    assert not list(Path(cfg.output_dir).glob("resume/step_*"))
+
+
+def test_fp16_overflow_is_no_loss_that_is_lost(recipe_config, monkeypatch, capsys):
+    """The loss is finite, the scaled gradients are not: the scaler's affair, under either setting."""
+    monkeypatch.setattr(
+        "tfidf_tune.training.build_grad_scaler", lambda run: torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    )
+    for setting in ("stop", "skip"):
+        cfg = recipe_config(lora=True, dtype="fp16", on_non_finite=setting, max_steps=4)
+        cfg.output_dir += setting
+        run(cfg, lora=True)
+
+        told = capsys.readouterr().err
+        assert "step 1: gradients overflowed in fp16; step skipped, loss scale" in told
+        assert "not finite" not in told
+
+
+def test_a_loss_that_is_lost_in_fp16_stops_the_run(recipe_config, monkeypatch):
+    spoil_loss_of_steps(monkeypatch, 2)
+
+    with pytest.raises(TrainingError, match="not finite: loss nan .* at step 2 "):
+        run(recipe_config(lora=True, dtype="fp16", max_steps=4), lora=True)
+
+
+def test_the_setting_is_checked(recipe_config):
+    from tfidf_tune.training import FinetuneConfig, SetupError, check_config
+
+    with pytest.raises(SetupError, match="on_non_finite is 'ignore', possible are stop, skip"):
+        check_config(OmegaConf.merge(recipe_config(), {"on_non_finite": "ignore"}), FinetuneConfig)
