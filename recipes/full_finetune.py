@@ -29,7 +29,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
         tokenizer = training.build_tokenizer(cfg, model)
         resume = training.open_resume(cfg, run)
         dataset = training.build_dataset(cfg, tokenizer)
-        resume.check_dataset(dataset)
+        resume.check_inputs(dataset, checkpointer)
         training.check_resources(cfg, model, loss, dataset, run)
         dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
 

@@ -2,10 +2,21 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from tfidf_tune._files import atomic_file, atomic_folder, looks_like_path, remove_folder
+from tfidf_tune import _files
+from tfidf_tune._files import (
+    atomic_file,
+    atomic_folder,
+    locked_folder,
+    looks_like_path,
+    remove_folder,
+    remove_leftovers,
+)
 
 
 def test_a_folder_appears_under_its_name_when_it_is_whole(tmp_path):
@@ -158,3 +169,97 @@ def test_a_folder_gets_its_name_when_its_files_are_on_the_disk(tmp_path, monkeyp
     paths = {str(temporary), str(temporary / "sub"), str(temporary / "sub" / "a")}
     assert {path for path, named in synced if not named} == paths
     assert (str(tmp_path), True) in synced
+
+
+def hold_in_another_process(folder):
+    """Start a process that holds a folder until it is ended."""
+    code = """
+import sys, time
+from pathlib import Path
+from tfidf_tune._files import locked_folder
+with locked_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_folder_that_is_held_is_nobody_elses_until_the_process_ends(tmp_path, how):
+    folder = tmp_path / "run"
+    with hold_in_another_process(folder) as process:
+        try:
+            with pytest.raises(BlockingIOError), locked_folder(folder):
+                pass
+            with locked_folder(tmp_path / "other"):
+                pass
+        finally:
+            process.send_signal(how)
+
+    assert process.returncode == -how
+    for _ in range(2):
+        with locked_folder(folder):
+            pass
+    assert list(folder.iterdir()) == [], "nothing is left to be removed by hand"
+
+
+def test_a_folder_is_free_after_an_error(tmp_path):
+    with pytest.raises(KeyError), locked_folder(tmp_path):
+        raise KeyError
+
+    with locked_folder(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("cause", ["a file system without locks", "a system without locks"])
+def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch, cause):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    if cause == "a system without locks":
+        monkeypatch.setattr(_files, "fcntl", None)
+    else:
+        monkeypatch.setattr(_files.fcntl, "flock", refuse)
+
+    with locked_folder(tmp_path / "run"), locked_folder(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+
+
+def test_leftovers_are_told_from_everything_else(tmp_path, monkeypatch):
+    """What a killed process leaves are the names that the functions above make, and no others are theirs."""
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as killed before it
+    with atomic_folder(tmp_path / "checkpoint_10pct") as left:
+        pass
+    (left / "sub").mkdir(parents=True)
+    (left / "sub" / "half").touch()
+    (tmp_path / "checkpoint_10pct").rmdir()
+    (tmp_path / "old").mkdir()
+    remove_folder(tmp_path / "old")
+    monkeypatch.undo()
+    with atomic_file(tmp_path / "metrics.jsonl") as temporary:
+        temporary.touch()
+    temporary.touch()
+    (tmp_path / f".noextension.{'a' * 32}").touch()
+    assert len(list(tmp_path.glob(".*"))) == 4
+
+    digits = "0123456789abcdef" * 2
+    kept = [
+        ".env", ".gitignore", ".cache", ".vscode/settings.json", "metrics.jsonl", f"a.{digits}", digits,
+        f".{digits}", f".a.{digits[1:]}", f".a.{digits}0", f".a.{digits.upper()}", f".a.{digits}.tar.gz",
+        f".a.{digits}~", f"sub/.a.{digits}",
+    ]  # fmt: skip
+    for name in kept:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    remove_leftovers(tmp_path)
+
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()) == sorted(
+        kept
+    )
+
+
+def test_where_there_is_no_folder_there_are_no_leftovers_of_ours(tmp_path):
+    remove_leftovers(tmp_path / "absent")

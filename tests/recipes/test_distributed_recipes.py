@@ -120,7 +120,6 @@ GROUPS = {
         "offloaded adapters": {"fsdp_cpu_offload": True, "lora": True, **ADAPTERS_EVERYWHERE},
     },
     "compiled": {
-        "full": {"compile": True},
         "checkpointed adapters": {
             "compile": True, "enable_activation_checkpointing": True, "lora": True, **ADAPTERS_EVERYWHERE
         },

@@ -159,7 +159,7 @@ def test_another_step_size_is_refused_with_both(make_run, whole_runs, tmp_path, 
     ended = Processes([run], tmp_path / "processes", num_processes=num_processes).wait()
 
     assert 0 not in ended.codes
-    message = f"batch_size x gradient_accumulation_steps x processes was 4, is {4 + num_processes}. Set them back"
+    message = f"batch_size x processes was 4, is {4 + num_processes}. Set them back"
     assert ended.output.count(message) == 1, ended.output
     assert "Traceback" not in ended.output
     assert not (run.folder / "metrics.jsonl").exists()

@@ -41,7 +41,7 @@ def component(
         {"lr": 1e-3},
         {"sizes": [1]},
         {"sizes": "x"},  # where a list is possible, nothing is judged
-        {"plain": object()},
+        {"plain": Ellipsis},
         {"unknown": "x"},
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """Checkpoints in and out: transformers and peft are the truth for what is written."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tiny_llama import TINY_LLAMA, make_llama
 from torch import nn
 from torchtune.models.llama2 import llama2, lora_llama2
 
-from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, build_model, load_model
+from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, TrainingError, build_model, load_model
 
 FLOAT32_ON_CPU = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
 TOKENS = torch.arange(40).view(2, 20)
@@ -187,7 +188,7 @@ def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tfidf_tune.training._weight_files.save_file", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(TrainingError, match="checkpoint_10pct could not be written: .*No space left"):
         checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
     assert list((tmp_path / "run").iterdir()) == []
@@ -390,3 +391,38 @@ def test_lora_layers_that_differ_are_refused(attribute):
 
     with pytest.raises(ValueError, match=r"LoRA layers differ in .*: \[.*7.*\]; give all the same"):
         LoRASettings.of(model)
+
+
+def test_weights_are_known_by_their_files(tiny_checkpoint, tmp_path):
+    """By size and both ends of each file, not by name or time; 3 MiB stand for the gigabytes of a real one."""
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "a")
+    elsewhere = shutil.copytree(tiny_checkpoint, tmp_path / "b")
+    known = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)).fingerprint()
+    assert re.fullmatch("[0-9a-f]{16}", known)
+    assert HFCheckpointer(checkpoint_dir=str(elsewhere)).fingerprint() == known
+
+    content = bytes(3 * 2**20)
+    changes = {"first": 0, "of the first MiB": 2**20 - 1, "of the last MiB": 2**21, "last": len(content) - 1}
+    changed = [content, content + bytes(1), content[:-1]]
+    changed += [content[:place] + b"x" + content[place + 1 :] for place in changes.values()]
+    checkpointer = HFCheckpointer(checkpoint_dir=str(folder))
+    found = set()
+    for other in changed:
+        (folder / "model.safetensors").write_bytes(other)
+        found.add(checkpointer.fingerprint())
+    assert len({known, *found}) == 8
+
+
+def test_each_file_of_weights_counts(tiny_checkpoint, tmp_path):
+    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)))
+    HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), max_shard_size="50KB").save_model(model, tmp_path / "sharded")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tmp_path / "sharded"))
+    assert len(checkpointer.weight_files) > 2
+    found = {checkpointer.fingerprint()}
+
+    for file in checkpointer.weight_files:
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        found.add(checkpointer.fingerprint())
+
+    assert len(found) == 1 + len(checkpointer.weight_files)

@@ -127,13 +127,6 @@ def test_without_a_seed_one_is_drawn_and_kept_for_all_who_refer_to_it(recipe_con
     assert drawn[0].seed != drawn[1].seed
 
 
-def test_several_processes_are_refused(recipe_config, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-
-    with pytest.raises(ValueError, match="2 processes were started"):
-        open_run(check_config(recipe_config(), FinetuneConfig))
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -1,6 +1,7 @@
 """The order and shape of the batches that a run is trained on."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -25,7 +26,7 @@ from tfidf_tune.training import (
     shift_labels,
 )
 from tfidf_tune.training._batches import step_batches
-from tfidf_tune.training._data import longest_sequence
+from tfidf_tune.training._data import dataset_fingerprint, longest_sequence
 
 TOKENIZER = SimpleNamespace(pad_id=0)
 CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
@@ -281,3 +282,66 @@ def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
 def test_a_loss_that_ignores_other_labels_than_data_sets_mark_is_refused(recipe_config):
     with pytest.raises(SetupError, match="ignore_index is 0; data sets mark ignored labels by -100"):
         build_loss(check_config(recipe_config(**{"loss.ignore_index": 0}), FinetuneConfig))
+
+
+def items(number=22, **changes):
+    """Items as :class:`Numbers` has them, some replaced: ``items(_3={...})``."""
+    found = [Numbers()[index] for index in range(number)]
+    for name, item in changes.items():
+        found[int(name[1:])] = item
+    return found
+
+
+def test_a_data_set_is_known_by_its_contents():
+    """The number of items is there to be read."""
+    known = dataset_fingerprint(Numbers())
+    one = items()[3]
+
+    assert re.fullmatch(r"22 items \([0-9a-f]{16}\)", known)
+    assert dataset_fingerprint(items()) == known
+    assert (
+        dataset_fingerprint([{name: torch.tensor(value) for name, value in item.items()} for item in items()]) == known
+    )
+    others = [
+        items(21),
+        items(_3=one | {"tokens": [*one["tokens"][:-1], 9]}),
+        items(_21=items()[21] | {"tokens": [0] * len(items()[21]["tokens"])}),
+        items(_3=one | {"labels": [-100, *one["labels"][1:]]}),
+        items(_3=items()[4], _4=one),
+    ]
+    assert len({known, *map(dataset_fingerprint, others)}) == 6
+
+
+@pytest.mark.parametrize("number", [1, 63, 64, 65, 127, 128, 129, 1000])
+def test_a_large_data_set_is_known_by_64_items_at_most_that_lie_evenly(number):
+    asked = []
+
+    class Asked(Numbers):
+        def __len__(self):
+            return number
+
+        def __getitem__(self, index):
+            asked.append(index)
+            return super().__getitem__(index)
+
+    dataset_fingerprint(Asked())
+
+    assert min(number, 32) <= len(asked) <= 64
+    assert asked[0] == 0
+    assert number - asked[-1] <= max(1, number // 32)
+
+
+@pytest.mark.parametrize("torchtunes", [False, True])
+def test_a_packed_data_set_is_known_by_its_contents_too(build, text_file, tmp_path, torchtunes):
+    section = (
+        torchtune_section(text_file, tmp_path, packed=True) if torchtunes else text_section(text_file, packed=True)
+    )
+    dataset, _ = build(section)
+    rows = [dataset[index] for index in range(len(dataset))]
+    known = dataset_fingerprint(dataset)
+    assert isinstance(rows[0]["tokens"], torch.Tensor)
+    assert dataset_fingerprint(rows) == known
+
+    rows[0] = rows[0] | {"tokens": rows[0]["tokens"].flip(0)}
+
+    assert dataset_fingerprint(rows) != known

@@ -1,10 +1,12 @@
 """How a recipe is started, and how it ends when it cannot begin."""
 
+import logging
 import sys
 
 import pytest
+import torch
 
-from tfidf_tune.training import SetupError, load_config, recipe
+from tfidf_tune.training import SetupError, _distributed, load_config, recipe
 
 
 @pytest.fixture
@@ -58,6 +60,70 @@ def test_what_the_user_can_mend_is_one_message(start, error):
         raise error
 
     assert start(body) == f"error: {error}"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nmore"), "CUDA out of memory. Tried 2 GiB."),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+        ),
+    ],
+)
+def test_too_little_memory_before_training_is_one_message(start, error, told):
+    def body(cfg):
+        raise error
+
+    assert start(body) == (
+        f"error: out of memory before training began ({told}): try model.quantize_base=True with LoRA, dtype=bf16, "
+        "fsdp_cpu_offload=True or more processes"
+    )
+
+
+def test_too_much_for_the_cpu_is_known_as_such(start):
+    """By the allocator's own words."""
+    assert "out of memory before training began" in start(lambda cfg: torch.empty(2**60, dtype=torch.uint8))
+
+
+def test_another_runtime_error_keeps_its_traceback(start):
+    def body(cfg):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        start(body)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_all_processes_notice_is_logged_by_the_first(monkeypatch, caplog, rank):
+    order = []
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(_distributed, "gather_objects", lambda value: order.append("gather"))
+    logger = logging.getLogger("some_library")
+    logger.setLevel(logging.DEBUG)
+
+    def log(when):
+        for level in ("debug", "info", "warning", "error"):
+            getattr(logger, level)(f"{when} {level}")
+
+    with _distributed.main_process_first():
+        order.append("work")
+        log("in")
+    log("after")
+
+    assert order == (["work", "gather"] if rank == 0 else ["gather", "work"])
+    inside = ["in debug", "in info", "in warning", "in error"] if rank == 0 else ["in error"]
+    assert caplog.messages == [*inside, "after debug", "after info", "after warning", "after error"]
+
+
+def test_logging_comes_back_after_an_error(monkeypatch, caplog):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(KeyError), _distributed.main_process_first():
+        raise KeyError
+    logging.getLogger("some_library").warning("heard")
+
+    assert caplog.messages == ["heard"]
 
 
 def test_an_interrupt_ends_with_its_exit_code(start, capsys):

@@ -12,6 +12,7 @@ from tiny_llama import TINY_LLAMA
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torchao.dtypes.nf4tensor import NF4Tensor
+from torchao.optim import AdamW8bit
 from torchtune import modules
 from torchtune.models.llama2 import llama2, lora_llama2
 from torchtune.training import set_activation_checkpointing, set_default_dtype
@@ -421,3 +422,23 @@ def test_the_tightest_control_group_decides(tmp_path, monkeypatch):
     assert list(_control_group_memory(root, tmp_path / "absent")) == []
     monkeypatch.setattr("tfidf_tune.training._plan._control_group_memory", lambda: [450, 4450])
     assert available_memory(CPU) == 450
+
+
+@pytest.mark.parametrize(
+    ("build_optimizer", "expected"),
+    [(ADAMW, None), (partial(torch.optim.SGD, lr=1e-3), None), (partial(AdamW8bit, lr=1e-3), "OptimState8bit")],
+    ids=["AdamW", "SGD", "AdamW8bit"],
+)
+def test_the_plan_tells_quantized_state(monkeypatch, build_optimizer, expected):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    found = plan(build(), build_optimizer)
+
+    assert found.quantized_state == expected
+    assert not found.not_estimated
+
+
+def test_an_optimizer_that_cannot_be_tried_has_no_quantized_state_that_is_known():
+    def refuse(parameters):
+        raise ValueError("no")
+
+    assert plan(build(), refuse).quantized_state is None

@@ -1,11 +1,15 @@
 """A run that was stopped and goes on is the run that never stopped, bit for bit."""
 
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +18,12 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from tfidf_tune.recipes import full_finetune, lora_finetune
 
-from tfidf_tune.training import SetupError, TrainingError, _resume, _train
+from tfidf_tune import training
+from tfidf_tune._files import locked_folder
+from tfidf_tune.loss import TFIDFCrossEntropyLoss
+from tfidf_tune.training import SetupError, TrainingError, _resources, _resume, _resume_state, _train
 from tfidf_tune.training._interrupt import Interrupted
+from tfidf_tune.training._run import hold_folder
 
 # 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each.
 SMALL = {
@@ -104,17 +112,19 @@ def assert_bits_equal(found, expected, where=""):
         assert found == expected, where
 
 
+def load_tensors(folder):
+    """All tensors of a folder, however many files they are in."""
+    tensors = [load_file(file) for file in folder.glob("*.safetensors")]
+    merged = {name: value for part in tensors for name, value in part.items()}
+    assert len(merged) == sum(map(len, tensors)) > 0
+    return merged
+
+
 def assert_same_run(found, expected):
     """Weights of milestones; weights, optimizer, schedule, loss, scaler, random states at the end; metrics."""
     assert read_metrics(found) == read_metrics(expected)
-    compared = 0
     for part in ("checkpoint_30pct", "checkpoint_100pct", newest(expected).relative_to(expected)):
-        files = sorted((expected / part).glob("*.safetensors"))
-        assert [file.name for file in sorted((found / part).glob("*.safetensors"))] == [file.name for file in files]
-        for file in files:
-            assert_bits_equal(load_file(found / part / file.name), load_file(file), str(file))
-            compared += 1
-    assert compared == 3
+        assert_bits_equal(load_tensors(found / part), load_tensors(expected / part), str(part))
     states = [torch.load(newest(folder) / "process_00000.pt", weights_only=True) for folder in (found, expected)]
     assert_bits_equal(*states)
 
@@ -218,6 +228,24 @@ def test_a_chosen_seed_stays_the_runs(small_config, end_after):
     assert_same_run(Path(cfg.output_dir), run(small_config("expected", seed=seed)))
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"seed: [", b"- 1", b"seed: x", b"seed:", b"seed: ???", b"epochs: 2", b"\xff"]
+)
+def test_a_chosen_seed_that_cannot_be_read_is_one_message(small_config, end_after, content):
+    cfg = small_config(seed=None)
+    end_after(2, cfg, how=signal.SIGTERM)
+    file = Path(cfg.output_dir) / "config.yaml"
+    file.write_bytes(content)
+
+    with pytest.raises(SetupError) as refusal:
+        run(cfg, resume=True)
+
+    assert str(refusal.value).startswith(
+        f"config: seed is null, and that of the run to go on with cannot be read from {file} ("
+    )
+    assert str(refusal.value).endswith("): set seed to it")
+
+
 def contents(folder):
     """Of all files but for the config, which says that the run was to go on, and logs of torchtune."""
     files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
@@ -283,7 +311,12 @@ def test_a_run_that_keeps_none_writes_none(small_config, end_after):
         ({"clip_grad_norm": None}, "clip_grad_norm was 1.0, is null"),
         ({"dtype": "bf16"}, 'dtype was "fp32", is "bf16"'),
         ({"loss.num_batches": 3}, "loss.num_batches was not set, is 3"),
-        ({"batch_size": 2}, "batch_size x gradient_accumulation_steps x processes was 4, is 2"),
+        ({"batch_size": 2}, "batch_size x processes was 4, is 2"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1, is 2"),
+        (
+            {"batch_size": 2, "gradient_accumulation_steps": 2},
+            "batch_size x processes was 4, is 2; gradient_accumulation_steps was 1, is 2",
+        ),
         ({"dataset.num_base": 17}, "dataset.num_base was 16, is 17"),
         ({"shuffle": False}, "shuffle was true, is false"),
     ],
@@ -302,13 +335,12 @@ def test_other_settings_are_refused_by_name(small_config, end_after, overrides, 
 def test_a_data_set_that_has_grown_is_refused(small_config, end_after, monkeypatch):
     """Under the same settings: a file that was added to."""
     end_after(2, small_config(), how=signal.SIGTERM)
-    from tfidf_tune import training
-
     build = training.build_dataset
     monkeypatch.setattr(training, "build_dataset", lambda *args: torch.utils.data.ConcatDataset([build(*args)] * 2))
 
     with pytest.raises(
-        SetupError, match=r"the data set has 48 items, and had 24 when .*step_2 was written: bring the data"
+        SetupError,
+        match=r"was written with other inputs: data set was .24 items \(\w+\).*, is .48 items \(\w+\).*\. Bring them",
     ):
         run(small_config(), resume=True)
 
@@ -331,17 +363,6 @@ def test_what_computes_the_same_may_change(small_config, end_after):
 
     assert_same_run(folder, expected)
     assert [path.name for path in (folder / "resume").iterdir()] == ["step_12"]
-
-
-def test_accumulation_may_change_where_it_computes_the_same_mathematics(small_config, end_after):
-    """Plain cross-entropy: the same sequences in a step, in other mini-batches, up to rounding."""
-    loss = {"loss._component_": "tfidf_tune.loss.CrossEntropyLoss"}
-    expected = read_metrics(run(small_config("expected", **loss)))
-    end_after(5, small_config(**loss), how=signal.SIGTERM)
-
-    found = read_metrics(run(small_config(**loss, batch_size=2, gradient_accumulation_steps=2), resume=True))
-
-    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-4)
 
 
 def test_the_folder_may_have_moved(small_config, end_after, tmp_path):
@@ -375,7 +396,10 @@ def test_milestones_after_the_step_are_written_anew_and_those_before_stay(small_
     assert not list(folder.rglob(".*"))
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 6, "lo', '{"step": 6, "loss": 1.0}'])
+@pytest.mark.parametrize(
+    "torn",
+    ["", '{"step": 6, "lo', '{"step": 6, "loss": 1.0}', '{"step": 1, "lo', '{"loss": 1.0}\n', "[1]\n", "3\n", "\n"],
+)
 def test_metrics_beyond_the_step_are_dropped(small_config, end_after, tmp_path, torn):
     expected = run(small_config("expected"))
     cfg = small_config(save_every_n_steps=3)
@@ -387,6 +411,21 @@ def test_metrics_beyond_the_step_are_dropped(small_config, end_after, tmp_path, 
 
     assert newest(tmp_path / "run").name == "step_4"
     assert_same_run(run(cfg, resume=True), expected)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\0" * 40, b'{"step": 2, "lo\xff": 1.0}', b'{"step": "2"}', b'{"loss": 1.0}', b"null", b"\xff\xfe{"]
+)
+def test_a_damaged_line_of_metrics_goes_and_the_others_stay(small_config, end_after, tmp_path, damage):
+    end_after(5, small_config(), how=signal.SIGTERM)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines()
+    metrics.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]) + b"\n")
+
+    run(small_config(), resume=True)
+
+    assert metrics.read_bytes().splitlines()[:4] == [lines[0], *lines[2:]]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, *range(3, 13)]
 
 
 def test_nothing_but_plain_values_is_unpickled(small_config, end_after, monkeypatch):
@@ -543,3 +582,304 @@ def test_what_a_killed_process_left_is_gone_when_the_run_goes_on(small_config, e
     run(small_config(), resume=True)
 
     assert not left.exists()
+
+
+# ---- checkpoints before there is any optimizer state
+
+
+TERMS = TFIDFCrossEntropyLoss.terms
+
+
+def spoil_first_losses(monkeypatch, number):
+    """Make the losses of the first steps NaN, counted over a stop."""
+    taken = []
+
+    def spoilt(*args):
+        taken.append(1)
+        found = TERMS(*args)
+        return found._replace(loss=found.loss * float("nan")) if len(taken) <= number else found
+
+    monkeypatch.setattr(TFIDFCrossEntropyLoss, "terms", spoilt)
+
+
+BEFORE_ANY_STATE = {
+    "not finite": (False, {"on_non_finite": "skip"}),
+    "not finite, adapters": (True, DROPOUT | {"on_non_finite": "skip"}),
+    "overflow in fp16": (True, DROPOUT | {"dtype": "fp16"}),
+    "no state ever": (False, {"optimizer": {"_component_": "torch.optim.SGD", "lr": 0.1}}),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_ANY_STATE)
+def test_a_save_before_there_is_optimizer_state_changes_nothing(small_config, end_after, monkeypatch, tmp_path, case):
+    lora, overrides = BEFORE_ANY_STATE[case]
+    monkeypatch.setattr(
+        "tfidf_tune.training.build_grad_scaler",
+        lambda run: torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=run.dtype is torch.float16),
+    )
+
+    def prepare():
+        if "not finite" in case:
+            spoil_first_losses(monkeypatch, 2)
+        return lora
+
+    def config(name, **more):
+        return small_config(name, lora=prepare(), **overrides, **more)
+
+    def written(folder):
+        return {part: load_tensors(folder / part) for part in ("checkpoint_30pct", "checkpoint_100pct")}
+
+    unsaved = run(config("unsaved", keep_last_n_checkpoints=0))
+    assert not (unsaved / "resume").exists()
+    saved = run(config("saved", save_every_n_steps=1))
+    cfg = config("run", save_every_n_steps=1)
+    end_after(1, cfg, how=signal.SIGTERM)
+    part = torch.load(tmp_path / "run" / "resume" / "step_1" / "process_00000.pt", weights_only=True)
+    assert not part["optimizer_has_state"]
+    end_after(1, cfg, how=signal.SIGTERM, resume=True)
+    part = torch.load(tmp_path / "run" / "resume" / "step_2" / "process_00000.pt", weights_only=True)
+    assert not part["optimizer_has_state"]
+    run(cfg, resume=True)
+
+    assert_same_run(tmp_path / "run", saved)
+    assert read_metrics(saved) == read_metrics(unsaved)
+    assert_bits_equal(written(saved), written(unsaved))
+    rates = [line["lr"] for line in read_metrics(saved)]
+    assert len(set(rates)) > 5
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates)), "linear, to 0 at the end"
+
+
+# ---- files of a checkpoint
+
+
+def test_tensors_go_into_several_files_by_size(monkeypatch):
+    monkeypatch.setattr(_resume_state, "_FILE_BYTES", 40)
+    sizes = {"a": 4, "b": 6, "c": 1, "d": 30, "e": 3, "f": 7, "g": 1}  # of 4 bytes; d has more than a file
+
+    numbers = _resume_state.file_numbers({name: torch.zeros(size) for name, size in sizes.items()})
+
+    assert numbers == {"a": 1, "b": 1, "c": 2, "d": 3, "e": 4, "f": 4, "g": 5}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_checkpoint_of_several_files_is_gone_on_from(small_config, end_after, monkeypatch, lora):
+    expected = run(small_config("expected", lora=lora))
+    monkeypatch.setattr(_resume_state, "_FILE_BYTES", 4_000)
+    cfg = small_config(lora=lora)
+    end_after(5, cfg, how=signal.SIGTERM)
+    checkpoint = newest(Path(cfg.output_dir))
+    names = {file.name for file in checkpoint.glob("*.safetensors")}
+
+    assert len(names) > 3
+    assert names < json.loads((checkpoint / "manifest.json").read_text())["files"].keys()
+    assert len(list(newest(expected).glob("*.safetensors"))) == 1
+    assert_same_run(run(cfg, resume=True), expected)
+
+
+def test_tensors_that_share_memory_are_taken_apart():
+    book, other = torch.arange(4.0), torch.ones(2)
+    tensors = {"a": book, "b": book, "c": book[1:], "d": other}
+
+    apart = _resume_state.apart(tensors)
+
+    assert_bits_equal(apart, tensors)
+    assert apart["a"] is book
+    assert apart["d"] is other
+    assert len({value.untyped_storage().data_ptr() for value in apart.values()}) == 4
+
+
+# ---- quantized optimizer state
+
+EIGHT_BITS = {"optimizer": {"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2}}
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """torchao compiles its step, which takes a minute and changes no bit of what is saved."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+def test_quantized_optimizer_state_goes_on(small_config, end_after, uncompiled):
+    expected = run(small_config("expected", **EIGHT_BITS))
+    cfg = small_config(**EIGHT_BITS)
+    end_after(5, cfg, how=signal.SIGTERM)
+    names = load_tensors(newest(Path(cfg.output_dir))).keys()
+
+    for part in ("codes", "scale", "qmap"):
+        assert f"state.tok_embeddings.weight.exp_avg.{part}" in names
+    assert_same_run(run(cfg, resume=True), expected)
+
+
+def test_the_learning_rate_that_is_logged_is_that_of_the_step(small_config, uncompiled):
+    """Also where the optimizer keeps it as a tensor, which the schedule changes in place."""
+    as_tensor, as_number = (
+        [line["lr"] for line in read_metrics(run(small_config(name, **overrides)))]
+        for name, overrides in (("tensor", EIGHT_BITS), ("number", {}))
+    )
+
+    assert as_number[0] == 1e-2
+    assert as_tensor == pytest.approx(as_number, rel=1e-6)
+
+
+def test_quantized_state_that_is_sharded_is_refused_before_work_begins(small_config, monkeypatch, uncompiled, tmp_path):
+    monkeypatch.setattr(_resources, "dist", SimpleNamespace(is_initialized=lambda: True))
+
+    with pytest.raises(
+        SetupError,
+        match=r"optimizer: torchao\.optim\.AdamW8bit keeps its state as OptimState8bit, .*keep_last_n_checkpoints=0$",
+    ):
+        run(small_config(**EIGHT_BITS))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["probe.jsonl"]
+
+    run(small_config("none_kept", **EIGHT_BITS, keep_last_n_checkpoints=0))
+    run(small_config("plain"))
+
+
+# ---- another run in the same folder
+
+
+def test_a_run_keeps_others_out_of_its_folder_until_it_ends(small_config, monkeypatch, tmp_path):
+    refused = []
+
+    def train_step(*args, **kwargs):
+        with pytest.raises(BlockingIOError), locked_folder(tmp_path / "run"):
+            pass
+        refused.append(1)
+        return original(*args, **kwargs)
+
+    original = _train.train_step
+    monkeypatch.setattr(_train, "train_step", train_step)
+    run(small_config())
+
+    assert len(refused) == 12
+    with locked_folder(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["", "first run begins while the second is set up"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_is_refused_and_leaves_all_as_it_is(small_config, end_after, monkeypatch, tmp_path, resume, late):
+    folder = tmp_path / "run"
+    if resume:
+        end_after(5, small_config(), how=signal.SIGTERM)
+    for left in ("resume/.step_6.partial", f".checkpoint_60pct.{'0' * 32}"):
+        (folder / left).mkdir(parents=True)
+        (folder / left / "half").touch()
+    (folder / f".config.{'0' * 32}.yaml").touch()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    with ExitStack() as first:
+        if late:
+            count = training.count_steps
+
+            def count_steps(*args):
+                first.enter_context(locked_folder(folder))
+                return count(*args)
+
+            monkeypatch.setattr(training, "count_steps", count_steps)
+        else:
+            first.enter_context(locked_folder(folder))
+        with pytest.raises(SetupError) as refusal:
+            run(small_config(), resume=resume)
+
+    assert str(refusal.value) == (
+        f"another process is writing into output_dir {folder}: wait for its end, or choose another output_dir"
+    )
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before if resume or not late else after.keys() - before.keys() == {folder / "probe.jsonl"}
+
+
+def test_an_error_of_the_run_is_not_taken_for_a_second_one(tmp_path):
+    """A terminal that does not block gives the same kind of error."""
+    with pytest.raises(BlockingIOError, match="could not complete"), hold_folder(tmp_path):
+        raise BlockingIOError(11, "write could not complete without blocking")
+
+
+# ---- what a run began with
+
+
+def test_a_data_set_with_other_contents_is_refused_with_both(small_config, end_after, monkeypatch):
+    """As many items: a text that was edited."""
+    end_after(2, small_config(), how=signal.SIGTERM)
+    build = training.build_dataset
+
+    def edited(*args):
+        dataset = build(*args)
+        items = [dataset[index] for index in range(len(dataset))]
+        items[7] = items[7] | {"tokens": [5, *items[7]["tokens"][1:]]}
+        return items
+
+    monkeypatch.setattr(training, "build_dataset", edited)
+
+    with pytest.raises(SetupError) as refusal:
+        run(small_config(), resume=True)
+    found = re.search(r'data set was "24 items \((\w{16})\)", is "24 items \((\w{16})\)"\. Bring', str(refusal.value))
+    assert found
+    assert found[1] != found[2]
+    assert "base weights" not in str(refusal.value)
+
+
+def test_base_weights_that_were_replaced_are_refused_with_both(small_config, end_after, tiny_checkpoint, tmp_path):
+    base = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    cfg = small_config(lora=True, **{"checkpointer.checkpoint_dir": str(base)})
+    end_after(2, cfg, how=signal.SIGTERM)
+    content = (base / "model.safetensors").read_bytes()
+    (base / "model.safetensors").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
+
+    with pytest.raises(SetupError) as refusal:
+        run(cfg, resume=True)
+    found = re.search(r'other inputs: base weights was "(\w{16})", is "(\w{16})"\. Bring them back', str(refusal.value))
+    assert found
+    assert found[1] != found[2]
+
+    (base / "model.safetensors").write_bytes(content)  # the same again, at another time
+    run(cfg, resume=True)
+    assert newest(tmp_path / "run").name == "step_12"
+
+
+# ---- out of memory
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_too_little_memory_while_training_is_one_message(small_config, monkeypatch, tmp_path, every):
+    taken = []
+
+    def train_step(*args, **kwargs):
+        taken.append(1)
+        if len(taken) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmuch more")
+        return original(*args, **kwargs)
+
+    original = _train.train_step
+    monkeypatch.setattr(_train, "train_step", train_step)
+
+    with pytest.raises(TrainingError) as error:
+        run(small_config(save_every_n_steps=every))
+
+    left = (
+        f"the last good checkpoint is {tmp_path / 'run' / 'resume' / 'step_2'}: resume_from_checkpoint=True goes on "
+        "from there"
+        if every
+        else "no resume checkpoint was written; milestones written so far are whole"
+    )
+    assert str(error.value) == (
+        "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.): try enable_activation_checkpointing=True, "
+        "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size with more "
+        f"gradient_accumulation_steps, shorter sequences, LoRA; {left}"
+    )
+
+
+# ---- milestones that are past
+
+
+def test_milestones_that_are_past_are_told_once_and_the_others_written(small_config, end_after, tmp_path, capsys):
+    end_after(5, small_config(), how=signal.SIGTERM)  # 30% is step 4, and is there
+    capsys.readouterr()
+
+    run(small_config(save_at_percent=[10, 30, 40, 50, 100]), resume=True)
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "save_at_percent" in line]
+    assert told == ["checkpoint_10pct, checkpoint_40pct of save_at_percent will not be written: step 5 is done already"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint_*")) == [
+        "checkpoint_100pct", "checkpoint_30pct", "checkpoint_50pct",
+    ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Hugging Face checkpoints: checked against the model, read and written part by part."""
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,7 @@ from tfidf_tune.training._weight_files import (
 
 # What makes a folder of weights a model that others can load: config, tokenizer, prompt templates.
 _COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
+_SAMPLE_BYTES = 2**20
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -65,6 +67,22 @@ class HFCheckpointer:
         self.family: ModelFamily = _find_family(self._config_file, self.folder)
         self.hf_config: HFConfig = _read_config(self.folder)
         self.weight_files = find_weight_files(self.folder)
+
+    def fingerprint(self) -> str:
+        """Tell the checkpoint's weights from others by the files' sizes and their first and last MiB.
+
+        Returns:
+            str: 16 hexadecimal digits.
+        """
+        digest = hashlib.sha256()
+        for path in self.weight_files:
+            size = path.stat().st_size
+            digest.update(str(size).encode())
+            with path.open("rb") as file:
+                for start in (0, max(0, size - _SAMPLE_BYTES)):
+                    file.seek(start)
+                    digest.update(file.read(_SAMPLE_BYTES))
+        return digest.hexdigest()[:16]
 
     def check_model(self, model: nn.Module) -> None:
         """Compare a model with the checkpoint without reading weights; the model may be on the meta device.

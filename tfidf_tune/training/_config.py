@@ -13,10 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from torchtune import config
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
+from yaml import YAMLError
 
 from tfidf_tune.training._argument_types import check_argument_types
 from tfidf_tune.training._distributed import started_processes
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 
 
 @dataclass
@@ -91,7 +92,8 @@ class LoRAFinetuneConfig(FinetuneConfig):
 # Gradients in fp16 cannot be scaled back: fp16 is for frozen weights, with adapters in fp32.
 _DTYPES = {FinetuneConfig: ("fp32", "bf16"), LoRAFinetuneConfig: ("fp32", "bf16", "fp16")}
 _OF_LORA = {entry.name for entry in fields(LoRAFinetuneConfig)} - {entry.name for entry in fields(FinetuneConfig)}
-_FSDP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# No fp16: its gradients would need scaling.
+_FSDP_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _ON_NON_FINITE = ("stop", "skip")
 # Components, with the names of the arguments that the recipe itself hands over.
 _COMPONENTS: dict[str, tuple[str, ...]] = {
@@ -218,7 +220,13 @@ def _choose_seed(cfg: DictConfig) -> int:
         raise SetupError("config: seed is null, but several processes need one and the same: set seed to a number")
     earlier = Path(str(cfg.output_dir)) / "config.yaml"
     if cfg.resume_from_checkpoint and earlier.is_file():
-        return int(OmegaConf.load(earlier).seed)
+        try:
+            return int(OmegaConf.load(earlier).seed)
+        except (ValueError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+            raise SetupError(
+                f"config: seed is null, and that of the run to go on with cannot be read from {earlier} "
+                f"({first_line(error)}): set seed to it"
+            ) from error
     return random.SystemRandom().randrange(2**31)
 
 

@@ -1,9 +1,11 @@
 """Tokenizer, data set and loader; the tokenizer is checked against the model."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -19,6 +21,8 @@ from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._distributed import main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._run import Run
+
+_NUM_SAMPLES = 64
 
 
 def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
@@ -122,6 +126,24 @@ def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[.
         )
 
 
+def dataset_fingerprint(dataset: Dataset[Any]) -> str:
+    """Tell a data set from another by its number of items and the tokens of up to 64 that lie evenly over it.
+
+    Args:
+        dataset (Dataset[Any]): map-style data set.
+
+    Returns:
+        str: for people too, ``80 items (3f786850e387550f)``.
+    """
+    length = len(cast(Sized, dataset))
+    digest = hashlib.sha256()
+    for index in range(0, length, -(-length // _NUM_SAMPLES)):
+        item = dataset[index]
+        for name in ("tokens", "labels"):
+            digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
+    return f"{length} items ({digest.hexdigest()[:16]})"
+
+
 def longest_sequence(dataset: Dataset[Any]) -> int:
     """Find the length of the longest sequence, in tokens, among up to 64 that lie evenly over the data set.
 
@@ -132,7 +154,7 @@ def longest_sequence(dataset: Dataset[Any]) -> int:
         int: tokens; a data set of blocks has but one length.
     """
     length = len(cast(Sized, dataset))
-    return max(len(dataset[index]["tokens"]) for index in range(0, length, -(-length // 64)))
+    return max(len(dataset[index]["tokens"]) for index in range(0, length, -(-length // _NUM_SAMPLES)))
 
 
 def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run) -> DataLoader[Batch]:

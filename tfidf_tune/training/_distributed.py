@@ -1,5 +1,6 @@
 """The processes of a run: started by torchrun, each with a shard of the model and batches of its own."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,9 +89,14 @@ def is_first_to_speak() -> bool:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Let rank 0 do the block before the others: it fills a cache that they then find."""
-    if not is_main_process():
-        gather_objects(None)
-    yield
+    """Let rank 0 do the block before the others: it fills a cache that they find, and logs what there is to say."""
     if is_main_process():
+        yield
         gather_objects(None)
+        return
+    gather_objects(None)
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -19,7 +19,7 @@ from torchtune.config._utils import _merge_yaml_and_cli_args
 from yaml import YAMLError
 
 from tfidf_tune.training._distributed import is_first_to_speak, is_lost_process, is_main_process
-from tfidf_tune.training._errors import LostProcessError, SetupError, TrainingError
+from tfidf_tune.training._errors import LostProcessError, SetupError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
@@ -153,6 +153,15 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
                 _fail_without_another("another process of the run was lost before training began: its message says why")
             _fail(str(error))
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                _fail(
+                    f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
+                    "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+                )
+            if not is_lost_process(error):
+                raise
+            _fail_without_another("another process of the run was lost before training began: its message says why")
         except (ValueError, YAMLError, OmegaConfBaseException) as error:
             if begun:
                 raise  # a bug of ours: its traceback is wanted
@@ -192,7 +201,7 @@ def _fail_without_another(message: str) -> NoReturn:
     """End because another process is gone, which all that are left notice and one tells."""
     _ignore_torchrun()
     if is_first_to_speak():
-        print(f"error: {message}", file=sys.stderr)
+        print(f"\nerror: {message}", file=sys.stderr)  # the other may have left its progress bar's line open
     sys.exit(1)
 
 

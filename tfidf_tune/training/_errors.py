@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torchtune.config._errors import InstantiationError
@@ -32,6 +33,11 @@ class TrainingError(RuntimeError):
 
 class LostProcessError(TrainingError):
     """Another process of the run is gone; all that are left notice."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Tell whether a device's memory, or the host's, was too small."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def cause_of(error: BaseException) -> str:

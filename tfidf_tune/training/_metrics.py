@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,7 +20,7 @@ from tfidf_tune._files import atomic_file
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError
-from tfidf_tune.training._run import Run
+from tfidf_tune.training._run import Run, hold_folder
 
 # One batch whose labels are all masked is no error; a run that begins with so many steps of them is.
 _STEPS_WITHOUT_LABELS = 10
@@ -35,7 +35,7 @@ class JSONLinesLogger:
     """
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= last_step]
+        kept = list(_lines_up_to(path, last_step))
         with atomic_file(path) as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
         self._file: IO[str] = path.open("a", encoding="utf-8")
@@ -62,10 +62,16 @@ class JSONLinesLogger:
         self._file.close()
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a log but for one that was cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [line for line in lines if line.endswith("}\n")]
+def _lines_up_to(path: Path, last_step: int) -> Iterator[str]:
+    """The lines of a log up to a step, but for those that a crash of the machine has damaged."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in lines:
+        try:
+            is_kept = json.loads(line)["step"] <= last_step
+        except (ValueError, KeyError, TypeError):
+            continue
+        if is_kept:
+            yield f"{line.decode()}\n"
 
 
 class ProgressLog:
@@ -193,19 +199,20 @@ def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step
         ProgressLog: closed with its loggers at the end.
 
     Raises:
-        SetupError: If the metric logger cannot be built from the settings given.
+        SetupError: If the metric logger cannot be built from the settings given, or another run has the folder.
     """
-    progress = ProgressLog(
-        _open_loggers(cfg, run, first_step) if is_main_process() else [],
-        total_steps=total_steps,
-        log_every_n_steps=cfg.log_every_n_steps,
-        first_step=first_step,
-        memory_device=run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None,
-    )
-    try:
-        yield progress
-    finally:
-        progress.close()
+    with hold_folder(run.output_dir) if is_main_process() else nullcontext():
+        progress = ProgressLog(
+            _open_loggers(cfg, run, first_step) if is_main_process() else [],
+            total_steps=total_steps,
+            log_every_n_steps=cfg.log_every_n_steps,
+            first_step=first_step,
+            memory_device=run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None,
+        )
+        try:
+            yield progress
+        finally:
+            progress.close()
 
 
 def _open_loggers(cfg: FinetuneConfig, run: Run, first_step: int) -> list[Any]:

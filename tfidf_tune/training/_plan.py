@@ -43,6 +43,7 @@ class MemoryPlan:
         step (int): most bytes that gradients, activations, loss and what is short-lived take at one time. Gradients
             come as activations go, so it is less than their sum.
         saved_to_resume (int): bytes of a resume checkpoint on the disk: weights that are trained, optimizer state.
+        quantized_state (str | None): class of optimizer state that is made of several tensors. None: there is none.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
 
@@ -55,6 +56,7 @@ class MemoryPlan:
     loss: int | None
     step: int
     saved_to_resume: int
+    quantized_state: str | None = None
     not_estimated: tuple[str, ...] = ()
 
     @property
@@ -133,12 +135,12 @@ def plan_memory(
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
-    optimizer = activations = loss_bytes = None
+    optimizer = quantized_state = activations = loss_bytes = None
     step = gradients
     not_estimated = []
     # Model and optimizer are anybody's code and may raise anything here, which need not hinder training.
     try:
-        optimizer = _measure_optimizer(build_optimizer, trained, device)
+        optimizer, quantized_state = _measure_optimizer(build_optimizer, trained, device)
     except Exception as error:
         not_estimated.append(f"optimizer state ({type(error).__name__}: {first_line(error)})")
     try:
@@ -170,6 +172,7 @@ def plan_memory(
         loss=loss_bytes,
         step=step,
         saved_to_resume=saved_to_resume,
+        quantized_state=quantized_state,
         not_estimated=tuple(not_estimated),
     )
 
@@ -239,9 +242,9 @@ def _plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 def _measure_optimizer(
     build_optimizer: Callable[[list[nn.Parameter]], Optimizer], trained: list[nn.Parameter], device: torch.device
-) -> int:
-    """Bytes of state, scaled up from that of one parameter; scalars are not scaled, each parameter has them."""
-    total = 0.0
+) -> tuple[int, str | None]:
+    """Bytes of state, scaled up from that of one parameter (scalars are not, each has them), and a quantized class."""
+    total, quantized = 0.0, None
     for dtype in {parameter.dtype for parameter in trained}:
         probe = nn.Parameter(torch.zeros(_PROBE_SHAPE, dtype=dtype, device=device))
         probe.grad = torch.zeros_like(probe)
@@ -252,7 +255,8 @@ def _measure_optimizer(
         total += _num_bytes(value for value in state if value.dim() == 0) * len(same)
         scale = sum(parameter.numel() for parameter in same) / probe.numel()
         total += _num_bytes(value for value in state if value.dim()) * scale
-    return round(total)
+        quantized = next((type(v).__name__ for v in state if is_traceable_wrapper_subclass(v)), quantized)
+    return round(total), quantized
 
 
 def _simulate_step(

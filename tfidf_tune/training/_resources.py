@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
@@ -50,6 +51,12 @@ def check_resources(
         autocast_dtype=torch.float16 if run.dtype is torch.float16 else None,
         num_shards=world_size,
     )
+    if plan.quantized_state and dist.is_initialized() and cfg.keep_last_n_checkpoints:
+        raise SetupError(
+            f"config: optimizer: {cfg.optimizer['_component_']} keeps its state as {plan.quantized_state}, of which no "
+            "resume checkpoint can be written where it is sharded: take another optimizer, one process, or "
+            "keep_last_n_checkpoints=0"
+        )
     memory = available_memory(run.device)
     if run.device.type == "cpu":
         memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a machine share it

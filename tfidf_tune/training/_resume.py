@@ -5,66 +5,50 @@ process its shards, so that another number of processes can read them. What is n
 of which nothing but tensors and plain values is unpickled.
 """
 
-import random
 import sys
 import warnings
-from collections.abc import Sized
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
 
-import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._differences import differences
 from tfidf_tune._files import remove_leftovers
+from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._data import dataset_fingerprint
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._metrics import ProgressLog
-from tfidf_tune.training._parameters import local_tensor
 from tfidf_tune.training._resume_files import ResumeFolder, read_manifest
+from tfidf_tune.training._resume_settings import lasting_settings
+from tfidf_tune.training._resume_state import (
+    apart,
+    file_numbers,
+    group_settings,
+    optimizer_state,
+    plain_tensors,
+    random_states,
+    set_group_settings,
+    set_optimizer_state,
+    set_random_states,
+    trained_parameters,
+)
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 from tfidf_tune.training._state import TrainState
 
 _SETTINGS_FILE = "settings.yaml"
-_STATE = "state."  # what the names of an optimizer's tensors begin with
-_STEP_SIZE = "batch_size x gradient_accumulation_steps x processes"
-
-# Keys that may change between a run and its continuation: what is shown and kept, and how the same is computed.
-_FREE_KEYS = (
-    "compile",
-    "enable_activation_checkpointing",
-    "fsdp_cpu_offload",
-    "fsdp_reshard_after_forward",
-    "keep_last_n_checkpoints",
-    "log_every_n_steps",
-    "log_peak_memory_stats",
-    "metric_logger",
-    "on_non_finite",
-    "output_dir",
-    "refuse_if_too_large",
-    "resume_from_checkpoint",
-    "save_at_percent",
-    "save_every_n_steps",
-)
-_BATCH_KEYS = ("batch_size", "gradient_accumulation_steps")
 
 
 class ResumePoint:
@@ -81,26 +65,26 @@ class ResumePoint:
         self._settings = settings
         self.checkpoint = checkpoint
         self.is_kept = folder.keep_last_n > 0
-        self._num_items = 0
+        self._inputs: dict[str, Any] = {}
         self.step: int = 0 if checkpoint is None else read_manifest(checkpoint)["step"]
 
-    def check_dataset(self, dataset: Dataset[Any]) -> None:
-        """Make sure that a run goes on with the data that it began with.
+    def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
+        """Make sure that a run goes on with the data and from the weights that it began with.
 
         Args:
             dataset (Dataset[Any]): map-style data set.
+            checkpointer (HFCheckpointer): of the weights that the run began with.
 
         Raises:
-            SetupError: If it has another number of items than when the checkpoint was written.
+            SetupError: If one of them has changed since the checkpoint was written.
         """
-        now = len(cast(Sized, dataset))
-        before = now if self.checkpoint is None else _read_process_file(self.checkpoint, 0)["num_items"]
-        if now != before:
+        self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
+        before = self._inputs if self.checkpoint is None else _read_process_file(self.checkpoint, 0)["inputs"]
+        if changed := differences(before, self._inputs):
             raise SetupError(
-                f"the data set has {now} items, and had {before} when {self.checkpoint} was written: bring the data "
-                "back, or choose another output_dir for a new run"
+                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Bring them back, or choose "
+                "another output_dir for a new run"
             )
-        self._num_items = now
 
     def last_checkpoint(self) -> str:
         """Say what is left of a run that ends early."""
@@ -111,38 +95,44 @@ class ResumePoint:
     def restore(self, state: TrainState, progress: ProgressLog) -> None:
         """Bring model, optimizer, schedule, loss, scaler, random states and the log back to where they were.
 
+        What a killed process left half written is removed on the way.
+
         Args:
             state (TrainState): freshly built; changed in place.
             progress (ProgressLog): of this run; changed in place.
         """
+        self._folder.remove_leftovers()
+        if is_main_process():
+            remove_leftovers(self._folder.folder.parent)
         if self.checkpoint is None:
             return
         world_size, rank = get_world_size_and_rank()
-        saved_world_size: int = _read_process_file(self.checkpoint, 0)["num_processes"]
-        parts = [_read_process_file(self.checkpoint, r) for r in range(saved_world_size)]
-        own = parts[rank if world_size == saved_world_size else 0]
-        optimizer_state = _optimizer_state(state)
-        tensors = {**_trained_parameters(state), **_tensors_of(optimizer_state)}
+        first = _read_process_file(self.checkpoint, 0)
+        saved_world_size: int = first["num_processes"]
+        same_processes = world_size == saved_world_size
+        own = _read_process_file(self.checkpoint, rank) if same_processes else first
+        optimizer = optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
+        tensors = {**trained_parameters(state.model), **plain_tensors(optimizer)}
         if other := set(own["tensors"]) ^ tensors.keys():
             raise TrainingError(
                 f"{self.checkpoint} has not the weights and optimizer state that this run has: {min(other)} is in one "
                 "alone; it may be of another version of the optimizer"
             )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process: as intended
+        with _no_word_of_one_process():
             load(tensors, storage_reader=HuggingFaceStorageReader(str(self.checkpoint)))
-        set_optimizer_state_dict(
-            state.model, state.optimizer, {**optimizer_state, **own["optimizer_settings"]}, options=_FLAT
-        )
+        set_optimizer_state(state.model, state.optimizer, {**optimizer, **own["optimizer_values"]})
+        set_group_settings(state.optimizer, own["optimizer_groups"])
         if state.lr_scheduler is not None:
             state.lr_scheduler.load_state_dict(own["lr_scheduler"])
         state.scaler.load_state_dict(own["scaler"])
         progress.load_state_dict(own["progress"])
-        same_loss = world_size == saved_world_size or all(_equal(part["loss"], own["loss"]) for part in parts)
+        same_loss = same_processes or all(
+            _equal(_read_process_file(self.checkpoint, other)["loss"], own["loss"]) for other in range(saved_world_size)
+        )
         if same_loss:
             state.loss.load_state_dict(own["loss"])
-        if world_size == saved_world_size:
-            _set_random_states(own["random_states"])
+        if same_processes:
+            set_random_states(own["random_states"])
         else:
             self._tell_what_changed(saved_world_size, world_size, same_loss=same_loss)
 
@@ -162,25 +152,26 @@ class ResumePoint:
 
     def _write_files(self, folder: Path, state: TrainState, progress: ProgressLog) -> None:
         _, rank = get_world_size_and_rank()
-        optimizer_state = _optimizer_state(state)
-        tensors = {**_trained_parameters(state), **_tensors_of(optimizer_state)}
+        optimizer = optimizer_state(state.model, state.optimizer)
+        tensors = {**trained_parameters(state.model), **plain_tensors(optimizer)}
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-                save(_apart(tensors), storage_writer=writer)
+            with _no_word_of_one_process():
+                writer = HuggingFaceStorageWriter(str(folder), file_numbers(tensors), save_distributed=True)
+                save(apart(tensors), storage_writer=writer)
         except CheckpointException as error:
             raise OSError(cause_of(error)) from error
         part = {
-            "num_items": self._num_items,
+            "inputs": self._inputs,
             "num_processes": get_world_size_and_rank()[0],
             "tensors": sorted(tensors),
-            "optimizer_settings": _settings_of(optimizer_state),
+            "optimizer_has_state": bool(optimizer),
+            "optimizer_values": {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)},
+            "optimizer_groups": group_settings(state.optimizer),
             "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
             "scaler": state.scaler.state_dict(),
             "loss": {name: value.cpu() for name, value in state.loss.state_dict().items()},
             "progress": progress.state_dict(),
-            "random_states": _random_states(),
+            "random_states": random_states(),
         }
         torch.save(part, _process_file(folder, rank))
         if is_main_process():
@@ -217,10 +208,7 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
         SetupError: If no checkpoint is whole, or the newest whole one is of a run with other settings.
     """
     folder = ResumeFolder(run.output_dir / RESUME_FOLDER, keep_last_n=cfg.keep_last_n_checkpoints)
-    folder.remove_leftovers()
-    if is_main_process():
-        remove_leftovers(run.output_dir)
-    settings = _settings(cfg)
+    settings = lasting_settings(cfg)
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, None, settings)
     checkpoint, damages = folder.newest_whole()
@@ -234,63 +222,12 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     return ResumePoint(folder, checkpoint, settings)
 
 
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-def _trained_parameters(state: TrainState) -> dict[str, Tensor]:
-    """The parameters that are trained, under names of their own beside the optimizer's; sharded as they are."""
-    values: dict[str, Any] = get_model_state_dict(state.model, options=StateDictOptions(ignore_frozen_params=True))
-    return {f"model.{name}": value for name, value in values.items()}
-
-
-def _optimizer_state(state: TrainState) -> dict[str, Any]:
-    """Optimizer state by parameter name: tensors, and the settings of the parameter groups."""
-    flat: dict[str, Any] = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
-    return flat
-
-
-def _settings_of(optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """What of an optimizer's state is no tensor of a parameter's: learning rate, betas."""
-    return {
-        name: value
-        for name, value in optimizer_state.items()
-        if not (name.startswith(_STATE) and isinstance(value, Tensor))
-    }
-
-
-def _tensors_of(optimizer_state: dict[str, Any]) -> dict[str, Tensor]:
-    return _plain_tensors({name: value for name, value in optimizer_state.items() if name.startswith(_STATE)})
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of which no two share memory, which safetensors does not take: codebooks of quantized state do."""
-    seen: set[int] = set()
-    apart = {}
-    for name, value in tensors.items():
-        address = local_tensor(value).untyped_storage().data_ptr()
-        apart[name] = value.clone() if address in seen else value
-        seen.add(address)
-    return apart
-
-
-def _plain_tensors(values: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors that have a place in a file; one that is made of several, as a quantized one is, by its parts."""
-    plain: dict[str, Tensor] = {}
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            continue
-        local = local_tensor(value)
-        if not is_traceable_wrapper_subclass(local):
-            plain[name] = value
-        elif isinstance(value, DTensor):
-            raise TrainingError(
-                f"{name} is a sharded {type(local).__name__}, of which no resume checkpoint can be written: take "
-                "another optimizer, one process, or keep_last_n_checkpoints=0"
-            )
-        else:
-            parts, _ = local.__tensor_flatten__()
-            plain |= _plain_tensors({f"{name}.{part}": getattr(local, part) for part in parts})
-    return plain
+@contextmanager
+def _no_word_of_one_process() -> Iterator[None]:
+    """PyTorch warns that it is on one process, as it is meant to be."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _process_file(folder: Path, rank: int) -> Path:
@@ -309,50 +246,8 @@ def _read_process_file(folder: Path, rank: int) -> dict[str, Any]:
     return content
 
 
-def _random_states() -> dict[str, Any]:
-    numpy_state: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = numpy_state
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def _settings(cfg: FinetuneConfig) -> dict[str, Any]:
-    """What decides what is computed; the run's folder may have moved."""
-    resolved: dict[str, Any] = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)  # type: ignore[assignment]
-    settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, *_BATCH_KEYS)}
-    world_size, _ = get_world_size_and_rank()
-    return {
-        **_relocated(settings, cfg.output_dir),
-        # A change of the number of processes is none of the data, if a step stays the same sequences.
-        _STEP_SIZE: cfg.batch_size * cfg.gradient_accumulation_steps * world_size,
-    }
-
-
-def _relocated(value: Any, output_dir: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _relocated(inner, output_dir) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_relocated(inner, output_dir) for inner in value]
-    if isinstance(value, str) and (value == output_dir or value.startswith(f"{output_dir}/")):
-        return f"output_dir{value.removeprefix(output_dir)}"
-    return value
 
 
 def _check_settings(checkpoint: Path, settings: dict[str, Any]) -> None:

@@ -106,9 +106,12 @@ class ResumeFolder:
         remove_folder(final)  # of an earlier attempt that was damaged since
         temporary.replace(final)
         sync_to_disk(self.folder)
-        # A newer one is damaged, or the run would have gone on from it.
-        newer = [checkpoint for checkpoint in self._checkpoints() if _step_of(checkpoint) > step]
-        for checkpoint in [*newer, *self._checkpoints()[len(newer) + self.keep_last_n :]]:
+        for checkpoint in self._checkpoints():
+            if _step_of(checkpoint) > step:  # damaged, or the run would have gone on from it
+                aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+                remove_folder(aside)
+                checkpoint.replace(aside)
+        for checkpoint in self._checkpoints()[self.keep_last_n :]:
             remove_folder(checkpoint)
 
     def _on_main_process(self, work: Callable[[], None]) -> None:

@@ -1,5 +1,7 @@
 """The run itself: device, dtype, seed, folder."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -7,8 +9,9 @@ from tempfile import TemporaryFile
 import torch
 from torchtune import training, utils
 
+from tfidf_tune._files import locked_folder
 from tfidf_tune.training._config import FinetuneConfig, shards_model
-from tfidf_tune.training._distributed import connect_processes, started_processes
+from tfidf_tune.training._distributed import connect_processes, is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 RESUME_FOLDER = "resume"
@@ -67,12 +70,33 @@ def open_run(cfg: FinetuneConfig) -> Run:
     return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
 
 
+@contextmanager
+def hold_folder(output_dir: Path) -> Iterator[None]:
+    """Keep other runs out of a run's folder.
+
+    Raises:
+        SetupError: If there is one already.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_folder(output_dir))
+        except BlockingIOError as error:
+            raise SetupError(
+                f"another process is writing into output_dir {output_dir}: wait for its end, or choose another "
+                "output_dir"
+            ) from error
+        yield
+
+
 def nearest_folder(path: Path) -> Path:
     """The path itself or the nearest of those above it, whichever exists."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
+    if output_dir.is_dir() and is_main_process():
+        with hold_folder(output_dir):
+            pass
     milestones = sorted(path.name for path in output_dir.glob("checkpoint_*"))
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     if resume and milestones and not resumable:

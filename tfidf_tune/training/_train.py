@@ -25,7 +25,7 @@ from tfidf_tune.training._batches import (
 )
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
-from tfidf_tune.training._errors import LostProcessError, TrainingError
+from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._interrupt import Interrupted, StopRequest, stop_request
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
@@ -189,11 +189,12 @@ def train(
     """
     state.model.train()
     state.loss.train()
-    resume.restore(state, progress)
-    if resume.step >= total_steps:
-        progress.note(f"all {total_steps} steps are done already")
-        return
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
+    with _naming_last_checkpoint(resume):
+        resume.restore(state, progress)
+    _tell_what_is_past(resume, milestones, total_steps, run, progress)
+    if resume.step >= total_steps:
+        return
     guard = NonFiniteGuard(
         run.device,
         skip=cfg.on_non_finite == "skip",
@@ -205,7 +206,7 @@ def train(
         progress.start()
         batches = _next_step(steps, request)
         for step in range(resume.step + 1, total_steps + 1):
-            learning_rate = state.optimizer.param_groups[0]["lr"]
+            learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
             result = train_step(
                 state.model,
                 state.loss,
@@ -246,6 +247,20 @@ def train(
                 )
 
 
+def _tell_what_is_past(
+    resume: ResumePoint, milestones: dict[int, list[int]], total_steps: int, run: Run, progress: ProgressLog
+) -> None:
+    """Say what a run that goes on will not do any more."""
+    if resume.step >= total_steps:
+        progress.note(f"all {total_steps} steps are done already")
+    names = [milestone_name(percent) for step in milestones if step <= resume.step for percent in milestones[step]]
+    missing = [name for name in names if not (run.output_dir / name).is_dir()]
+    if missing:
+        progress.note(
+            f"{', '.join(missing)} of save_at_percent will not be written: step {resume.step} is done already"
+        )
+
+
 def _next_step(steps: Iterator[list[Batch]], request: StopRequest) -> StepBatches:
     """Fetch the mini-batches of the next step, none after the last; the processes agree whether to begin it."""
     return agree_on_step(next(steps, []), stop=request.signal_number)
@@ -273,6 +288,12 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
     except TrainingError as error:
         raise TrainingError(f"{error}; {resume.last_checkpoint()}") from error
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise TrainingError(
+                f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, "
+                "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size with more "
+                f"gradient_accumulation_steps, shorter sequences, LoRA; {resume.last_checkpoint()}"
+            ) from error
         if not is_lost_process(error):
             raise
         raise LostProcessError(
