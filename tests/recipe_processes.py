@@ -157,6 +157,32 @@ def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: in
     return ended.output
 
 
+def run_command_line(recipe: str, arguments: Sequence[str], cwd: Path) -> Ended:
+    """Start a recipe by its arguments in a folder, as one process without torchrun, and wait for its end."""
+    log = cwd / "output.txt"
+    process = _CONTEXT.Process(target=_run_arguments, args=(recipe, list(arguments), cwd, log))
+    process.start()
+    process.join()
+    return Ended([process.exitcode], log.read_text(errors="replace"))
+
+
+def _run_arguments(recipe: str, arguments: list[str], cwd: Path, log: Path) -> None:
+    _begin(log)
+    os.chdir(cwd)
+    sys.argv = [recipe, *arguments]
+    importlib.import_module(f"tfidf_tune.recipes.{recipe}").recipe_main()
+
+
+def _begin(log: Path) -> None:
+    """Compute on one thread, and have everything said in a file."""
+    import torch
+
+    torch.set_num_threads(1)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
 def _run(
     work: list[tuple[str, str, int]],
     log: Path,
@@ -165,12 +191,7 @@ def _run(
     before: Callable[[int], None],
     after: Callable[[int], None],
 ) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    _begin(log)
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

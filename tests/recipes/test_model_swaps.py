@@ -1,8 +1,6 @@
 """The paper's five models by their own configs, and other models by one short file, as users run them."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 import yaml
+from recipe_processes import run_command_line
 from tfidf_tune.recipes import full_finetune, lora_finetune
 from tiny_llama import make_tokenizer
 from tiny_models import FAMILY_MODELS, MODELS
@@ -65,28 +64,16 @@ def paths_and_sizes(config, base, output_dir):
     ]  # fmt: skip
 
 
-def run_process(*command, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "tfidf_tune.cli", "run", *command],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.mark.parametrize("config", PAPER)
 def test_a_model_of_the_paper_is_trained_by_its_config(config, make_base, tmp_path):
     """As a process, in the config's own precision; each milestone generates in peft on the untouched base."""
     base = make_base(PAPER[config][0])
 
-    finished = run_process(
-        "lora_finetune", "--config", config, *paths_and_sizes(config, base, tmp_path / "run"), cwd=tmp_path
-    )
+    arguments = ["--config", config, *paths_and_sizes(config, base, tmp_path / "run")]
+    ended = run_command_line("lora_finetune", arguments, cwd=tmp_path)
 
-    assert finished.returncode == 0, finished.stderr
-    assert "Warning" not in finished.stderr
+    assert ended.codes == [0], ended.output
+    assert "Warning" not in ended.output
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     inputs = tokenizer("the old sailor", return_tensors="pt")
     for milestone in MILESTONES:
@@ -251,9 +238,9 @@ def test_another_model_needs_one_override_file_and_no_code(name, make_base, tmp_
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(override))
 
-    finished = run_process("lora_finetune", "--config", "mine.yaml", *TEXT, cwd=tmp_path)
+    ended = run_command_line("lora_finetune", ["--config", "mine.yaml", *TEXT], cwd=tmp_path)
 
-    assert finished.returncode == 0, finished.stderr
+    assert ended.codes == [0], ended.output
     for milestone in MILESTONES:
         adapted = peft.PeftModel.from_pretrained(
             transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "run" / milestone
