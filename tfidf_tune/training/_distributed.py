@@ -95,8 +95,9 @@ def main_process_first() -> Iterator[None]:
         gather_objects(None)
         return
     gather_objects(None)
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

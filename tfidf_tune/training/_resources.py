@@ -66,9 +66,9 @@ def check_resources(
     # One more than are kept, while the newest is written.
     resume_size = plan.saved_to_resume if number_to_resume else 0
     needed = number * size + (number_to_resume + 1) * resume_size
-    checkpoints = f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from of " + (
-        format_bytes(resume_size)
-    )
+    checkpoints = f"{number} checkpoints of {format_bytes(size)}"
+    if number_to_resume:
+        checkpoints += f" and {number_to_resume} to resume from of {format_bytes(resume_size)}"
     disk = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if cfg.refuse_if_too_large:
         check_fits(plan, memory)
