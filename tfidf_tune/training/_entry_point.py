@@ -23,6 +23,7 @@ from tfidf_tune.training._errors import LostProcessError, SetupError, TrainingEr
 from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
+_LOST_BEFORE_TRAINING = "another process of the run was lost before training began: its message says why"
 
 
 def config_path(name: str) -> str:
@@ -151,7 +152,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             _fail_without_another(str(error))
         except (SetupError, TrainingError, OSError) as error:
             if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
-                _fail_without_another("another process of the run was lost before training began: its message says why")
+                _fail_without_another(_LOST_BEFORE_TRAINING)
             _fail(str(error))
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -161,7 +162,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
                 )
             if not is_lost_process(error):
                 raise
-            _fail_without_another("another process of the run was lost before training began: its message says why")
+            _fail_without_another(_LOST_BEFORE_TRAINING)
         except (ValueError, YAMLError, OmegaConfBaseException) as error:
             if begun:
                 raise  # a bug of ours: its traceback is wanted
