@@ -8,15 +8,9 @@ from torch import Tensor, nn
 
 from tfidf_tune.loss._fused_cross_entropy import fused_cross_entropy
 from tfidf_tune.loss._head import HeadInput
+from tfidf_tune.loss._predictions import token_predictions
 from tfidf_tune.loss._token_cross_entropy import linear_token_cross_entropy, token_cross_entropy, weighted_mean
-from tfidf_tune.weighting import (
-    LabelExchange,
-    Normalization,
-    TermFrequency,
-    TFIDFWeighting,
-    TokenWeighting,
-    UniformWeighting,
-)
+from tfidf_tune.weighting import LabelExchange, TokenWeighting
 
 Head = Literal["fused", "torch", "chunked"]
 HEADS: tuple[Head, ...] = get_args(Head)
@@ -50,8 +44,12 @@ class WeightedCrossEntropyLoss(nn.Module):
     :class:`HeadInput` holds hidden states and head weight, and no more than a fraction of the logits is ever there;
     the recipes have their models return one unless ``head`` is "chunked".
 
+    A weighting may also ask for what the model predicts, see :attr:`TokenWeighting.needs_predictions`. Logits are then
+    computed once more beforehand where they are not there, and without a gradient: with a :class:`HeadInput` that is
+    one matrix product of hidden states and head on top of three.
+
     Args:
-        weighting (TokenWeighting): gives the weights from the labels.
+        weighting (TokenWeighting): gives the weights.
         ignore_index (int): label of the positions that do not count. Default: -100.
         num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
         head (Head): what becomes of a :class:`HeadInput`: ``fused`` computes gradients along with the loss, see
@@ -148,7 +146,10 @@ class WeightedCrossEntropyLoss(nn.Module):
             raise ValueError(
                 f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
             )
-        weights = self.weighting(labels, vocab_size=vocab_size, document_ids=document_ids, begun=begun)
+        predictions = token_predictions(logits, labels, self.ignore_index) if self.weighting.needs_predictions else None
+        weights = self.weighting(
+            labels, vocab_size=vocab_size, document_ids=document_ids, begun=begun, predictions=predictions
+        )
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != self.ignore_index).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
@@ -194,78 +195,6 @@ class WeightedCrossEntropyLoss(nn.Module):
             Tensor: float32 scalar; without a valid token a 0 that can be backpropagated.
         """
         return self.terms(logits, labels, document_ids, begun).loss
-
-
-class CrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Plain cross-entropy: weight 1 for every token, all else as in the weighted losses.
-
-    Args:
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
-        head (Head): ``fused``, ``torch`` or ``chunked``. Default: "fused".
-        accumulate_in_fp32 (bool): see :class:`WeightedCrossEntropyLoss`. Default: False.
-    """
-
-    def __init__(
-        self,
-        *,
-        ignore_index: int = -100,
-        num_output_chunks: int = 8,
-        head: Head = "fused",
-        accumulate_in_fp32: bool = False,
-    ) -> None:
-        super().__init__(
-            UniformWeighting(ignore_index=ignore_index),
-            ignore_index=ignore_index,
-            num_output_chunks=num_output_chunks,
-            head=head,
-            accumulate_in_fp32=accumulate_in_fp32,
-        )
-
-
-class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Cross-entropy weighted by TF-IDF over a rolling window, see :class:`~tfidf_tune.weighting.TFIDFWeighting`.
-
-    Args:
-        num_batches (int): mini-batches in the window, the current one included. Default: 16.
-        tf (TermFrequency): ``count`` (the paper), ``log`` or ``binary``. Default: "count".
-        max_weight (float | None): largest weight, at least 1. Default: None, no cap.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        num_output_chunks (int): chunks that whole logits are cut into along the sequence. Default: 8.
-        head (Head): ``fused``, ``torch`` or ``chunked``. Default: "fused".
-        accumulate_in_fp32 (bool): see :class:`WeightedCrossEntropyLoss`. Default: False.
-        sync (bool): whether all ranks share one window, and with it their weights. Default: False.
-        normalization (Normalization | None): whether weights have mean 1 over the mini-batch of a ``rank`` or over
-            all of them, ``global``. Default: None, ``global`` with ``sync`` and ``rank`` without.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_batches: int = 16,
-        tf: TermFrequency = "count",
-        max_weight: float | None = None,
-        ignore_index: int = -100,
-        num_output_chunks: int = 8,
-        head: Head = "fused",
-        accumulate_in_fp32: bool = False,
-        sync: bool = False,
-        normalization: Normalization | None = None,
-    ) -> None:
-        super().__init__(
-            TFIDFWeighting(
-                num_batches=num_batches,
-                tf=tf,
-                max_weight=max_weight,
-                ignore_index=ignore_index,
-                sync=sync,
-                normalization=normalization,
-            ),
-            ignore_index=ignore_index,
-            num_output_chunks=num_output_chunks,
-            head=head,
-            accumulate_in_fp32=accumulate_in_fp32,
-        )
 
 
 def _shape(logits: list[Tensor] | HeadInput) -> tuple[int, int, int]:

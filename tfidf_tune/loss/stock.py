@@ -7,7 +7,7 @@ need. And ``compile: True`` wraps the whole loss unless it is a subclass of torc
 
 from torchtune.modules import loss as torchtune_loss
 
-from tfidf_tune.loss._weighted_cross_entropy import TFIDFCrossEntropyLoss
+from tfidf_tune.loss._objectives import TFIDFCrossEntropyLoss
 
 
 class CEWithChunkedOutputLoss(TFIDFCrossEntropyLoss, torchtune_loss.CEWithChunkedOutputLoss):  # type: ignore[misc]

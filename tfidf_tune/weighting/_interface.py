@@ -1,10 +1,24 @@
 """The interface that every token weighting implements."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from tfidf_tune.weighting._ranks import LabelExchange
+
+
+class Predictions(NamedTuple):
+    """What the model itself says of the label tokens, without gradient.
+
+    Attributes:
+        log_probability (Tensor): float32 ``[b, s]``, that of each label, natural logarithm; 0 at ignored positions.
+        entropy (Tensor): float32 ``[b, s]``, of the distribution that each label is drawn from, in nats.
+    """
+
+    log_probability: Tensor
+    entropy: Tensor
 
 
 class TokenWeighting(nn.Module, ABC):
@@ -12,7 +26,25 @@ class TokenWeighting(nn.Module, ABC):
 
     In ``.train()`` mode a weighting may learn from the batch (a window of statistics, say); in ``.eval()`` mode it
     leaves its state untouched.
+
+    Attributes:
+        needs_predictions (bool): whether :meth:`forward` has to be given what the model predicts. Then the logits have
+            to be computed before the weights are known.
     """
+
+    needs_predictions: bool = False
+
+    @property
+    def communicates(self) -> bool:
+        """Whether :meth:`begin` would now start something that other processes take part in."""
+        return False
+
+    def exempt(self, token_ids: Iterable[int]) -> None:
+        """Name the special tokens of the tokenizer; a weighting that hides tokens from the loss never hides these.
+
+        Args:
+            token_ids (Iterable[int]): BOS, EOS and the like. They take the place of those named before.
+        """
 
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
@@ -38,6 +70,7 @@ class TokenWeighting(nn.Module, ABC):
         vocab_size: int | None = None,
         document_ids: Tensor | None = None,
         begun: LabelExchange | None = None,
+        predictions: Predictions | None = None,
     ) -> Tensor:
         """Compute the weights of a mini-batch.
 
@@ -47,6 +80,8 @@ class TokenWeighting(nn.Module, ABC):
             document_ids (Tensor | None): integer ``[b, s]``, non-negative: which document of its row each label
                 belongs to, for rows that hold several. Default: None, a row is one document.
             begun (LabelExchange | None): what :meth:`begin` gave for these labels. Default: None, it is called now.
+            predictions (Predictions | None): of these labels. Default: None, which will do unless the weighting
+                ``needs_predictions``.
 
         Returns:
             Tensor: float32 ``[b, s]`` on the device of ``labels``, without gradient: mean 1 over the valid tokens

@@ -1,5 +1,7 @@
 """What every weighting asks of its labels."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -74,3 +76,64 @@ def checked_tokens(
     tokens += valid
     tokens += NO_TOKEN
     return tokens, valid
+
+
+def valid_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> Tensor:
+    """Refuse what is no batch of token ids of the vocabulary, and tell valid positions from ignored ones.
+
+    Args:
+        labels (Tensor): should be integer ``[b, s]``.
+        vocab_size (int | None): size of the vocabulary. None: not known, every id that is not negative will do.
+        ignore_index (int): label of the positions that do not count.
+
+    Returns:
+        Tensor: bool ``[b, s]``: not ignored.
+
+    Raises:
+        ValueError: If ``labels`` is not 2-D or not of integers, or, on CPU, a valid id is outside the vocabulary.
+    """
+    check_shape(labels)
+    if on_host(labels):
+        checked_tokens(labels.numpy(), vocab_size, ignore_index)
+    return labels.long() != ignore_index
+
+
+def check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
+    """Refuse document ids that are none for these labels.
+
+    Args:
+        document_ids (Tensor): should be integer ``[b, s]``.
+        labels (Tensor): ``[b, s]``.
+
+    Raises:
+        ValueError: If they are not integers or of another shape.
+    """
+    if document_ids.is_floating_point():
+        raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
+    if document_ids.shape != labels.shape:
+        raise ValueError(
+            f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
+        )
+
+
+class SpecialTokens:
+    """Token ids that are exceptions.
+
+    Args:
+        token_ids (Iterable[int]): the ids. Default: none.
+    """
+
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        self._ids = torch.tensor(sorted(set(token_ids)), dtype=torch.int64)
+
+    def among(self, labels: Tensor) -> Tensor:
+        """Tell where they are.
+
+        Args:
+            labels (Tensor): integer, any shape.
+
+        Returns:
+            Tensor: bool, same shape.
+        """
+        self._ids = self._ids.to(labels.device)
+        return torch.isin(labels, self._ids)

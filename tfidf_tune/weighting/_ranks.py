@@ -18,6 +18,11 @@ def has_other_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def own_rank() -> int:
+    """Number of this process, 0 where it is the only one."""
+    return dist.get_rank() if has_other_ranks() else 0
+
+
 class UnionBatch(NamedTuple):
     """The mini-batches of all ranks as one.
 

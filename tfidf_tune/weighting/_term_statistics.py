@@ -59,18 +59,19 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     weights in descending order, and k is the number of positions at which that c would still exceed the cap.
 
     Args:
-        raw_weights (Tensor): non-negative, float32, any shape; positive where ``valid``.
+        raw_weights (Tensor): non-negative, float32, any shape; with ``max_weight`` positive where ``valid``.
         valid (Tensor): bool, same shape.
         max_weight (float | None): largest weight, at least 1. Default: None, no cap.
 
     Returns:
-        Tensor: float32, same shape; 0 where not ``valid``; all 0 when nothing is valid.
+        Tensor: float32, same shape; 0 where not ``valid``; all 0 when no valid token has a weight.
     """
     raw_weights = raw_weights * valid
     num_valid = valid.count_nonzero()
     smallest = torch.finfo(torch.float32).tiny  # stands for the sum of an empty set, never reached otherwise
     if max_weight is None or raw_weights.numel() == 0:
-        return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(smallest))
+        total = raw_weights.sum()
+        return raw_weights.mul_(torch.where(total > 0, num_valid / total, 0))
 
     descending = raw_weights.flatten().sort(descending=True).values
     tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(smallest)

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from tfidf_tune.weighting._document_window import DocumentWindow
-from tfidf_tune.weighting._interface import TokenWeighting
-from tfidf_tune.weighting._labels import NO_TOKEN, check_shape, checked_tokens, known_labels, on_host
+from tfidf_tune.weighting._interface import Predictions, TokenWeighting
+from tfidf_tune.weighting._labels import (
+    NO_TOKEN,
+    check_document_ids,
+    check_shape,
+    checked_tokens,
+    known_labels,
+    on_host,
+)
 from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks, unit_mean_over_ranks
 from tfidf_tune.weighting._term_statistics import (
     TERM_FREQUENCIES,
@@ -133,6 +140,11 @@ class TFIDFWeighting(TokenWeighting):
         self.normalization: Normalization = normalization
         self.window = DocumentWindow(num_batches)
 
+    @property
+    def communicates(self) -> bool:
+        """Whether labels of other ranks are needed: with ``sync``, in ``.train()`` mode, with several processes."""
+        return self.sync and self.training and has_other_ranks()
+
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> LabelExchange | None:
@@ -151,11 +163,11 @@ class TFIDFWeighting(TokenWeighting):
         Raises:
             ValueError: As in :meth:`forward` for types and shapes, or if the labels are larger than ``shape``.
         """
-        if not (self.sync and self.training and has_other_ranks()):
+        if not self.communicates:
             return None
         check_shape(labels)
         if document_ids is not None:
-            _check_shape_of_document_ids(document_ids, labels)
+            check_document_ids(document_ids, labels)
         return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @torch.no_grad()
@@ -166,6 +178,7 @@ class TFIDFWeighting(TokenWeighting):
         vocab_size: int | None = None,
         document_ids: Tensor | None = None,
         begun: LabelExchange | None = None,
+        predictions: Predictions | None = None,
     ) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window.
 
@@ -176,6 +189,7 @@ class TFIDFWeighting(TokenWeighting):
                 less than 2**31 - 1. Default: None, a row is one document.
             begun (LabelExchange | None): what :meth:`begin` gave for these labels. Default: None, where something has
                 to begin it does so now.
+            predictions (Predictions | None): not needed.
 
         Returns:
             Tensor: float32 ``[b, s]``. On a GPU, where no check may wait for the device, ids outside the vocabulary
@@ -204,9 +218,9 @@ class TFIDFWeighting(TokenWeighting):
     def _check(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> None:
         check_shape(labels)
         if document_ids is not None:
-            _check_shape_of_document_ids(document_ids, labels)
+            check_document_ids(document_ids, labels)
             limit = 2**63 // (vocab_size or 2**32)  # the pair of document and token is one int64
-            _check_document_ids(document_ids, min(limit, _SHARED_ID_LIMIT) if self.sync else limit)
+            _check_range_of_document_ids(document_ids, min(limit, _SHARED_ID_LIMIT) if self.sync else limit)
 
     def _weigh(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
         if labels.numel() == 0:
@@ -291,16 +305,7 @@ def _inverse_document_frequency_table(num_documents: int) -> Floats:
     return table
 
 
-def _check_shape_of_document_ids(document_ids: Tensor, labels: Tensor) -> None:
-    if document_ids.is_floating_point():
-        raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
-    if document_ids.shape != labels.shape:
-        raise ValueError(
-            f"document_ids has shape {tuple(document_ids.shape)}, expected that of labels, {tuple(labels.shape)}"
-        )
-
-
-def _check_document_ids(document_ids: Tensor, limit: int) -> None:
+def _check_range_of_document_ids(document_ids: Tensor, limit: int) -> None:
     if not on_host(document_ids) or document_ids.numel() == 0:
         return
     smallest, largest = (int(bound) for bound in document_ids.aminmax())

@@ -1,10 +1,9 @@
 """Weight 1 everywhere: plain cross-entropy on the path of the weighted losses."""
 
-import torch
 from torch import Tensor
 
-from tfidf_tune.weighting._interface import TokenWeighting
-from tfidf_tune.weighting._labels import check_shape, checked_tokens, on_host
+from tfidf_tune.weighting._interface import Predictions, TokenWeighting
+from tfidf_tune.weighting._labels import valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange
 
 
@@ -26,14 +25,11 @@ class UniformWeighting(TokenWeighting):
         vocab_size: int | None = None,
         document_ids: Tensor | None = None,
         begun: LabelExchange | None = None,
+        predictions: Predictions | None = None,
     ) -> Tensor:
         """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``.
 
         Raises:
             ValueError: If ``labels`` is not 2-D, or, on CPU, an id is outside the vocabulary.
         """
-        check_shape(labels)
-        if on_host(labels):
-            checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
-        valid = labels.long() != self.ignore_index
-        return valid.to(torch.float32)
+        return valid_labels(labels, vocab_size, self.ignore_index).float()

@@ -1,0 +1,69 @@
+"""What a model predicts for the label tokens, beforehand and without a gradient."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tfidf_tune.loss._head import HeadInput, check_head
+from tfidf_tune.weighting import Predictions
+
+# As in the fused head: logits of this share of the tokens at once, and not fewer tokens than that.
+_NUM_CHUNKS = 16
+_MIN_ROWS = 256
+# Logits that are turned to float32 at a time.
+_BLOCK_SIZE = 2**20
+
+
+@torch.no_grad()
+def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor, ignore_index: int = -100) -> Predictions:
+    r"""Compute the log-probability of each label and the entropy of the distribution it is drawn from.
+
+    .. math::
+        \ln P(x_i | x_{<i}), \qquad H_i = -\sum_v P(v | x_{<i}) \ln P(v | x_{<i})
+
+    No more than 1/16 of the logits is made at a time, in float32 no more than 4 MiB or those of a token.
+
+    Args:
+        logits (list[Tensor] | HeadInput): chunks of ``[b, s, v]`` along s, or what they would be made of.
+        labels (Tensor): integer ``[b, s]``, already shifted.
+        ignore_index (int): label of the positions that do not count. Default: -100.
+
+    Returns:
+        Predictions: float32 ``[b, s]`` each; the log-probability is 0 at ignored positions.
+
+    Raises:
+        ValueError: If shapes or dtypes of a :class:`HeadInput` do not fit.
+    """
+    if isinstance(logits, HeadInput):
+        check_head(logits, labels)
+        parts = _predict(_head_logits(logits), torch.where(labels == ignore_index, 0, labels).flatten())
+        log_probability, entropy = (part.view(labels.shape) for part in parts)
+    else:
+        chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
+        predicted = [
+            [part.view(chunk.shape) for part in _predict([of_chunk.flatten(0, 1)], chunk.clamp_min(0).flatten())]
+            for of_chunk, chunk in zip(logits, chunks, strict=True)
+        ]
+        log_probability, entropy = (torch.cat(parts, dim=1) for parts in zip(*predicted, strict=True))
+    return Predictions(log_probability.masked_fill(labels == ignore_index, 0), entropy)
+
+
+def _head_logits(head: HeadInput) -> Iterator[Tensor]:
+    hidden = head.hidden.flatten(0, 1)
+    for rows in torch.split(hidden, max(_MIN_ROWS, math.ceil(len(hidden) / _NUM_CHUNKS))):
+        yield torch.nn.functional.linear(rows, head.weight, head.bias)
+
+
+def _predict(logits: Iterator[Tensor] | list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies, float32 ``[n]`` each, from logits ``[c, v]`` of all n labels in turn."""
+    log_probabilities, entropies, start = [], [], 0
+    for chunk in logits:
+        for block in torch.split(chunk, max(1, _BLOCK_SIZE // chunk.shape[1])):
+            log_softmax = torch.log_softmax(block.float(), dim=1)
+            own = labels[start : start + len(block)].long().unsqueeze(1)
+            log_probabilities.append(log_softmax.gather(1, own).squeeze(1))
+            entropies.append(torch.special.entr(log_softmax.exp_()).sum(dim=1))
+            start += len(block)
+    return torch.cat(log_probabilities), torch.cat(entropies)

@@ -1,0 +1,92 @@
+"""Hashes of token contexts, alike on every device, and choices made by hash instead of by chance.
+
+Everything is int64 arithmetic without overflow, so that a CPU and a GPU give the same numbers.
+
+Shape suffixes: B rows, S positions in a row.
+"""
+
+import torch
+from torch import Tensor
+
+HASH_RANGE = 2**32
+_PRIME = 2**31 - 1
+_BASE = 1_000_003
+# Below 2**31, so that a product with a number of 32 bits fits into int64.
+_MULTIPLIER = 0x45D9F3B
+_MASK = HASH_RANGE - 1
+
+
+def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
+    """Count how many labels of the same document stand right before each one.
+
+    Args:
+        valid (Tensor): bool ``[b, s]``: not ignored.
+        document_ids (Tensor | None): integer ``[b, s]``, which document of its row each label belongs to. None: a row
+            is one document.
+
+    Returns:
+        Tensor: int64 ``[b, s]``, from 0 on; an ignored label ends what stands before it.
+    """
+    positions_S = torch.arange(valid.shape[1], device=valid.device)
+    begins_BS = torch.ones_like(valid)
+    begins_BS[:, 1:] = ~valid[:, :-1]
+    if document_ids is not None:
+        begins_BS[:, 1:] |= document_ids[:, 1:] != document_ids[:, :-1]
+    first_BS = torch.where(begins_BS, positions_S, 0).cummax(dim=1).values if valid.shape[1] else positions_S
+    return positions_S - first_BS
+
+
+def hash_contexts(labels: Tensor, length: int, *, seed: int = 0) -> Tensor:
+    r"""Hash the ``length`` labels before each position, the order of them included.
+
+    .. math::
+        H_i = \mathrm{mix}\Big(\sum_{d=1}^{h} (x_{i-d} + 1)\, B^{d-1} + s B^h \bmod (2^{31} - 1)\Big)
+
+    with the seed s and a mixing of 32 bits. The label at the position is not among them.
+
+    Args:
+        labels (Tensor): integer ``[b, s]``.
+        length (int): h, how many labels.
+        seed (int): another gives other hashes. Default: 0.
+
+    Returns:
+        Tensor: int64 ``[b, s]`` in [0, 2**32); meaningless where fewer labels stand before.
+    """
+    num_rows, num_positions = labels.shape
+    tokens = torch.cat([labels.new_zeros(num_rows, length, dtype=torch.int64), labels.long() + 1], dim=1)
+    state = torch.full((num_rows, num_positions), seed % _PRIME, dtype=torch.int64, device=labels.device)
+    for first in range(length):
+        state = _absorb(state, tokens[:, first : first + num_positions])
+    return mix_bits(state)
+
+
+def hash_with(hashes: Tensor, numbers: Tensor | int) -> Tensor:
+    """Hash the pairs of a hash and a number.
+
+    Args:
+        hashes (Tensor): int64 in [0, 2**32), any shape.
+        numbers (Tensor | int): integer, of a shape that goes with it.
+
+    Returns:
+        Tensor: int64 in [0, 2**32).
+    """
+    return mix_bits(_absorb(hashes % _PRIME, numbers + 1))
+
+
+def mix_bits(numbers: Tensor) -> Tensor:
+    """Spread numbers over 32 bits, so that near ones are far apart: two rounds of multiplying and shifting.
+
+    Args:
+        numbers (Tensor): int64, any shape; the lowest 32 bits count.
+
+    Returns:
+        Tensor: int64 in [0, 2**32), one to one in those bits.
+    """
+    mixed = numbers & _MASK
+    for _ in range(2):
+        mixed = ((mixed ^ (mixed >> 16)) * _MULTIPLIER) & _MASK
+    return mixed ^ (mixed >> 16)
+
+
+def _absorb(state: Tensor, numbers: Tensor | int) -> Tensor:
+    return (state * _BASE + numbers % _PRIME) % _PRIME

@@ -1,0 +1,84 @@
+"""Power-law weights: the more frequent a token, the less it counts."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfidf_tune.weighting._interface import Predictions, TokenWeighting
+from tfidf_tune.weighting._labels import known_labels, valid_labels
+from tfidf_tune.weighting._ranks import LabelExchange
+from tfidf_tune.weighting._term_statistics import unit_mean
+
+
+class PowerLawWeighting(TokenWeighting):
+    r"""Power-law decay weights by the frequency of a token in the training text.
+
+    .. math::
+        w'_i = \frac{1}{(\mathrm{freq}(x_i) + \epsilon)^\alpha}, \qquad
+        w_i = \frac{w'_i}{\frac{1}{M}\sum_j w'_j}
+
+    with freq the number of times that a token has been a label so far, the current mini-batch included. Source: Shao
+    et al., "Power-Law Decay Loss for Large Language Model Finetuning" (2025), which counts in a corpus beforehand and
+    leaves alpha and epsilon to the user.
+
+    The counts are the state, an int64 for each entry of the vocabulary. In ``.eval()`` mode they are read only. With
+    several processes each counts its own labels.
+
+    Args:
+        alpha (float): at least 0, which is plain cross-entropy. Default: 0.5.
+        epsilon (float): added to the counts, positive. Default: 1.0.
+        ignore_index (int): label of the positions that do not count. Default: -100.
+
+    Raises:
+        ValueError: If ``alpha`` is negative or ``epsilon`` not positive.
+    """
+
+    counts: Tensor
+
+    def __init__(self, *, alpha: float = 0.5, epsilon: float = 1.0, ignore_index: int = -100) -> None:
+        super().__init__()
+        if alpha < 0:
+            raise ValueError(f"alpha is {alpha}: weights fall by this power of the frequency, set it to 0 or more")
+        if not epsilon > 0:
+            raise ValueError(f"epsilon is {epsilon}: what is added to the frequency has to be positive")
+        self.alpha = alpha
+        self.epsilon = epsilon
+        self.ignore_index = ignore_index
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+
+    @torch.no_grad()
+    def forward(
+        self,
+        labels: Tensor,
+        *,
+        vocab_size: int | None = None,
+        document_ids: Tensor | None = None,
+        begun: LabelExchange | None = None,
+        predictions: Predictions | None = None,
+    ) -> Tensor:
+        """Compute the weights of a mini-batch and, in ``.train()`` mode, count its labels; float32 ``[b, s]``.
+
+        Raises:
+            ValueError: If ``labels`` is not 2-D, or, on CPU, an id is outside the vocabulary.
+        """
+        valid = valid_labels(labels, vocab_size, self.ignore_index)
+        _, known = known_labels(labels, vocab_size, self.ignore_index)
+        tokens = torch.where(known, labels.long(), 0)
+        self._grow(vocab_size or int(tokens.amax()) + 1 if tokens.numel() else 0, labels.device)
+        if self.training:
+            self.counts.index_add_(0, tokens.flatten(), known.flatten().long())
+        frequency = self.counts.take(tokens).float()
+        return unit_mean((frequency + self.epsilon).pow(-self.alpha), valid)
+
+    def _grow(self, vocab_size: int, device: torch.device) -> None:
+        missing = vocab_size - len(self.counts)
+        if missing > 0 or self.counts.device != device:
+            self.counts = F.pad(self.counts.to(device), (0, max(missing, 0)))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "counts")
+        if saved is not None:  # its length comes with the data, not with the constructor
+            self.counts = torch.empty(saved.shape, dtype=self.counts.dtype, device=self.counts.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
