@@ -14,6 +14,7 @@ from tiny_llama import TINY_LLAMA
 from torchtune.datasets import PackedDataset
 from torchtune.models.llama2 import llama2
 
+from tfidf_tune.loss import GoldfishCrossEntropyLoss
 from tfidf_tune.training import (
     FinetuneConfig,
     Run,
@@ -23,6 +24,7 @@ from tfidf_tune.training import (
     build_loss,
     build_tokenizer,
     check_config,
+    exempt_special_tokens,
     shift_labels,
 )
 from tfidf_tune.training._batches import step_batches
@@ -345,3 +347,18 @@ def test_a_packed_data_set_is_known_by_its_contents_too(build, text_file, tmp_pa
     rows[0] = rows[0] | {"tokens": rows[0]["tokens"].flip(0)}
 
     assert dataset_fingerprint(rows) != known
+
+
+def test_special_tokens_are_named_to_the_objective():
+    loss = GoldfishCrossEntropyLoss(k=2, h=1)
+    tokenizer = SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7})
+    exempt_special_tokens(loss, tokenizer)
+    labels = torch.randint(9, (8, 256), generator=torch.Generator().manual_seed(0))
+    weights = loss.weighting(labels)
+    assert set(labels[weights == 0].tolist()) == {0, 1, 2, 3, 4, 6, 8}
+
+
+def test_a_tokenizer_without_special_tokens_makes_no_exception():
+    loss = GoldfishCrossEntropyLoss(k=2, h=1)
+    exempt_special_tokens(loss, SimpleNamespace())
+    assert not loss.weighting.special_tokens.among(torch.arange(-1, 9)).any()

@@ -10,7 +10,7 @@ from tfidf_tune.loss._fused_cross_entropy import fused_cross_entropy
 from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.loss._predictions import token_predictions
 from tfidf_tune.loss._token_cross_entropy import linear_token_cross_entropy, token_cross_entropy, weighted_mean
-from tfidf_tune.weighting import LabelExchange, TokenWeighting
+from tfidf_tune.weighting import LabelExchange, TokenWeighting, check_weighting
 
 Head = Literal["fused", "torch", "chunked"]
 HEADS: tuple[Head, ...] = get_args(Head)
@@ -59,8 +59,8 @@ class WeightedCrossEntropyLoss(nn.Module):
             for 4 bytes a weight. Default: False.
 
     Raises:
-        ValueError: If ``num_output_chunks`` is less than 1, ``head`` not one of the three, or ``accumulate_in_fp32``
-            set for another head than ``fused``.
+        ValueError: If ``weighting`` is none, ``num_output_chunks`` is less than 1, ``head`` not one of the three, or
+            ``accumulate_in_fp32`` set for another head than ``fused``.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         accumulate_in_fp32: bool = False,
     ) -> None:
         super().__init__()
+        check_weighting("weighting", weighting)
         if not isinstance(num_output_chunks, int) or num_output_chunks < 1:
             raise ValueError(f"num_output_chunks is {num_output_chunks}: set it to a whole number of 1 or more")
         if head not in HEADS:

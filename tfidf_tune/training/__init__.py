@@ -3,7 +3,7 @@
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate
-from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer
+from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer, exempt_special_tokens
 from tfidf_tune.training._entry_point import config_path, load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
@@ -50,6 +50,7 @@ __all__ = [
     "check_resources",
     "config_path",
     "count_steps",
+    "exempt_special_tokens",
     "format_bytes",
     "instantiate",
     "load_config",

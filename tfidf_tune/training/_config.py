@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -118,6 +119,7 @@ _INTERFACES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 _OPTIONAL_COMPONENTS = ("lr_scheduler",)
 _MULTIPLE_COMPONENTS = ("dataset",)
+_COMPOSED_COMPONENTS = ("loss",)
 # torchtune's names, which all its builders of decoders share; they divide by them.
 _MODEL_SIZES = ("vocab_size", "num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len")
 
@@ -157,7 +159,9 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     for key in _COMPONENTS:
         if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
             for where, section in _sections(key, checked[key]):
-                _check_component(key, where, section)
+                _check_component(where, section, handed_over=_COMPONENTS[key])
+                for name, part in _parts(key, section):
+                    _check_component(f"{where}.{name}", part)
     _check_datasets(checked.dataset)
     _check_collate_fn(checked.collate_fn)
     _check_values(cast(FinetuneConfig, checked))
@@ -185,9 +189,13 @@ def instantiate(cfg: FinetuneConfig, key: str, *args: Any, **kwargs: Any) -> Any
     """
     components = []
     for where, section in _sections(key, getattr(cfg, key)):
-        given = {str(name): value for name, value in (section or {}).items() if name != "_component_"}
+        parts = {name: _build_part(f"{where}.{name}", part) for name, part in _parts(key, section)}
+        given = {str(name): value for name, value in (section or {}).items() if name not in ("_component_", *parts)}
         with setup_errors(f"config: {where}", given):
-            component = config.instantiate(section, *args, **kwargs)
+            if parts:  # torchtune leaves components within components as they are
+                component = _find_component(where, section["_component_"])(*args, **given, **parts, **kwargs)
+            else:
+                component = config.instantiate(section, *args, **kwargs)
             if component is not None:
                 _check_interface(key, section["_component_"], component)
             components.append(component)
@@ -274,6 +282,19 @@ def _sections(key: str, value: Any) -> list[tuple[str, Any]]:
     return [(key, value)]
 
 
+def _parts(key: str, section: Any) -> list[tuple[str, Any]]:
+    """The components within a component, where there may be such: the factors of a product of weights."""
+    if key not in _COMPOSED_COMPONENTS:
+        return []
+    return [(str(name), part) for name, part in section.items() if OmegaConf.is_dict(part) and "_component_" in part]
+
+
+def _build_part(where: str, section: Any) -> Any:
+    arguments = {str(name): value for name, value in section.items() if name != "_component_"}
+    with setup_errors(f"config: {where}", arguments):
+        return config.instantiate(section)
+
+
 def _check_datasets(dataset: Any) -> None:
     sections = _sections("dataset", dataset)
     if not sections:
@@ -287,7 +308,7 @@ def _check_datasets(dataset: Any) -> None:
         )
 
 
-def _check_component(key: str, where: str, section: Any) -> None:
+def _check_component(where: str, section: Any, *, handed_over: Sequence[str] = ()) -> None:
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
         alternative = ", or a list of such" if where in _MULTIPLE_COMPONENTS else ""
         raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
@@ -309,7 +330,7 @@ def _check_component(key: str, where: str, section: Any) -> None:
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and name not in given
-        and name not in _COMPONENTS[key]
+        and name not in handed_over
     ]
     if missing:
         raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")

@@ -16,6 +16,7 @@ from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune.data import collate_packed, is_packed
+from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._distributed import main_process_first
@@ -51,6 +52,18 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     elif tokenizer.max_seq_len > limit:
         raise SetupError(f"tokenizer.max_seq_len is {tokenizer.max_seq_len}, the model takes at most {limit}: lower it")
     return tokenizer
+
+
+def exempt_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
+    """Tell the objective which tokens are special, so that one that hides tokens never hides these.
+
+    Args:
+        loss (WeightedCrossEntropyLoss): the objective.
+        tokenizer (Any): a torchtune tokenizer; its ``special_tokens``, BOS, EOS and padding are what it has of them.
+    """
+    own = [getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id")]
+    named = getattr(tokenizer, "special_tokens", None) or {}
+    loss.weighting.exempt(token_id for token_id in (*own, *named.values()) if token_id is not None and token_id >= 0)
 
 
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:

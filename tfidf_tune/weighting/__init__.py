@@ -3,7 +3,7 @@
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._goldfish import GoldfishStrategy, GoldfishWeighting
-from tfidf_tune.weighting._interface import Predictions, TokenWeighting
+from tfidf_tune.weighting._interface import Predictions, TokenWeighting, check_weighting
 from tfidf_tune.weighting._power_law import PowerLawWeighting
 from tfidf_tune.weighting._product import ProductWeighting
 from tfidf_tune.weighting._ranks import LabelExchange
@@ -35,6 +35,7 @@ __all__ = [
     "TokenDropWeighting",
     "TokenWeighting",
     "UniformWeighting",
+    "check_weighting",
     "distinct_terms",
     "inverse_document_frequency",
     "term_frequency",

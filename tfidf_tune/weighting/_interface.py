@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -87,3 +87,20 @@ class TokenWeighting(nn.Module, ABC):
             Tensor: float32 ``[b, s]`` on the device of ``labels``, without gradient: mean 1 over the valid tokens
             (of all ranks, where the weighting says so), 0 at ignored positions.
         """
+
+
+def check_weighting(name: str, value: Any) -> None:
+    """Refuse what is no weighting.
+
+    Args:
+        name (str): of the argument.
+        value (Any): should be a :class:`TokenWeighting`.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if not isinstance(value, TokenWeighting):
+        raise ValueError(
+            f"{name} is {value!r}: it has to be a weighting, in a config a section with `_component_`, for example "
+            "tfidf_tune.weighting.TFIDFWeighting"
+        )

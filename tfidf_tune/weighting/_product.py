@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tfidf_tune.weighting._interface import Predictions, TokenWeighting
+from tfidf_tune.weighting._interface import Predictions, TokenWeighting, check_weighting
 from tfidf_tune.weighting._labels import valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange
 from tfidf_tune.weighting._term_statistics import unit_mean
@@ -25,10 +25,15 @@ class ProductWeighting(TokenWeighting):
         first (TokenWeighting): a factor.
         second (TokenWeighting): the other one.
         ignore_index (int): label of the positions that do not count, the same as that of the factors. Default: -100.
+
+    Raises:
+        ValueError: If a factor is no weighting.
     """
 
     def __init__(self, first: TokenWeighting, second: TokenWeighting, *, ignore_index: int = -100) -> None:
         super().__init__()
+        check_weighting("first", first)
+        check_weighting("second", second)
         self.first = first
         self.second = second
         self.ignore_index = ignore_index
