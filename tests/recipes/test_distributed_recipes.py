@@ -15,7 +15,7 @@ from tiny_models import MODELS
 from tiny_run import run_config
 
 NUM_STEPS = 20
-METRICS = ("loss", "cross_entropy", "weight_std", "weight_max", "grad_norm")
+METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
 # Half a batch each, so that sums round otherwise: by about eps a step, and a step passes on what came before. Of SGD
 # it does so smoothly; AdamW would divide by what may be almost zero.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps

@@ -15,7 +15,7 @@ from tiny_models import MODELS
 from tiny_run import run_config
 
 NUM_STEPS, RESUMED_AT = 20, 10
-METRICS = ("loss", "cross_entropy", "weight_std", "weight_max", "grad_norm", "lr")
+METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm", "lr")
 TOLERANCE = 8 * NUM_STEPS * torch.finfo(torch.float32).eps
 
 

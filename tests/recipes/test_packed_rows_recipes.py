@@ -62,7 +62,7 @@ def test_a_packed_run_is_the_run_of_its_documents(
         runs[packed] = run_recipe(cfg, lora=lora)
 
     assert 1 < num_rows < 10
-    names = ("loss", "cross_entropy", "weight_std", "weight_max", "grad_norm")
+    names = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
     alone, packed = (read_metrics(runs[packed], *names) for packed in (False, True))
     assert len(alone) == 4
     assert alone[0][2] > 0.1, "weights differ"

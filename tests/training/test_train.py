@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchtune.models.llama2 import llama2
 
-from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.loss import CrossEntropyLoss, RepetitionCrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.training import (
     JSONLinesLogger,
     ProgressLog,
@@ -131,8 +131,23 @@ def test_the_unweighted_cross_entropy_and_the_spread_of_the_weights_are_reported
 def test_weights_of_plain_cross_entropy_have_no_spread(model):
     _, result = gradients_of_a_step(model, CrossEntropyLoss(), [make_batch(2)])
 
+    assert result.metrics["weight_mean"] == 1
     assert result.metrics["weight_std"] == 0
     assert result.metrics["weight_max"] == 1
+
+
+def test_the_spread_is_about_the_mean_where_that_is_not_1(model):
+    loss, batches = RepetitionCrossEntropyLoss(h=2, num_buckets=2**16), [make_batch(2, seed=0), make_batch(2, seed=0)]
+    batches[1]["tokens"][:, 9:] = batches[1]["labels"][:, 9:] = 7
+    weighting = RepetitionCrossEntropyLoss(h=2, num_buckets=2**16).weighting
+    labels = [shift_labels(batch["labels"]) for batch in batches]
+    weights = torch.cat([weighting(label, vocab_size=320)[label != -100] for label in labels])
+
+    _, result = gradients_of_a_step(model, loss, batches)
+
+    assert 0.5 < weights.mean() < 0.95
+    torch.testing.assert_close(result.metrics["weight_mean"], weights.mean())
+    torch.testing.assert_close(result.metrics["weight_std"], weights.std(correction=0))
 
 
 @pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])

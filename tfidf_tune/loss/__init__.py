@@ -9,6 +9,7 @@ from tfidf_tune.loss._objectives import (
     MiLeCrossEntropyLoss,
     PowerLawCrossEntropyLoss,
     ProductCrossEntropyLoss,
+    RepetitionCrossEntropyLoss,
     TFIDFCrossEntropyLoss,
     TokenDropCrossEntropyLoss,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "MiLeCrossEntropyLoss",
     "PowerLawCrossEntropyLoss",
     "ProductCrossEntropyLoss",
+    "RepetitionCrossEntropyLoss",
     "TFIDFCrossEntropyLoss",
     "TokenDropCrossEntropyLoss",
     "WeightedCrossEntropyLoss",

@@ -17,6 +17,7 @@ from tfidf_tune.weighting import (
     Normalization,
     PowerLawWeighting,
     ProductWeighting,
+    RepetitionWeighting,
     TermFrequency,
     TFIDFWeighting,
     TokenDropWeighting,
@@ -197,4 +198,35 @@ class ProductCrossEntropyLoss(WeightedCrossEntropyLoss):
         self, *, first: TokenWeighting, second: TokenWeighting, ignore_index: int = -100, **options: Any
     ) -> None:
         weighting = ProductWeighting(first, second, ignore_index=ignore_index)
+        super().__init__(weighting, ignore_index=ignore_index, **options)
+
+
+class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
+    """Cross-entropy in which repeated text counts less, see :class:`~tfidf_tune.weighting.RepetitionWeighting`.
+
+    Args:
+        h (int): tokens of context, at least 1. Default: 8.
+        alpha (float): exponent, positive. Default: 1.0.
+        num_batches (int): mini-batches in the window, the current one included. Default: 1024.
+        num_buckets (int): entries of the table of counts. Default: 2**24.
+        ignore_index (int): label of the positions that do not count. Default: -100.
+        sync (bool): whether all ranks share one window. Default: False.
+        **options (Any): of :class:`WeightedCrossEntropyLoss`.
+    """
+
+    @_with_loss_options
+    def __init__(
+        self,
+        *,
+        h: int = 8,
+        alpha: float = 1.0,
+        num_batches: int = 1024,
+        num_buckets: int = 2**24,
+        ignore_index: int = -100,
+        sync: bool = False,
+        **options: Any,
+    ) -> None:
+        weighting = RepetitionWeighting(
+            h=h, alpha=alpha, num_batches=num_batches, num_buckets=num_buckets, ignore_index=ignore_index, sync=sync
+        )
         super().__init__(weighting, ignore_index=ignore_index, **options)

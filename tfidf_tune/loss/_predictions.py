@@ -31,23 +31,31 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor, ignore_i
         ignore_index (int): label of the positions that do not count. Default: -100.
 
     Returns:
-        Predictions: float32 ``[b, s]`` each; the log-probability is 0 at ignored positions.
+        Predictions: float32 ``[b, s]`` each, 0 at ignored positions.
 
     Raises:
         ValueError: If shapes or dtypes of a :class:`HeadInput` do not fit.
     """
     if isinstance(logits, HeadInput):
         check_head(logits, labels)
-        parts = _predict(_head_logits(logits), torch.where(labels == ignore_index, 0, labels).flatten())
-        log_probability, entropy = (part.view(labels.shape) for part in parts)
+        tokens = _tokens(labels, logits.weight.shape[0])
+        log_probability, entropy = (
+            part.view(labels.shape) for part in _predict(_head_logits(logits), tokens.flatten())
+        )
     else:
-        chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
+        chunks = torch.split(_tokens(labels, logits[0].shape[-1]), [chunk.shape[1] for chunk in logits], dim=1)
         predicted = [
-            [part.view(chunk.shape) for part in _predict([of_chunk.flatten(0, 1)], chunk.clamp_min(0).flatten())]
+            [part.view(chunk.shape) for part in _predict([of_chunk.flatten(0, 1)], chunk.flatten())]
             for of_chunk, chunk in zip(logits, chunks, strict=True)
         ]
         log_probability, entropy = (torch.cat(parts, dim=1) for parts in zip(*predicted, strict=True))
-    return Predictions(log_probability.masked_fill(labels == ignore_index, 0), entropy)
+    ignored = labels == ignore_index
+    return Predictions(log_probability.masked_fill(ignored, 0), entropy.masked_fill(ignored, 0))
+
+
+def _tokens(labels: Tensor, vocab_size: int) -> Tensor:
+    """Labels that can be looked up; another one stands in for those that cannot, which the weighting refuses."""
+    return labels.long().clamp(0, vocab_size - 1)
 
 
 def _head_logits(head: HeadInput) -> Iterator[Tensor]:
@@ -62,7 +70,7 @@ def _predict(logits: Iterator[Tensor] | list[Tensor], labels: Tensor) -> tuple[T
     for chunk in logits:
         for block in torch.split(chunk, max(1, _BLOCK_SIZE // chunk.shape[1])):
             log_softmax = torch.log_softmax(block.float(), dim=1)
-            own = labels[start : start + len(block)].long().unsqueeze(1)
+            own = labels[start : start + len(block)].unsqueeze(1)
             log_probabilities.append(log_softmax.gather(1, own).squeeze(1))
             entropies.append(torch.special.entr(log_softmax.exp_()).sum(dim=1))
             start += len(block)

@@ -40,7 +40,8 @@ class StepResult(NamedTuple):
 
     Attributes:
         metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted, comparable between
-            objectives), ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before clipping.
+            objectives), ``weight_mean``, ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before
+            clipping.
             Under fp16 also ``loss_scale``, what the next step's loss is multiplied by.
         num_tokens (int): valid label tokens.
         is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 the loss alone, whose gradients
@@ -107,7 +108,7 @@ def train_step(
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
-    cross_entropy, squared_weights, weight_max = total.clone(), total.clone(), total.clone()
+    cross_entropy, weights, squared_weights, weight_max = (total.clone() for _ in range(4))
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.shapes, strict=True):
         labels, document_ids = shift_labels(batch["labels"], loss.ignore_index), batch.get("document_ids")
         begun = loss.weighting.begin(labels, document_ids=document_ids, shape=shape)
@@ -120,10 +121,11 @@ def train_step(
         torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share
         cross_entropy += terms.cross_entropy * share
+        weights += terms.weights.sum()
         squared_weights += terms.weights.square().sum()
         weight_max = torch.maximum(weight_max, terms.weights.max())
-    of_all = gather_tensors(torch.stack([total, cross_entropy, squared_weights, weight_max]))
-    total, cross_entropy, squared_weights, _ = of_all.sum(0)
+    of_all = gather_tensors(torch.stack([total, cross_entropy, weights, squared_weights, weight_max]))
+    total, cross_entropy, weights, squared_weights, _ = of_all.sum(0)
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
         [parameter for group in optimizer.param_groups for parameter in group["params"]],
@@ -139,12 +141,14 @@ def train_step(
     scaler.update()
     next_scale = scaler.get_scale()
     optimizer.zero_grad(set_to_none=True)
-    variance = squared_weights / max(num_tokens, 1) - 1  # the mean of the weights is 1
+    weight_mean = weights / max(num_tokens, 1)
+    variance = squared_weights / max(num_tokens, 1) - weight_mean.square()
     metrics = {
         "loss": total,
         "cross_entropy": cross_entropy,
+        "weight_mean": weight_mean,
         "weight_std": variance.clamp_min(0).sqrt(),
-        "weight_max": of_all[:, 3].max(),
+        "weight_max": of_all[:, 4].max(),
         "grad_norm": grad_norm,
     }
     if scaler.is_enabled():

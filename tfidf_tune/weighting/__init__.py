@@ -7,6 +7,7 @@ from tfidf_tune.weighting._interface import Predictions, TokenWeighting, check_w
 from tfidf_tune.weighting._power_law import PowerLawWeighting
 from tfidf_tune.weighting._product import ProductWeighting
 from tfidf_tune.weighting._ranks import LabelExchange
+from tfidf_tune.weighting._repetition import RepetitionWeighting
 from tfidf_tune.weighting._term_statistics import (
     TermFrequency,
     inverse_document_frequency,
@@ -29,6 +30,7 @@ __all__ = [
     "PowerLawWeighting",
     "Predictions",
     "ProductWeighting",
+    "RepetitionWeighting",
     "TFIDFWeighting",
     "TermFrequency",
     "Terms",

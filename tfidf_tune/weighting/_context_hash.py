@@ -36,27 +36,31 @@ def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
     return positions_S - first_BS
 
 
-def hash_contexts(labels: Tensor, length: int, *, seed: int = 0) -> Tensor:
+def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int = 0) -> Tensor:
     r"""Hash the ``length`` labels before each position, the order of them included.
 
     .. math::
-        H_i = \mathrm{mix}\Big(\sum_{d=1}^{h} (x_{i-d} + 1)\, B^{d-1} + s B^h \bmod (2^{31} - 1)\Big)
+        H_i = \mathrm{mix}\Big(s B^h + \sum_{d=1}^{h} (x_{i-d} + 1)\, B^{d-1} \bmod (2^{31} - 1)\Big)
 
-    with the seed s and a mixing of 32 bits. The label at the position is not among them.
+    with the seed s and a mixing of 32 bits. The label at the position is not among them. Where its document has fewer
+    labels before it, those that are missing add nothing.
 
     Args:
         labels (Tensor): integer ``[b, s]``.
+        positions (Tensor): int64 ``[b, s]``, of :func:`positions_in_document`.
         length (int): h, how many labels.
         seed (int): another gives other hashes. Default: 0.
 
     Returns:
-        Tensor: int64 ``[b, s]`` in [0, 2**32); meaningless where fewer labels stand before.
+        Tensor: int64 ``[b, s]`` in [0, 2**32).
     """
     num_rows, num_positions = labels.shape
     tokens = torch.cat([labels.new_zeros(num_rows, length, dtype=torch.int64), labels.long() + 1], dim=1)
     state = torch.full((num_rows, num_positions), seed % _PRIME, dtype=torch.int64, device=labels.device)
-    for first in range(length):
-        state = _absorb(state, tokens[:, first : first + num_positions])
+    for distance in range(length, 0, -1):
+        first = length - distance
+        before = tokens[:, first : first + num_positions]
+        state = _absorb(state, torch.where(positions >= distance, before, 0))
     return mix_bits(state)
 
 

@@ -104,5 +104,5 @@ class GoldfishWeighting(TokenWeighting):
         positions = positions_in_document(valid, document_ids)
         if self.strategy == "static":
             return positions % self.k == self.k - 1
-        hashes = hash_contexts(labels, self.h, seed=self.seed)
+        hashes = hash_contexts(labels, positions, self.h, seed=self.seed)
         return (hashes * self.k < HASH_RANGE) & (positions >= self.h)

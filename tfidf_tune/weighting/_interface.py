@@ -14,7 +14,8 @@ class Predictions(NamedTuple):
 
     Attributes:
         log_probability (Tensor): float32 ``[b, s]``, that of each label, natural logarithm; 0 at ignored positions.
-        entropy (Tensor): float32 ``[b, s]``, of the distribution that each label is drawn from, in nats.
+        entropy (Tensor): float32 ``[b, s]``, of the distribution that each label is drawn from, in nats; 0 at ignored
+            positions.
     """
 
     log_probability: Tensor

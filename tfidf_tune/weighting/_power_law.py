@@ -64,18 +64,18 @@ class PowerLawWeighting(TokenWeighting):
             ValueError: If ``labels`` is not 2-D, or, on CPU, an id is outside the vocabulary.
         """
         valid = valid_labels(labels, vocab_size, self.ignore_index)
+        labels = labels.long()  # in 8 bits -100 is another id
         _, known = known_labels(labels, vocab_size, self.ignore_index)
-        tokens = torch.where(known, labels.long(), 0)
-        self._grow(vocab_size or int(tokens.amax()) + 1 if tokens.numel() else 0, labels.device)
+        tokens = torch.where(known, labels, 0)
+        counts = self._long_enough(vocab_size or int(tokens.amax()) + 1 if tokens.numel() else 0, labels.device)
         if self.training:
-            self.counts.index_add_(0, tokens.flatten(), known.flatten().long())
-        frequency = self.counts.take(tokens).float()
-        return unit_mean((frequency + self.epsilon).pow(-self.alpha), valid)
+            self.counts = counts.index_add_(0, tokens.flatten(), known.flatten().long())
+        return unit_mean((counts.take(tokens).float() + self.epsilon).pow(-self.alpha), valid)
 
-    def _grow(self, vocab_size: int, device: torch.device) -> None:
+    def _long_enough(self, vocab_size: int, device: torch.device) -> Tensor:
         missing = vocab_size - len(self.counts)
-        if missing > 0 or self.counts.device != device:
-            self.counts = F.pad(self.counts.to(device), (0, max(missing, 0)))
+        counts = self.counts.to(device)
+        return F.pad(counts, (0, missing)) if missing > 0 else counts
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "counts")

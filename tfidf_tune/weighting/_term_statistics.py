@@ -7,6 +7,8 @@ from torch import Tensor
 
 TermFrequency = Literal["count", "log", "binary"]
 TERM_FREQUENCIES: tuple[TermFrequency, ...] = get_args(TermFrequency)
+# Weights with a smaller sum count as none: a number of tokens divided by it still is a float32.
+_SMALLEST_SUM = 2.0**-100
 
 
 def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
@@ -68,13 +70,11 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     """
     raw_weights = raw_weights * valid
     num_valid = valid.count_nonzero()
-    smallest = torch.finfo(torch.float32).tiny  # stands for the sum of an empty set, never reached otherwise
     if max_weight is None or raw_weights.numel() == 0:
-        total = raw_weights.sum()
-        return raw_weights.mul_(torch.where(total > 0, num_valid / total, 0))
+        return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(_SMALLEST_SUM))
 
     descending = raw_weights.flatten().sort(descending=True).values
-    tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(smallest)
+    tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(_SMALLEST_SUM)
     num_capped_before = torch.arange(len(descending), device=descending.device)
     scales = (num_valid - num_capped_before * max_weight) / tail_sums
     # Never so at the last valid position, where c w' = M - (M - 1) max_weight <= 1: there is a scale to take.
