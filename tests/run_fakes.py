@@ -58,9 +58,16 @@ def evaluation(progress=100, samples=(), **fields):
     return Evaluation(**(values | fields))
 
 
-def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None):
+def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None, learning_rate=None):
     folder = folder or f"runs/{objective}-{seed}"
-    return Run(model=model, objective=objective, seed=seed, folder=folder, evaluations=tuple(evaluations))
+    return Run(
+        model=model,
+        objective=objective,
+        seed=seed,
+        folder=folder,
+        evaluations=tuple(evaluations),
+        learning_rate=learning_rate,
+    )
 
 
 def targets(*lms, prefix_length=32, kind="target"):
@@ -119,6 +126,7 @@ def write_run(folder, made, *, cell=True):
     folder.mkdir(parents=True, exist_ok=True)
     if cell:
         names = {"model": made.model, "objective": made.objective, "seed": made.seed}
+        names |= {} if made.learning_rate is None else {"learning_rate": made.learning_rate}
         (folder / "cell.json").write_text(json.dumps(names))
     for one in made.evaluations:
         checkpoint = folder / f"checkpoint_{one.progress}pct"

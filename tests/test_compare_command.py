@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -42,6 +43,35 @@ def test_foreign_results_are_compared_by_label(tmp_path, monkeypatch, capsys):
         write_evaluation(tmp_path / name, evaluation(samples=samples, checkpoint=f"org/{name}"))
     main(["CE=theirs", "TF-IDF=ours"])
     assert "TF-IDF lowers the average LMS by 61.5 %" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_frontier_is_made_of_folders_and_again_of_its_records(experiment, capsys):
+    for rate in (1e-3, 1e-2):
+        for made in grown_runs(num_passages=4, downstream=False):
+            write_run(experiment / f"{made.objective}-{rate}", dataclasses.replace(made, learning_rate=rate))
+    main(["--frontier", str(experiment), "--reference", "TF-IDF"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Recitation against perplexity\n")
+    assert "Against TF-IDF, each at its operating point" in " ".join(printed.split())
+    assert printed.splitlines()[-1] == "Report: frontier/index.html"
+    folder = experiment.parent / "frontier"
+    main(["--frontier", str(folder / "runs.jsonl"), "--reference", "TF-IDF", "--output-dir", "again"])
+    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
+    assert (experiment.parent / "again" / "runs.jsonl").read_text() == (folder / "runs.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reference", "CE"], "--reference is for --frontier"),
+        (["runs.jsonl"], "runs.jsonl is a file: give folders, or add --frontier"),
+    ],
+)
+def test_what_is_of_the_frontier_alone_is_told(experiment, capsys, arguments, message):
+    (experiment.parent / "runs.jsonl").write_text("")
+    with pytest.raises(SystemExit):
+        main([str(experiment), *arguments])
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_of_other_files_is_refused_before_anything_is_read(tmp_path):

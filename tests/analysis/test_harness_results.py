@@ -143,6 +143,24 @@ def test_the_cell_counts_more_than_the_config(tmp_path):
     assert [(m.model, m.objective, m.seed) for m in read_runs([tmp_path / "r"])] == [("M", "O", 1)]
 
 
+def test_runs_that_differ_in_their_learning_rate_alone_are_distinct(tmp_path):
+    for rate in (1e-3, 2e-3, None):
+        write_run(tmp_path / f"lr{rate}", run("CE", [full()], learning_rate=rate))
+    made = read_runs([tmp_path])
+    assert [one.learning_rate for one in made] == [1e-3, 2e-3, None]
+    assert [one.setting for one in made] == ["Tiny, lr 0.001", "Tiny, lr 0.002", "Tiny"]
+    write_run(tmp_path / "twice", run("CE", [full()], learning_rate=1e-3))
+    with pytest.raises(ValueError, match="are both Tiny, CE, lr 0.001, seed 0: leave one out"):
+        read_runs([tmp_path])
+
+
+def test_a_learning_rate_that_is_no_number_is_refused(tmp_path):
+    folder = write_run(tmp_path / "r", run("CE", [full()]))
+    (folder / "cell.json").write_text('{"model": "M", "objective": "O", "seed": 1, "learning_rate": "fast"}')
+    with pytest.raises(ValueError, match="cell.json: expected model, objective and seed, and maybe a learning_rate"):
+        read_runs([folder])
+
+
 def test_a_base_model_evaluated_inside_a_run_is_not_the_run(tmp_path):
     configured(tmp_path / "r")
     write_evaluation(tmp_path / "r" / "base", dataclasses.replace(full(), checkpoint="EleutherAI/pythia-14m"))

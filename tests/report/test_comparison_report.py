@@ -473,6 +473,24 @@ def test_several_models_are_told_apart():
     assert made.figures[1].title == "Distribution of the LMS: B"
 
 
+def test_each_learning_rate_is_a_row_of_its_own():
+    runs = [
+        run(name, [evaluation(samples=targets(lms, lms))], learning_rate=rate)
+        for rate, name, lms in [(1e-3, "CE", 8), (1e-3, "TF-IDF", 2), (2e-3, "CE", 4), (2e-3, "TF-IDF", 2)]
+    ]
+    made = report(*runs)
+    rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
+    assert rows == [
+        ("Tiny, lr 0.001", "CE", 8.0),
+        ("Tiny, lr 0.001", "TF-IDF", 2.0),
+        ("Tiny, lr 0.002", "CE", 4.0),
+        ("Tiny, lr 0.002", "TF-IDF", 2.0),
+    ]
+    assert [row["Reduction %"] for row in table(made, "reductions") if row["Measure"] == "Avg LMS"] == [75.0, 50.0]
+    assert "Tiny, lr 0.002: TF-IDF lowers the average LMS by 50.0 %" in said(made)
+    assert len(dict(made.provenance)) == len(made.provenance)
+
+
 def test_nothing_comparable_is_said_and_the_tables_stand():
     runs = [
         run("CE", [evaluation(samples=targets(4, 4))], model="A"),

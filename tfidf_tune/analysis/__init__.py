@@ -4,6 +4,14 @@ from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLE
 from tfidf_tune.analysis._comparison import Comparison, Reduction, compare_objectives, own_interval
 from tfidf_tune.analysis._equal_perplexity import Bracket, EqualPerplexity
 from tfidf_tune.analysis._floor import Floor, lms_floor
+from tfidf_tune.analysis._frontier import (
+    Frontier,
+    FrontierCurve,
+    FrontierPoint,
+    SeedDifference,
+    perplexity_of,
+    trace_frontiers,
+)
 from tfidf_tune.analysis._harness import read_runs
 from tfidf_tune.analysis._measures import (
     ANSWER_MEASURES,
@@ -26,8 +34,11 @@ from tfidf_tune.analysis._model_runs import ModelRuns, group_runs, last_evaluati
 from tfidf_tune.analysis._models import load_model
 from tfidf_tune.analysis._perplexity import token_perplexity
 from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
+from tfidf_tune.analysis._provenance import describe_machine
+from tfidf_tune.analysis._records import RunRecord, load_records, read_records, records_of, write_records
 from tfidf_tune.analysis._runs import AnswerScore, BlockScore, Evaluation, Run, SummaryScore
 from tfidf_tune.analysis._samples import ProbeSample, read_samples, write_samples
+from tfidf_tune.analysis._seed_estimates import SeedEstimate, over_seeds
 from tfidf_tune.analysis._summary import MemorizationSummary, summarize
 from tfidf_tune.analysis._token_weights import (
     TERM_FREQUENCIES,
@@ -37,6 +48,7 @@ from tfidf_tune.analysis._token_weights import (
     typical_blocks,
     weigh_blocks,
 )
+from tfidf_tune.analysis._verdicts import BETTER, NO_DIFFERENCE, VERDICTS, WORSE, verdict
 from tfidf_tune.analysis._vocabulary import require_known_ids
 from tfidf_tune.analysis._weight_statistics import (
     FrequencyBand,
@@ -57,17 +69,21 @@ from tfidf_tune.analysis._word_pieces import (
 
 __all__ = [
     "ANSWER_MEASURES",
+    "BETTER",
     "CONTROL_LMS",
     "DOWNSTREAM_MEASURES",
     "ENOUGH_UNITS",
     "LMS",
     "MIN_UNITS",
     "MOST_PIECES",
+    "NO_DIFFERENCE",
     "NUM_RESAMPLES",
     "PERPLEXITY",
     "SEED",
     "SUMMARY_MEASURES",
     "TERM_FREQUENCIES",
+    "VERDICTS",
+    "WORSE",
     "AnswerScore",
     "BlockScore",
     "Bracket",
@@ -76,6 +92,9 @@ __all__ = [
     "Evaluation",
     "Floor",
     "FrequencyBand",
+    "Frontier",
+    "FrontierCurve",
+    "FrontierPoint",
     "Interval",
     "Measure",
     "MemorizationSummary",
@@ -85,6 +104,9 @@ __all__ = [
     "ProbeTokenizer",
     "Reduction",
     "Run",
+    "RunRecord",
+    "SeedDifference",
+    "SeedEstimate",
     "SplitStatistics",
     "SummaryScore",
     "TermFrequency",
@@ -95,23 +117,29 @@ __all__ = [
     "check_passages",
     "compare_continuation",
     "compare_objectives",
+    "describe_machine",
     "frequency_bands",
     "greedy_continuations",
     "group_runs",
     "last_evaluations",
     "lms_floor",
     "load_model",
+    "load_records",
     "longest_memorized_substring",
     "longest_memorized_substrings",
     "longest_prefix_match",
     "longest_prefix_matches",
     "most_weighted",
+    "over_seeds",
     "own_interval",
     "part_statistics",
+    "perplexity_of",
     "probe",
     "read_blocks",
+    "read_records",
     "read_runs",
     "read_samples",
+    "records_of",
     "require_known_ids",
     "rouge_l",
     "rouge_scores",
@@ -120,7 +148,10 @@ __all__ = [
     "token_perplexity",
     "token_statistics",
     "token_texts",
+    "trace_frontiers",
     "typical_blocks",
+    "verdict",
     "weigh_blocks",
+    "write_records",
     "write_samples",
 ]

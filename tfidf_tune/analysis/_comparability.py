@@ -1,5 +1,7 @@
 """Whether runs were asked the same: without that, a difference says nothing about the objectives."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -21,6 +23,8 @@ _ASKED: dict[str, Callable[[Evaluation], dict[Any, Any]]] = {
 def require_comparable(runs: Iterable[Run]) -> None:
     """Check that all evaluations of a model had the same prompts, references, blocks, articles and questions.
 
+    Runs of different learning rates are asked the same too: that is what makes a curve of them.
+
     Args:
         runs (Iterable[Run]): of any models. A task that was not run is no difference.
 
@@ -32,6 +36,19 @@ def require_comparable(runs: Iterable[Run]) -> None:
         evaluations = [(run, evaluation) for run in same_model for evaluation in run.evaluations]
         for what, asked_of in _ASKED.items():
             _require_same(what, [(*where, asked) for where in evaluations if (asked := asked_of(where[1]))])
+
+
+def asked_digest(evaluation: Evaluation) -> str:
+    """Name what was asked for LMS and perplexity in a word: two evaluations of one digest can be compared.
+
+    Args:
+        evaluation (Evaluation): of one checkpoint.
+
+    Returns:
+        str: 12 hexadecimal digits of a SHA-256 over prompts, references and blocks, whatever their order.
+    """
+    asked = [sorted(_ASKED[what](evaluation).items()) for what in ("prompts", "perplexity blocks")]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 def _require_same(what: str, asked: Sequence[tuple[Run, Evaluation, dict[Any, Any]]]) -> None:
@@ -46,7 +63,7 @@ def _require_same(what: str, asked: Sequence[tuple[Run, Evaluation, dict[Any, An
 
 
 def _title(run: Run, evaluation: Evaluation) -> str:
-    return f"{run.folder} ({run.model}, {run.objective}, {evaluation.progress} %)"
+    return f"{run.folder} ({run.setting}, {run.objective}, {evaluation.progress} %)"
 
 
 def _difference(first: dict[Any, Any], second: dict[Any, Any]) -> str:

@@ -73,7 +73,7 @@ def at_equal_perplexity(model: ModelRuns, baseline: str, objective: str) -> Equa
     perplexities = tuple(value for _, value, _ in path)
     if perplexity is None or recited is None or not path or not np.isfinite([perplexity, *perplexities]).all():
         return None
-    bracket, crossing = None, _first_crossing(np.log(perplexities), math.log(perplexity))
+    bracket, crossing = None, first_crossing(np.log(perplexities), math.log(perplexity))
     if crossing is not None:
         first, second, weight = crossing
         (before, _, lms_before), (after, _, lms_after) = path[first], path[second]
@@ -88,8 +88,17 @@ def _at_floor(evaluations: Sequence[Evaluation]) -> bool:
     return floor is not None and floor.reached
 
 
-def _first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
-    """Where a path first reaches a goal: the points before and after, and the second one's weight."""
+def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
+    """Find where a path, linear between its points, first reaches a goal.
+
+    Args:
+        path (np.ndarray): float64 ``[n]``, n at least 1, all finite.
+        goal (float): the value to reach.
+
+    Returns:
+        tuple[int, int, float] | None: the points before and after, and the second one's weight; None where it never
+            does.
+    """
     if path[0] == goal:
         return 0, 0, 0.0
     for after in range(1, len(path)):

@@ -59,7 +59,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     Raises:
         FileNotFoundError: If a folder is not there, or has no results of our tasks below it.
         ValueError: If a file cannot be read (the message names file and line), or two runs have the same model,
-            objective and seed.
+            objective, learning rate and seed.
     """
     labelled = [_split_label(str(folder)) for folder in folders]
     results: dict[Path, _Result] = {}
@@ -141,14 +141,15 @@ def _with_models(names: Sequence[RunName]) -> list[RunName]:
 
 
 def _require_distinct(names: Sequence[RunName]) -> None:
-    seen: dict[tuple[str | None, str, int | None], RunName] = {}
+    seen: dict[tuple[Any, ...], RunName] = {}
     for name in names:
-        first = seen.setdefault((name.model, name.objective, name.seed), name)
+        first = seen.setdefault((name.model, name.objective, name.learning_rate, name.seed), name)
         if first is not name:
             seed = "an unknown seed" if name.seed is None else f"seed {name.seed}"
+            rate = "" if name.learning_rate is None else f"lr {name.learning_rate:g}, "
             raise ValueError(
-                f"{first.folder} and {name.folder} are both {name.model}, {name.objective}, {seed}: leave one out, or "
-                "tell them apart as OBJECTIVE=FOLDER"
+                f"{first.folder} and {name.folder} are both {name.model}, {name.objective}, {rate}{seed}: leave one "
+                "out, or tell them apart as OBJECTIVE=FOLDER"
             )
 
 
@@ -164,6 +165,7 @@ def _run(name: RunName, results: Sequence[_Result]) -> Run:
         seed=name.seed,
         folder=name.folder,
         evaluations=tuple(evaluation for evaluation in evaluations if evaluation is not None),
+        learning_rate=name.learning_rate,
     )
 
 

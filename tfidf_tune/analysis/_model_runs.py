@@ -1,4 +1,4 @@
-"""Runs put together by model and objective, and the checkpoints that they share."""
+"""Runs put together by model (with a learning rate, each) and objective, and the checkpoints that they share."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class ModelRuns:
     """All runs of one model.
 
     Args:
-        model (str): its name.
+        model (str): its name, and the learning rate where its runs name one: see :attr:`Run.setting`.
         objectives (dict[str, tuple[Run, ...]]): objective -> its runs, one a seed; the baseline comes first.
     """
 
@@ -79,23 +79,40 @@ def group_runs(runs: Sequence[Run], *, baseline: str | None = None) -> tuple[str
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
     """
     if len(runs) < 2:
-        found = f"only {runs[0].folder} ({runs[0].model}, {runs[0].objective})" if runs else "no run"
+        found = f"only {runs[0].folder} ({runs[0].setting}, {runs[0].objective})" if runs else "no run"
         raise ValueError(
             f"nothing to compare: there is {found}. Give a second run, of the baseline or another objective; one model "
             "alone is what `tfidf-tune probe audit` is for"
         )
     objectives = list(dict.fromkeys(run.objective for run in runs))
-    if baseline is None:
-        baseline = _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
-    if baseline not in objectives:
-        raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
+    baseline = choose_baseline(objectives, baseline)
     require_comparable(runs)
     objectives.sort(key=lambda objective: objective != baseline)
     models = []
-    for model in dict.fromkeys(run.model for run in runs):
-        of_model = {name: tuple(r for r in runs if (r.model, r.objective) == (model, name)) for name in objectives}
+    for model in dict.fromkeys(run.setting for run in runs):
+        of_model = {name: tuple(r for r in runs if (r.setting, r.objective) == (model, name)) for name in objectives}
         models.append(ModelRuns(model, {name: same for name, same in of_model.items() if same}))
     return baseline, models
+
+
+def choose_baseline(objectives: Sequence[str], baseline: str | None) -> str:
+    """Name the objective that others are compared with.
+
+    Args:
+        objectives (Sequence[str]): those that there are, at least one.
+        baseline (str | None): the one to take; None takes "CE" where there is one, else the first.
+
+    Returns:
+        str: one of ``objectives``.
+
+    Raises:
+        ValueError: If ``baseline`` is none of them.
+    """
+    if baseline is None:
+        return _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
+    if baseline not in objectives:
+        raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
+    return baseline
 
 
 def last_evaluations(models: Sequence[ModelRuns], measure: Measure) -> Iterator[tuple[str, str, list[Evaluation]]]:

@@ -1,4 +1,4 @@
-"""Which run an evaluation belongs to, and what it is called: model, objective, seed, progress."""
+"""Which run an evaluation belongs to, and what it is called: model, learning rate, objective, seed, progress."""
 
 import dataclasses
 import json
@@ -29,6 +29,7 @@ class RunName:
         folder (str): the run's folder; for a model without one, the folder of the results.
         progress (int): training progress in percent; 100 for a model that is no milestone.
         checkpoint (str): folder or hub id of the model or adapter.
+        learning_rate (float | None): None where ``cell.json`` names none.
     """
 
     key: str
@@ -38,6 +39,7 @@ class RunName:
     folder: str
     progress: int
     checkpoint: str
+    learning_rate: float | None
 
     def with_model(self, model: str) -> "RunName":
         """The same with another model.
@@ -78,12 +80,12 @@ def name_run(model_args: Mapping[str, str], results_file: Path, label: str | Non
     folder = _run_folder(checkpoint, milestone is not None, results_file)
     # The milestones of a run that has left nothing else are still one run.
     trained = str(Path(checkpoint).parent) if milestone else checkpoint
-    names: tuple[str | None, str, int | None]
+    names: tuple[str | None, str, int | None, float | None]
     if folder is None:
-        names = (_foreign_model(model_args, trained, labelled=label is not None), _UNKNOWN_OBJECTIVE, None)
+        names = (_foreign_model(model_args, trained, labelled=label is not None), _UNKNOWN_OBJECTIVE, None, None)
     else:
         names = _names_in(folder)
-    model, objective, seed = names
+    model, objective, seed, learning_rate = names
     if label is not None:
         given_model, _, objective = label.rpartition(":")
         model = given_model.strip() or model
@@ -95,37 +97,50 @@ def name_run(model_args: Mapping[str, str], results_file: Path, label: str | Non
         folder=str(folder or results_file.parent),
         progress=int(milestone[1]) if milestone else 100,
         checkpoint=checkpoint,
+        learning_rate=learning_rate,
     )
 
 
 def _run_folder(checkpoint: str, is_milestone: bool, results_file: Path) -> Path | None:
     if is_milestone and Path(checkpoint).is_dir():
         folder = Path(checkpoint).resolve().parent
-        if (folder / "cell.json").is_file() or _training_config(folder):
+        if (folder / "cell.json").is_file() or training_config(folder):
             return folder
     for folder in results_file.parents:
         # A base model may be evaluated inside a run's folder: only a milestone is what the config has trained.
-        if (folder / "cell.json").is_file() or (is_milestone and _training_config(folder)):
+        if (folder / "cell.json").is_file() or (is_milestone and training_config(folder)):
             return folder
     return None
 
 
-def _names_in(folder: Path) -> tuple[str, str, int | None]:
+def _names_in(folder: Path) -> tuple[str, str, int | None, float | None]:
     cell = folder / "cell.json"
     if cell.is_file():
         try:
             content = json.loads(cell.read_text(encoding="utf-8"))
-            return content["model"], content["objective"], content["seed"]
-        except (ValueError, KeyError, TypeError) as error:
+            rate = content.get("learning_rate")
+            return content["model"], content["objective"], content["seed"], None if rate is None else float(rate)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{cell}: expected model, objective and seed ({type(error).__name__}: {error}): mend it"
+                f"{cell}: expected model, objective and seed, and maybe a learning_rate "
+                f"({type(error).__name__}: {error}): mend it"
             ) from error
-    config = _training_config(folder)
-    return _model_name(config), _objective_name(config["loss"]), config.get("seed")
+    config = training_config(folder)
+    return _model_name(config), _objective_name(config["loss"]), config.get("seed"), None
 
 
-def _training_config(folder: Path) -> dict[str, Any]:
-    """What the recipe trained with; empty where the folder's ``config.yaml``, if any, is of something else."""
+def training_config(folder: Path) -> dict[str, Any]:
+    """Read what the recipe trained with.
+
+    Args:
+        folder (Path): of a run.
+
+    Returns:
+        dict[str, Any]: the resolved config; empty where the folder's ``config.yaml``, if any, is of something else.
+
+    Raises:
+        ValueError: If ``config.yaml`` cannot be read.
+    """
     file = folder / "config.yaml"
     if not file.is_file():
         return {}

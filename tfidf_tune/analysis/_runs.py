@@ -98,6 +98,8 @@ class Run:
         seed (int | None): of the run; None where it is not known.
         folder (str): where it was read from.
         evaluations (tuple[Evaluation, ...]): by ascending progress.
+        learning_rate (float | None): where its experiment sets several; None where it is what the config has.
+            Default: None.
     """
 
     model: str
@@ -105,3 +107,9 @@ class Run:
     seed: int | None
     folder: str
     evaluations: tuple[Evaluation, ...]
+    learning_rate: float | None = None
+
+    @property
+    def setting(self) -> str:
+        """What is the same for the runs that a comparison puts together: the model and, if any, the learning rate."""
+        return self.model if self.learning_rate is None else f"{self.model}, lr {self.learning_rate:g}"

@@ -161,7 +161,7 @@ def _provenance(runs: Sequence[Run], baseline: str) -> tuple[tuple[str, str], ..
     for run in runs:
         seed = "seed unknown" if run.seed is None else f"seed {run.seed}"
         checkpoints = ", ".join(f"{evaluation.progress} %" for evaluation in run.evaluations)
-        entries.append((f"{run.model}, {run.objective}, {seed}", f"{run.folder} (evaluated at {checkpoints})"))
+        entries.append((f"{run.setting}, {run.objective}, {seed}", f"{run.folder} (evaluated at {checkpoints})"))
     intervals = f"percentile bootstrap, {NUM_RESAMPLES:,} resamples, seed {SEED}"
     made = (("Intervals", intervals), ("tfidf-tune", version("tfidf-tune")), ("Date", date.today().isoformat()))
     return (*entries, *made)

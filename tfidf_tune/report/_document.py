@@ -117,6 +117,20 @@ class Report:
     lead: str = ""
 
 
+def without_empty_columns(table: Table) -> Table:
+    """Leave out the columns that hold nothing in any row.
+
+    Args:
+        table (Table): any table.
+
+    Returns:
+        Table: without them.
+    """
+    kept = [index for index in range(len(table.columns)) if any(row[index] is not None for row in table.rows)]
+    rows = tuple(tuple(row[index] for index in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[index] for index in kept), rows=rows)
+
+
 def without_lone_model(table: Table) -> Table:
     """Leave out a first column Model that says the same in every row: to a reader it only takes room.
 

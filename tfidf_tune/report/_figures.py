@@ -13,11 +13,13 @@ from tfidf_tune.analysis import ProbeSample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, told apart under every common colour blindness; its yellow is too faint for lines.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
+NUM_COLOURS = len(_COLOURS)
 _WIDTH, _PANEL_HEIGHT = 4.8, 2.9
 # Where the largest value is this many times the smallest, the axis is logarithmic.
 _WIDE = 4.0
@@ -37,8 +39,8 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
     Returns:
         matplotlib.figure.Figure: the drawing.
     """
-    figure, panels = _panels(list(curves))
-    styles = _styles(curves.values())
+    figure, panels = new_panels(list(curves))
+    styles = styles_of(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):
         for index, (objective, points) in enumerate(by_objective.items()):
             colour, marker = styles[objective]
@@ -55,7 +57,7 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
     points = [
         point for by_objective in curves.values() for of_objective in by_objective.values() for point in of_objective
     ]
-    _legend(figure, panels, with_floor=any(controls is not None for *_, controls in points))
+    legend_above(figure, panels, with_floor=any(controls is not None for *_, controls in points))
     return figure
 
 
@@ -71,10 +73,8 @@ def frontier(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]
     Returns:
         matplotlib.figure.Figure: the drawing.
     """
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    figure, panels = _panels(list(paths))
-    styles = _styles(paths.values())
+    figure, panels = new_panels(list(paths))
+    styles = styles_of(paths.values())
     for axes, by_objective in zip(panels, paths.values(), strict=True):
         for objective, points in by_objective.items():
             colour, marker = styles[objective]
@@ -87,16 +87,14 @@ def frontier(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]
                     "", end, start, arrowprops={"arrowstyle": "->", "color": colour, "shrinkA": 4, "shrinkB": 5}
                 )
         values = [point[1] for points in by_objective.values() for point in points]
-        if max(values) > _WIDE * min(values):
+        if is_wide(values):
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            set_log_ticks(axes.xaxis)
         axes.margins(x=0.08, y=0.1)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("average LMS (tokens)")
     panels[-1].set_xlabel("perplexity on unseen text")
-    _legend(figure, panels, with_floor=False)
+    legend_above(figure, panels, with_floor=False)
     return figure
 
 
@@ -111,8 +109,8 @@ def lms_distribution(samples_by_label: Mapping[str, Sequence[ProbeSample]]) -> "
     """
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-    figure, (axes,) = _panels([""])
-    styles = _styles([samples_by_label])
+    figure, (axes,) = new_panels([""])
+    styles = styles_of([samples_by_label])
     longest = max((sample.lms for samples in samples_by_label.values() for sample in samples), default=1)
     lengths = np.arange(1, max(longest, 1) + 2)
     for label, samples in samples_by_label.items():
@@ -131,15 +129,24 @@ def lms_distribution(samples_by_label: Mapping[str, Sequence[ProbeSample]]) -> "
     axes.set_ylabel("share of continuations (%)")
     axes.set_ylim(0, 102)
     controls = any(sample.kind == "control" for samples in samples_by_label.values() for sample in samples)
-    _legend(figure, [axes], with_floor=controls)
+    legend_above(figure, [axes], with_floor=controls)
     return figure
 
 
-def _panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
+def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) -> tuple["Figure", list["Axes"]]:
+    """Make panels below each other.
+
+    Args:
+        titles (Sequence[str]): one a panel.
+        panel_height (float): in inches. Default: 2.9.
+
+    Returns:
+        tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes]]: figure and panels.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH, 0.6 + _PANEL_HEIGHT * len(titles)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 0.6 + panel_height * len(titles)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
     for axes, title in zip(panels, titles, strict=True):
@@ -150,14 +157,56 @@ def _panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:
     return figure, panels
 
 
-def _styles(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
-    """One colour and marker for each label, the same in every panel; they repeat after seven."""
+def is_wide(values: Sequence[float]) -> bool:
+    """Say whether values lie so far apart that their axis should be logarithmic.
+
+    Args:
+        values (Sequence[float]): at least one.
+
+    Returns:
+        bool: whether the largest is more than four times the smallest.
+    """
+    return max(values) > _WIDE * min(values)
+
+
+def set_log_ticks(axis: "Axis") -> None:
+    """Put ticks at 1, 2 and 5 times the powers of ten, and write them as plain numbers.
+
+    Args:
+        axis (matplotlib.axis.Axis): a logarithmic one.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def styles_of(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
+    """Choose one colour and marker for each label, the same in every panel.
+
+    Args:
+        panels (Iterable[Mapping[str, object]]): the labels of each panel, as keys.
+
+    Returns:
+        dict[str, tuple[str, str]]: label -> colour and marker. After seven labels the colours come again with other
+            markers, after 49 both.
+    """
     labels = dict.fromkeys(label for panel in panels for label in panel)
-    return dict(zip(labels, itertools.cycle(zip(_COLOURS, _MARKERS, strict=True)), strict=False))
+    return {
+        label: (_COLOURS[index % NUM_COLOURS], _MARKERS[(index + index // NUM_COLOURS) % NUM_COLOURS])
+        for index, label in enumerate(labels)
+    }
 
 
-def _legend(figure: "Figure", panels: Sequence["Axes"], *, with_floor: bool) -> None:
-    """One legend for all panels, above them."""
+def legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: bool) -> None:
+    """Draw one legend for all panels, above them.
+
+    Args:
+        figure (matplotlib.figure.Figure): where to.
+        panels (Sequence[matplotlib.axes.Axes]): whose lines have labels.
+        with_floor (bool): whether to explain the dashed lines of the controls.
+    """
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

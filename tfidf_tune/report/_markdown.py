@@ -22,7 +22,7 @@ def markdown(report: Report) -> str:
     parts = [f"# {report.title}"]
     parts += [_wrapped(report.lead)] if report.lead else []
     parts += [_list(report.statements)] if report.statements else []
-    parts += [_table(without_lone_model(table)) for table in report.tables]
+    parts += [f"## {table.title}\n\n{markdown_table(table)}" for table in report.tables]
     parts += [_figure(figure) for figure in report.figures]
     if report.examples:
         parts.append("## Examples\n\nWhat a model recites stands between ⟦ and ⟧.")
@@ -33,13 +33,22 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """Write a table as Markdown, its notes as a list below; a column Model of one value is left out.
+
+    Args:
+        table (Table): the table; its title is not part of the result.
+
+    Returns:
+        str: the text, without a final newline.
+    """
+    table = without_lone_model(table)
     rows = [tuple(_cell(value, column) for value, column in zip(row, table.columns, strict=True)) for row in table.rows]
     sides = [
         "<" if any(isinstance(row[index], str) for row in table.rows) else ">" for index in range(len(table.columns))
     ]
     text = _aligned([_escaped(column.name) for column in table.columns], rows, sides)
-    return f"## {table.title}\n\n{text}" + (f"\n\n{_list(table.notes)}" if table.notes else "")
+    return text + (f"\n\n{_list(table.notes)}" if table.notes else "")
 
 
 def _list(sentences: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from tfidf_tune.analysis import (
     ModelRuns,
     last_evaluations,
 )
-from tfidf_tune.report._document import Column, Table, Value
+from tfidf_tune.report._document import Column, Table, Value, without_empty_columns
 from tfidf_tune.report._memorization_tables import (
     CONTROLS,
     RECITED_UNRANKED,
@@ -100,13 +100,7 @@ def progress_table(models: Sequence[ModelRuns]) -> Table:
                 )
     names = [Column(measure.name, ".2f") for measure in (PERPLEXITY, *DOWNSTREAM_MEASURES)]
     columns = (*WHO, Column("Progress %"), *RECITED_UNRANKED, CONTROLS, *names, SEEDS)
-    kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
-    return Table(
-        "progress",
-        "Every checkpoint",
-        tuple(columns[index] for index in kept),
-        tuple(tuple(row[index] for index in kept) for row in rows),
-    )
+    return without_empty_columns(Table("progress", "Every checkpoint", columns, tuple(rows)))
 
 
 def _scores(

@@ -1,0 +1,276 @@
+import math
+import re
+
+import pytest
+from frontier_fakes import grown_records, record, seeds
+from matplotlib.collections import LineCollection, PathCollection
+from run_fakes import blocks, controls, evaluation, run, targets
+
+from tfidf_tune.analysis import read_records, trace_frontiers
+from tfidf_tune.report import (
+    frontier_drawing,
+    frontier_report,
+    frontier_tables,
+    html_page,
+    markdown,
+    markdown_table,
+    write_frontier,
+    write_report,
+)
+
+
+def table(records, name, **options):
+    (found,) = (one for one in frontier_tables(records, **options) if one.name == name)
+    return [dict(zip([column.name for column in found.columns], row, strict=True)) for row in found.rows]
+
+
+def drawn(records):
+    (frontier,) = trace_frontiers(records)
+    return frontier_drawing(frontier)
+
+
+def labels(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_operating_points_have_intervals_and_what_one_should_know_of_them():
+    rows = table([*grown_records(num_seeds=1), record("B", 2.0, perplexity=30.0)], "operating_points")
+    assert rows[0] == {
+        "Model": "Tiny",
+        "Objective": "CE",
+        "Learning rate": 1e-3,
+        "End of range": None,
+        "Seeds": 1,
+        "Avg LMS": 40.0,
+        "Perplexity": pytest.approx(math.exp(3)),
+        "LMS at CE's perplexity": 40.0,
+        "On the front": "yes",
+    }
+    assert (rows[3]["Objective"], rows[3]["End of range"], rows[3]["On the front"]) == ("B", "only", "yes")
+    (row, *_) = table([*seeds("CE", [1, 3], [3.0, 3.2]), record("B")], "operating_points")
+    assert (row["LMS from"], row["LMS to"]) == pytest.approx((2 - 12.7062, 2 + 12.7062), rel=1e-4)
+    assert row["Perplexity to"] == pytest.approx(math.exp(3.1 + 12.7062 * 0.1), rel=1e-4)
+
+
+def test_differences_are_in_tokens_and_in_percent():
+    records = [*seeds("CE", [10, 20], [3.0, 3.1]), *seeds("B", [4, 12], [3.0 + math.log(1.1), 3.1 + math.log(1.1)])]
+    (row,) = table(records, "differences")
+    assert row == {
+        "Model": "Tiny",
+        "Objective": "B",
+        "Against": "CE",
+        "Learning rate": 1e-3,
+        "Against's rate": 1e-3,
+        "Pairs": 2,
+        "LMS difference": -7.0,
+        "LMS from": pytest.approx(-7 - 12.7062, rel=1e-4),
+        "LMS to": pytest.approx(-7 + 12.7062, rel=1e-4),
+        "LMS reduction %": pytest.approx(100 * 14 / 30),
+        "Perplexity %": pytest.approx(10.0),
+        "Perplexity from %": pytest.approx(10.0),
+        "Perplexity to %": pytest.approx(10.0),
+        "Verdict": "LMS not told apart, perplexity higher",
+    }
+
+
+def test_every_point_and_pair_has_a_row():
+    records = grown_records()
+    assert [one.name for one in frontier_tables(records)] == [
+        "operating_points",
+        "differences",
+        "equal_learning_rate",
+        "points",
+    ]
+    points = table(records, "points")
+    assert len(points) == 9
+    assert [row["Operating point"] for row in points] == ["no", "yes", "no"] * 3
+    assert (points[0]["Seeds"], points[0]["Control LMS"], points[0]["Verbatim %"], points[0]["Max LMS"]) == (
+        3,
+        1.0,
+        25.0,
+        9,
+    )
+    assert len(table(records, "equal_learning_rate", references=["Goldfish"])) == 3 * 4
+
+
+def test_without_learning_rates_nothing_speaks_of_them():
+    names = [one.name for one in frontier_tables([record(learning_rate=None), record("B", 3.0, learning_rate=None)])]
+    assert names == ["operating_points", "differences", "points"]
+    (row, _) = table([record(learning_rate=None), record("B", 3.0, learning_rate=None)], "points")
+    assert "Learning rate" not in row
+
+
+def test_what_diverged_is_said_and_has_no_number():
+    bad = record("B", 0.0, log_perplexity=math.inf)
+    made = frontier_report([record(), record("C"), bad])
+    row = table([record(), bad], "operating_points")[1]
+    assert (row["Perplexity"], row["On the front"]) == (None, "diverged")
+    assert table([record(), bad], "points")[1]["Operating point"] == "diverged"
+    assert "At every learning rate a run of B diverged, so that there is no operating point." in made.statements
+    (equal,) = table([*grown_records(("CE",)), bad], "equal_learning_rate")
+    assert (equal["Verdict"], equal.get("Perplexity %")) == ("no verdict: fewer than two pairs", None)
+    assert not re.search(r"\bnan\b", markdown(made))
+    assert drawn([bad]) is None
+
+
+def test_statements_follow_from_the_numbers():
+    records = [
+        *seeds("CE", [10, 11, 12], [3.0, 3.1, 3.2]),
+        *seeds("C", [2, 3.1, 4], [3.08, 3.18, 3.281]),
+        *seeds("B", [4, 5.1, 6], [2.98, 3.08, 3.181]),
+        *seeds("D", [10, 11, 12], [3.0, 3.1, 3.2]),
+    ]
+    made = frontier_report(records, references=["B"])
+    assert made.statements == (
+        "Against CE, each at its operating point (3 pairs of seeds): better: B (LMS -54.2 %, perplexity -1.9 %); "
+        "recites less, perplexity higher: C (LMS -72.4 %, perplexity +8.4 %); no difference shown: D (LMS +0.0 %, "
+        "perplexity +0.0 %).",
+        "Against B, each at its operating point (3 pairs of seeds): recites less, perplexity higher: C (LMS -39.7 %, "
+        "perplexity +10.5 %); worse: CE (LMS +118.5 %, perplexity +2.0 %) and D (LMS +118.5 %, perplexity +2.0 %).",
+        "On the Pareto front of all points, by ascending perplexity, are the operating points of B and C: no other "
+        "point has less of one without more of the other.",
+    )
+
+
+def test_pairs_stand_with_each_objective_where_they_differ():
+    made = frontier_report(
+        [*seeds("CE", [9, 9], [3, 3]), *seeds("B", [8, 8], [3, 3]), record("C", 5.0, log_perplexity=3)]
+    )
+    assert made.statements[0] == (
+        "Against CE, each at its operating point: better: B (LMS -11.1 %, perplexity +0.0 %, 2 pairs of seeds); no "
+        "verdict: fewer than two pairs: C (LMS -44.4 %, perplexity +0.0 %, 1 pair of seeds)."
+    )
+
+
+def test_of_many_objectives_only_the_best_have_numbers_in_the_sentence():
+    high = [seeds(name, [9, 9], [4, 4]) for name in "DEFG"]
+    records = [*seeds("CE", [9, 9], [3, 3]), *seeds("B", [8, 8], [3, 3]), *(one for some in high for one in some)]
+    assert frontier_report(records).statements[0] == (
+        "Against CE, each at its operating point (2 pairs of seeds): better: B (LMS -11.1 %, perplexity +0.0 %); LMS "
+        "not told apart, perplexity higher: D, E, F and G."
+    )
+
+
+def test_ends_of_the_range_and_models_are_told():
+    records = [
+        record(name, perplexity=20 + rate * sign, learning_rate=rate, model=model)
+        for model in ("A", "B")
+        for name, sign in (("CE", 1), ("X", -1))
+        for rate in (0.1, 0.2)
+    ]
+    said = frontier_report(records).statements
+    assert (
+        "A: The operating point of CE is at the lowest learning rate that was tried: a better one may lie beyond."
+        in said
+    )
+    assert (
+        "B: The operating point of X is at the highest learning rate that was tried: a better one may lie beyond."
+        in said
+    )
+    assert [figure.name for figure in frontier_report(records).figures] == ["frontier_1", "frontier_2"]
+
+
+def test_the_lead_and_the_provenance_say_what_the_runs_are():
+    made = frontier_report(grown_records(), references=["Goldfish"], provenance={"cpu": "fast"})
+    assert made.lead.startswith(
+        "Runs of Tiny under 3 objectives at learning rates 0.0003, 0.001 and 0.003, 3 seeds, at "
+    )
+    assert ("Compared with", "CE and Goldfish") in made.provenance
+    assert ("cpu", "fast") in made.provenance
+
+
+def test_runs_that_were_left_out_are_noted():
+    (points,) = (one for one in frontier_tables([record(), record("B", None)]) if one.name == "points")
+    assert points.notes[-1] == "Left out: Tiny, B, lr 0.001, seed 0: LMS not measured."
+
+
+def test_the_figure_goes_through_the_learning_rates_with_the_operating_point_emphasised():
+    figure = drawn(list(reversed(grown_records())))
+    (axes,) = figure.axes
+    markers = [one for one in axes.collections if isinstance(one, PathCollection)]
+    points, operating = markers[0], [one for one in markers if len(one.get_offsets()) == 1]
+    assert points.get_offsets()[:, 1].tolist() == pytest.approx([20.1, 40.1, 60.1])
+    assert points.get_offsets()[:, 0].tolist() == pytest.approx([math.exp(3 + x) for x in (0.102, 0.002, 0.102)])
+    assert list(points.get_sizes()) == sorted(set(points.get_sizes()))
+    assert len(operating) == 3
+    assert operating[0].get_offsets().tolist() == [pytest.approx([math.exp(3.002), 40.1])]
+    assert operating[0].get_sizes()[0] > max(points.get_sizes())
+    assert sorted(text.get_text() for text in axes.texts) == ["1", "2", "3"]
+    assert axes.get_xscale() == "log"
+    assert labels(figure) == [
+        *("1  CE", "2  Goldfish", "3  TF-IDF"),
+        *("lr 0.0003", "lr 0.001", "lr 0.003", "never injected (the floor)"),
+    ]
+
+
+def test_the_cross_is_the_intervals():
+    records = seeds("CE", [9, 10, 11], [3.0, 3.01, 3.02])
+    ((point,),) = [curve.points for curve in trace_frontiers(records)[0].curves]
+    ends = [one for one in drawn(records).axes[0].collections if isinstance(one, LineCollection)]
+    across, upright = (one.get_segments()[0] for one in ends)
+    assert across[:, 0].tolist() == pytest.approx(
+        [math.exp(point.log_perplexity.low), math.exp(point.log_perplexity.high)]
+    )
+    assert upright[:, 1].tolist() == pytest.approx([point.lms.low, point.lms.high])
+
+
+def test_sixteen_objectives_are_all_told_apart_and_the_legend_covers_nothing():
+    names = [f"TF-IDF (tf=log, cap={i})" for i in range(16)]
+    figure = drawn(grown_records(names, num_seeds=2))
+    (axes,) = figure.axes
+    handles = [line for line in axes.get_lines() if re.match(r"\d", line.get_label())]
+    assert len({(one.get_color(), one.get_marker()) for one in handles}) == 16
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() <= 5
+    box = figure.legends[0].get_window_extent()
+    assert (box.x0 >= 0, box.x1 <= figure.bbox.width, box.y0 >= axes.get_window_extent().y1) == (True, True, True)
+
+
+def test_wide_averages_are_logarithmic_and_0_has_a_place():
+    (axes,) = drawn([record(lms=60.0), record("B", 0.5), record("C", 5.0, control_lms=None)]).axes
+    assert axes.get_yscale() == "symlog"
+    assert axes.get_ylim()[0] == 0
+    (axes,) = drawn([record(lms=3.0), record("B", 2.0)]).axes
+    assert axes.get_yscale() == "linear"
+
+
+def test_what_is_far_off_and_wide_intervals_do_not_squeeze_the_rest():
+    records = [
+        *seeds("CE", [4, 40], [3.0, 150.0], learning_rate=1e-2),
+        *(record("CE", 4.0, 20.0, seed=seed) for seed in (0, 1)),
+        *seeds("B", [1, 9], [3.0, 4.0]),
+    ]
+    (axes,) = drawn(records).axes
+    assert axes.get_xlim()[1] < 50
+    assert axes.get_ylim()[1] < 10
+
+
+def test_folder_and_page_can_be_made_again_from_the_records(tmp_path):
+    runs = [
+        run(name, [evaluation(samples=[*targets(lms, lms + seed), *controls(1, 0)], blocks=blocks(20.0 + rate))])
+        for name, lms in (("CE", 6), ("TF-IDF", 2))
+        for rate in (1.0, 2.0)
+        for seed in (0, 1)
+    ]
+    runs = [
+        run(one.objective, one.evaluations, seed=index % 2, learning_rate=(1e-3, 1e-2)[index // 2 % 2])
+        for index, one in enumerate(runs)
+    ]
+    made = write_frontier(runs, tmp_path / "out", references=["TF-IDF"])
+    records, provenance = read_records(tmp_path / "out" / "runs.jsonl")
+    assert len(records) == 8
+    again = frontier_report(records, references=["TF-IDF"], provenance=provenance)
+    write_report(again, tmp_path / "again")
+    files = sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file())
+    assert len(files) == 9
+    for file in files:
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file
+    for one in frontier_tables(records, references=["TF-IDF"]):
+        assert f"## {one.title}\n\n{markdown_table(one)}\n" in markdown(made)
+    assert "<table" in html_page(made)
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path):
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ValueError, match="give the report a folder of its own"):
+        write_frontier([run("CE", [evaluation(samples=targets(1), blocks=blocks(2.0))])], tmp_path)
