@@ -31,7 +31,7 @@ from tfidf_tune.data import (
     tokenizer_fingerprint,
     write_probe_file,
 )
-from tfidf_tune.experiment import random_llama
+from tfidf_tune.experiment import random_model
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import load_config
 
@@ -84,7 +84,7 @@ def main() -> None:
         checkpoint = options.checkpoint
         if checkpoint is None:
             checkpoint = str(folder / "model")
-            random_llama(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
+            random_model(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
         passages = make_passages(checkpoint, options.num_passages)
         write_probe_file(folder / "probe.jsonl", passages)
 

@@ -46,6 +46,30 @@ def test_an_unknown_split_is_refused():
         embedded_documents("test")
 
 
+def test_slices_of_a_split_are_those_of_datasets():
+    train, validation = embedded_documents("train"), embedded_documents("validation")
+    share = round(0.6 * len(train))
+
+    assert embedded_documents("train[:60%]") == train[:share]
+    assert embedded_documents("train[60%:]") == train[share:]
+    assert embedded_documents("validation[:20]") == validation[:20]
+    assert embedded_documents("validation[-5:]") == validation[-5:]
+    assert embedded_documents("validation[3:7]+train[:2]") == validation[3:7] + train[:2]
+    assert 0 < share < len(train)
+
+
+@pytest.mark.parametrize("split", ["test[:5]", "train[5]", "train[:101%]", "train[:x]", ""])
+def test_a_slice_that_is_none_is_refused(split):
+    with pytest.raises(ValueError, match=r"splits 'train' and 'validation', not '.*'; a slice of one is written"):
+        embedded_documents(split)
+
+
+@pytest.mark.parametrize("split", ["train[5:5]", "validation[50%:20%]", "train[1000000:]"])
+def test_a_slice_without_a_document_is_refused(split):
+    with pytest.raises(ValueError, match=r"no document of the embedded corpus is in '.*': 'train' has \d+, 'valid"):
+        embedded_documents(split)
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_garbage_collection_is_afterwards_as_it_was(before):
     try:

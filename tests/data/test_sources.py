@@ -66,7 +66,17 @@ def test_a_name_and_split_do_not_matter_to_local_files(tmp_path):
     assert list(load_documents(str(file), name="wikitext-2-v1", split="validation")) == ["one"]
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+def test_slices_of_embedded_are_known_by_their_documents():
+    size = len(embedded_documents("validation"))
+    known = {split: source_fingerprint("embedded", split=split) for split in (
+        "validation", "validation[:50%]", "validation[50%:]", f"validation[:{size}]",
+    )}  # fmt: skip
+
+    assert known["validation"] == known[f"validation[:{size}]"]
+    assert len(set(known.values())) == 3
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "validation[:3]"])
 def test_embedded_gives_the_embedded_corpus(split):
     assert list(load_documents("embedded", split=split)) == embedded_documents(split)
 

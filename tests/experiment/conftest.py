@@ -7,7 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from tfidf_tune.experiment import _evaluation, _run, _runner, load_experiment, run_experiment
+from tfidf_tune.experiment import _jobs, _run, _runner, load_experiment, run_experiment
 
 STUBS = Path(__file__).with_name("experiment_stubs.py")
 
@@ -49,7 +49,7 @@ def stubbed(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("STUBS", str(folder))
     monkeypatch.setattr(_runner, "TUNE", (sys.executable, str(STUBS), "recipe"))
-    monkeypatch.setattr(_evaluation, "WORKER", (sys.executable, str(STUBS), "worker"))
+    monkeypatch.setattr(_jobs, "WORKER", (sys.executable, str(STUBS), "worker"))
     monkeypatch.setattr(_run, "_compare", lambda runs, report: None)  # there are no results to compare
 
     def run(file, *overrides, **options):

@@ -27,8 +27,15 @@ SETTINGS = {  # recipe and config of the paper's six model settings
 }  # fmt: skip
 
 
-def test_the_demo_and_one_experiment_for_each_table_of_the_paper_are_shipped():
-    assert list(shipped_experiments()) == ["demo", *PAPER]
+def test_the_demo_the_frontier_and_one_experiment_for_each_table_of_the_paper_are_shipped():
+    assert shipped_experiments().keys() >= {"demo", "frontier", "frontier_reduced", *PAPER}
+
+
+@pytest.mark.parametrize("name", sorted(shipped_experiments().keys() - PAPER.keys()))
+def test_an_experiment_is_right_as_far_as_can_be_seen_without_training(name):
+    experiment = load_experiment(name, ["seeds=[0]", "learning_rates=[0.001]"])
+
+    assert len(plan_runs(experiment)) == len(experiment.models) * len(experiment.objectives)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -130,6 +137,97 @@ def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
     assert {run.training.config.tokenizer.path for run in runs} == {str(runs[0].training.start.folder)}
 
 
+def test_a_start_with_a_seed_of_its_own_is_one_for_all_seeds():
+    own = "models[Llama 3M (full)].start.seed=7"
+    runs = plan_runs(load_experiment("demo", ["seeds=[0,1]", own]))
+    (start,) = {run.training.start.folder for run in runs}
+
+    assert start.name.startswith("seed7-")
+    assert {run.training.seed for run in runs} == {0, 1}
+    assert runs[0].training.settings["start"] == {
+        "component": "tfidf_tune.experiment.random_model", "arguments": {}, "seed": 7,
+    }  # fmt: skip
+    own_seeds = plan_runs(load_experiment("demo", ["seeds=[7]"]))
+    assert own_seeds[0].training.start.folder == start, "the same start, wherever its seed comes from"
+
+
+def test_models_of_the_same_start_share_it():
+    one = "recipe: full_finetune, config: demo/llama_3M_full_memorization"
+    start = "start: {_component_: tfidf_tune.experiment.random_model}"
+    runs = plan_runs(load_experiment("demo", [
+        f"models={{a: {{{one}, {start}}}, b: {{{one}, {start}, overrides: {{batch_size: 2}}}}, "
+        f"c: {{{one}, {start}, overrides: {{model: {{num_layers: 2}}}}}}}}",
+    ]))  # fmt: skip
+    folders = {run.training.model: run.training.start.folder for run in runs}
+
+    assert {model: folder.parts[-3:-1] for model, folder in folders.items()} == {
+        "Llama 3M (full)": ("starts", "llama-3m-full"), "a": ("starts", "llama-3m-full"),
+        "b": ("starts", "llama-3m-full"), "c": ("starts", "c"),
+    }  # fmt: skip
+    assert len(set(folders.values())) == 2
+
+
+def test_a_start_is_another_when_an_argument_or_the_text_that_it_is_trained_on_is(tmp_path):
+    def start(epochs):
+        return plan_runs(load_experiment("demo", [
+            "models[Llama 3M (full)].start={_component_: tfidf_tune.experiment.trained_model, "
+            f"source: {tmp_path}/text.txt, epochs: {epochs}}}",
+        ]))[0].training  # fmt: skip
+
+    (tmp_path / "text.txt").write_text("some text\n")
+    first, longer = start(1), start(2)
+    (tmp_path / "text.txt").write_text("other text\n")
+    edited = start(1)
+
+    assert len({training.start.folder for training in (first, longer, edited)}) == 3
+    assert first.settings["start"]["arguments"]["source"].startswith("contents ")
+    assert first.settings["start"] != edited.settings["start"] != longer.settings["start"]
+    assert first.start.arguments == {"source": f"{tmp_path}/text.txt", "epochs": 1}
+
+
+def test_every_learning_rate_makes_a_run_of_its_own(experiment_file, tmp_path):
+    runs = [run.training for run in plan_runs(load_experiment(experiment_file(), [
+        "seeds=[0,1]", "learning_rates=[5e-4,1e-3,0.00001]",
+    ]))]  # fmt: skip
+    folder = tmp_path / "out" / "tiny-full"
+
+    assert [(run.seed, run.learning_rate, run.objective) for run in runs] == [
+        (seed, rate, objective)
+        for seed in (0, 1) for rate in (0.0005, 0.001, 1e-5) for objective in ("CE", "TF-IDF")
+    ]  # fmt: skip
+    assert [run.folder for run in runs[:3]] == [
+        folder / "ce" / "lr0.0005" / "seed0", folder / "tf-idf" / "lr0.0005" / "seed0", folder / "ce/lr0.001/seed0",
+    ]  # fmt: skip
+    assert runs[4].folder == folder / "ce" / "lr1e-05" / "seed0"
+    assert [run.title for run in runs[3:5]] == [
+        "Tiny (full), TF-IDF, lr 0.001, seed 0", "Tiny (full), CE, lr 1e-05, seed 0",
+    ]  # fmt: skip
+    assert all(run.config.optimizer.lr == run.settings["optimizer"]["lr"] == run.learning_rate for run in runs)
+    assert runs[0].config.optimizer._component_ == "torch.optim.AdamW"
+
+
+def test_without_learning_rates_the_training_config_has_its_own(experiment_file, tmp_path):
+    run = plan_runs(load_experiment(experiment_file(), ["learning_rates=null"]))[0].training
+
+    assert (run.learning_rate, run.config.optimizer.lr, run.title) == (None, 0.01, "Tiny (full), CE, seed 0")
+    assert run.folder == tmp_path / "out" / "tiny-full" / "ce" / "seed0"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("overrides.optimizer.lr=0.1", "experiment: overrides: optimizer.lr is set by the experiment's learning_rates"),
+        ("models[Tiny (full)].overrides.optimizer={_component_: torch.optim.SGD, lr: 0.1}",
+         r"experiment: models: Tiny \(full\): overrides: optimizer.lr is set by the experiment's learning_rates"),
+    ],
+)  # fmt: skip
+def test_a_learning_rate_is_given_in_one_place(experiment_file, override, told):
+    with pytest.raises(SetupError, match=told):
+        load_experiment(experiment_file(), ["learning_rates=[0.1]", override])
+
+    assert load_experiment(experiment_file(), [override]).learning_rates is None
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -144,6 +242,12 @@ def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
         ("seeds=[a]", "could not be converted to Integer"),
         ("seeds=[]", "experiment: seeds is empty"),
         ("seeds=[1,1]", "experiment: seeds holds 1 more than once"),
+        ("learning_rates=[]", "experiment: learning_rates is empty"),
+        ("learning_rates=[0.001,1e-3]", "experiment: learning_rates holds 0.001 more than once"),
+        ("learning_rates=[0.1,0]", r"learning_rates is \[0.1, 0.0\], possible are numbers above 0"),
+        ("learning_rates=[.nan]", r"learning_rates is \[nan\], possible are numbers above 0"),
+        ("learning_rates=[.inf]", r"learning_rates is \[inf\], possible are numbers above 0"),
+        ("learning_rates=[a]", "could not be converted to Float"),
         ("milestones=[0]", r"milestones is \[0\], possible are whole percents from 1 to 100"),
         ("tasks=[tfidf_sqaud]", "experiment: no task tfidf_sqaud; there are tfidf_cnn_dailymail, "),
         ("eval.batch_size=0", "eval: batch_size is 0, it has to be at least 1"),
@@ -163,6 +267,18 @@ def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
         ("objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}", "makes no folder of its own"),
         ("models[Tiny (full)].start={seed: 1}", "start: has to be a section with `_component_`"),
         ("models[Tiny (full)].start={_component_: tfidf_tune.nothing}", "CE: start: "),
+        (
+            "models[Tiny (full)].start={_component_: tfidf_tune.experiment.random_model, seed: x}",
+            "CE: start: seed is 'x', it has to be a whole number",
+        ),
+        (
+            "models[Tiny (full)].start={_component_: tfidf_tune.experiment.trained_model, epoch: 1}",
+            "CE: start: .*unexpected keyword argument 'epoch'",
+        ),
+        (
+            "models[Tiny (full)].start={_component_: tfidf_tune.experiment.trained_model, source: ./nowhere.txt}",
+            "CE: start.source: .*nowhere.txt",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_before_any_work_begins(experiment_file, tmp_path, override, message):
@@ -188,7 +304,7 @@ def test_a_file_that_is_no_experiment_is_refused(tmp_path, text, message):
 
 
 def test_a_name_that_is_none_is_told_what_there_is():
-    with pytest.raises(ValueError, match="no experiment of that name; there are: demo, table1_memorization"):
+    with pytest.raises(ValueError, match="no experiment of that name; there are: demo, .*table1_memorization"):
         load_experiment("table5")
 
 

@@ -3,17 +3,27 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from experiment_stubs import __file__ as stubs_file
 
 from tfidf_tune.commands.experiment import main as experiment_command
-from tfidf_tune.experiment import _state, load_experiment, print_cells, shipped_experiments
+from tfidf_tune.experiment import (
+    _runner,
+    _state,
+    load_experiment,
+    print_cells,
+    run_experiment,
+    shipped_experiments,
+)
+from tfidf_tune.experiment._children import SECONDS_TO_END
 
 TASK = "tfidf_memorization_prefixes"
 ALL = [
@@ -72,6 +82,56 @@ def test_what_is_added_later_is_all_that_is_done(experiment_file, stubbed):
     ]
     assert stubbed(experiment_file(), "seeds=[0,1]")[1] == [line.replace("seed0", "seed1") for line in ALL]
     assert stubbed(experiment_file(), "milestones=[100]")[1] == []
+
+
+def test_a_learning_rate_that_is_added_later_is_all_that_is_done(experiment_file, stubbed, tmp_path):
+    stubbed(experiment_file(), "learning_rates=[0.001]", "milestones=[100]")
+
+    failures, done = stubbed(experiment_file(), "learning_rates=[0.0005,0.001]", "milestones=[100]")
+
+    trained = [line for line in done if line.startswith("train")]
+    assert (failures, trained, len(done)) == ([], ["train lr0.0005/seed0"] * 2, 4)
+    run = tmp_path / "out" / "tiny-full" / "tf-idf" / "lr0.0005" / "seed0"
+    assert json.loads((run / "cell.json").read_text()) == {
+        "model": "Tiny (full)", "objective": "TF-IDF", "learning_rate": 0.0005, "seed": 0,
+    }  # fmt: skip
+    assert len(stubbed(experiment_file(), "milestones=[100]")[1]) == 4, "those of the training config's are others"
+
+
+RANDOM_START = "models[Tiny (full)].start={_component_: tfidf_tune.experiment.random_model, seed: 3}"
+
+
+@pytest.mark.parametrize(("name", "known"), [("random_llama", True), ("trained_model", False)])
+def test_what_was_started_from_a_component_of_a_former_name_is_done(experiment_file, stubbed, run_folder, name, known):
+    stubbed(experiment_file(), RANDOM_START)
+    manifest = json.loads((run_folder / "trained.json").read_text())
+    assert manifest["settings"]["start"]["component"] == "tfidf_tune.experiment.random_model"
+    manifest["settings"]["start"]["component"] = f"tfidf_tune.experiment.{name}"
+    (run_folder / "trained.json").write_text(json.dumps(manifest))
+
+    if known:
+        assert stubbed(experiment_file(), RANDOM_START) == ([], [])
+    else:
+        with pytest.raises(ValueError, match="start.component was .*trained_model.*, is .*random_model"):
+            stubbed(experiment_file(), RANDOM_START)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_start_that_several_runs_need_is_made_once(experiment_file, stubbed, tmp_path, jobs, capsys):
+    failures, done = stubbed(experiment_file(), RANDOM_START, "seeds=[0,1]", jobs=jobs)
+
+    (start,) = (tmp_path / "out" / "starts" / "tiny-full").iterdir()
+    assert failures == []
+    assert [line for line in done if line.startswith("start")] == [f"start {start.name}"]
+    assert capsys.readouterr().out.count(f"making a start in {start} ...") == 1
+
+
+def test_a_start_that_cannot_be_made_is_the_failure_of_a_training(experiment_file, stubbed):
+    (stubbed.folder / "fail_start").touch()
+    failures, done = stubbed(experiment_file(), RANDOM_START)
+
+    assert [failure.reason for failure in failures] == ["the start could not be made: RuntimeError: no luck today"] * 2
+    assert all(line.startswith("start") for line in done)
 
 
 def test_a_setting_of_an_added_task_leaves_the_others_alone(experiment_file, stubbed):
@@ -204,6 +264,7 @@ def test_a_failed_evaluation_leaves_the_others_alone(experiment_file, stubbed, r
         for log in (run_folder / "eval.log", run_folder.parents[1] / "tf-idf" / "seed0" / "eval.log")
     ]
     assert [len(set(ids)) for ids in processes] == [2, 1], "after a failure, one with a clean memory"
+    assert processes[0][1] == processes[1][0], "which goes on from one run to the next"
     (stubbed.folder / "fail_ce checkpoint_50pct").unlink()
     assert stubbed(experiment_file()) == ([], [ALL[1]])
 
@@ -229,6 +290,81 @@ def test_retries_are_counted(experiment_file, stubbed):
 
     assert len(failures) == 1
     assert done == [*ALL[:3], ALL[2], ALL[2], *ALL[3:]]
+
+
+def test_runs_are_done_at_once_and_what_is_told_are_whole_lines(experiment_file, stubbed, run_folder, capsys):
+    for what in ("train", "evaluate"):  # neither goes on unless both are there
+        (stubbed.folder / f"wait_{what}").write_text("2" if what == "train" else "4")
+
+    failures, done = stubbed(experiment_file(), jobs=2)
+
+    assert failures == []
+    assert sorted(done) == sorted(ALL)
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert len(told) == 2 * len(ALL)
+    for line in told:
+        assert re.fullmatch(
+            r"(begun  |done   ) Tiny \(full\), (CE|TF-IDF), seed 0: (training|evaluating checkpoint_(50|100)pct "
+            rf"\({TASK}\))( in \d+ s)?  \(\d of 6 left, \d+ s so far(, about \d+ s to go)?\)",
+            line,
+        ), line
+    assert [line.partition("(full)")[2] for line in told[:2]] == [
+        ", CE, seed 0: training  (6 of 6 left, 0 s so far)", ", TF-IDF, seed 0: training  (6 of 6 left, 0 s so far)",
+    ]  # fmt: skip
+    assert " (0 of 6 left, " in told[-1]
+    assert (run_folder / "train.log").read_text() == "100%|==========|\nstep 1 of 1\n"
+
+
+def test_a_failure_among_runs_that_are_done_at_once_leaves_out_what_needs_it_alone(experiment_file, stubbed, capsys):
+    (stubbed.folder / "fail_ce").touch()
+    (stubbed.folder / "fail_tf-idf checkpoint_50pct").touch()
+    failures, done = stubbed(experiment_file(), "seeds=[0,1]", jobs=3, retries=1)
+
+    assert sorted(done) == sorted(
+        [f"train ce/seed{seed}" for seed in (0, 1) for _ in range(2)]
+        + [f"train tf-idf/seed{seed}" for seed in (0, 1)]
+        + [f"evaluate tf-idf checkpoint_50pct {TASK}"] * 4
+        + [f"evaluate tf-idf checkpoint_100pct {TASK}"] * 2
+    )
+    assert [failure.title for failure in failures] == [
+        "Tiny (full), CE, seed 0: training", f"Tiny (full), TF-IDF, seed 0: evaluating checkpoint_50pct ({TASK})",
+        "Tiny (full), CE, seed 1: training", f"Tiny (full), TF-IDF, seed 1: evaluating checkpoint_50pct ({TASK})",
+    ]  # fmt: skip
+    told = capsys.readouterr().out
+    assert told.count("failed  ") == 8
+    assert told.count("; once more\n") == 4
+    assert "(0 of 12 left, " in told
+    failed = "failed  Tiny (full), CE, seed 0: training: the recipe ended with exit code 1: error: no luck today  ("
+    (first, *_) = told.split(failed)[1].split("\n    log: ")
+    assert first.endswith("    | error: no luck today"), "a failure and its log are one piece"
+    for file in stubbed.folder.glob("fail_*"):
+        file.unlink()
+    assert len(stubbed(experiment_file(), "seeds=[0,1]", jobs=2)[1]) == 8
+
+
+def test_what_no_cell_can_help_ends_all_that_is_done_at_once(experiment_file, stubbed, tmp_path, monkeypatch):
+    (stubbed.folder / "hang_tf-idf").touch()
+
+    def disk_is_full(path, content):
+        wait_for((stubbed.folder / "hanging").exists)
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_runner, "write_manifest", disk_is_full)
+        with pytest.raises(OSError, match="no space left"):
+            stubbed(experiment_file(), jobs=2)
+
+    assert is_free(tmp_path / "out" / ".lock"), "nothing that was started is left"
+
+
+@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--retry", "-1"]], ids=lambda arguments: arguments[0])
+def test_numbers_that_make_no_sense_are_refused(experiment_file, arguments, capsys):
+    with pytest.raises(SystemExit):
+        experiment_command([experiment_file(), *arguments])
+
+    assert f"{arguments[0]} is {arguments[1]}, it has to be at least " in capsys.readouterr().err
+    with pytest.raises(ValueError, match="jobs is 0, it has to be at least 1"):
+        run_experiment(load_experiment(experiment_file()), jobs=0)
 
 
 def test_an_unfinished_run_is_emptied_and_trained_again(experiment_file, stubbed, run_folder):
@@ -327,11 +463,39 @@ def is_free(lock):
 STUBBED_COMMAND = """
 import sys
 from tfidf_tune.commands import experiment
-from tfidf_tune.experiment import _evaluation, _run, _runner
-_runner.TUNE, _evaluation.WORKER = ((sys.executable, {stubs!r}, what) for what in ("recipe", "worker"))
+from tfidf_tune.experiment import _jobs, _run, _runner
+_runner.TUNE, _jobs.WORKER = ((sys.executable, {stubs!r}, what) for what in ("recipe", "worker"))
 _run._compare = lambda runs, report: None
 experiment.main([{file!r}])
 """
+
+
+@pytest.mark.parametrize(("sent", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_all_that_is_done_at_once_is_ended_together(experiment_file, stubbed, tmp_path, capsys, sent, raised):
+    (stubbed.folder / "hang_train").touch()
+    hanging = stubbed.folder / "hanging"
+
+    def interrupt():
+        wait_for(lambda: hanging.exists() and len(hanging.read_text().splitlines()) == 2)
+        os.kill(os.getpid(), sent)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(raised):
+            experiment_command([experiment_file(), "seeds=[0,1]", "--jobs", "2"])
+    finally:
+        thread.join()
+        signal.signal(signal.SIGTERM, before)
+
+    assert time.time() - hanging.stat().st_mtime < SECONDS_TO_END / 2, "nothing is waited for"
+    assert is_free(tmp_path / "out" / ".lock"), "nothing that was started is left"
+    told = capsys.readouterr().out
+    assert "failed" not in told
+    assert ("interrupted; the same command goes on" in told) == (sent == signal.SIGINT)
+    (stubbed.folder / "hang_train").unlink()
+    assert stubbed(experiment_file()) == ([], ALL)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def test_metrics_hold_what_lets_objectives_be_compared(recipe_config, finished):
     line = read_metrics(finished(recipe_config, lora=False))[0]
 
     assert line.keys() == {
-        "step", "loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm", "lr", "tokens_per_second_per_gpu",
+        "step", "loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm", "lr",
+        "tokens_per_second_per_gpu",
     }  # fmt: skip
     assert line["weight_std"] > 0.1
 

@@ -27,7 +27,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check everything, show the cells and how far they are")
     parser.add_argument("--overwrite", action="store_true", help="do cells of other settings again, and lose them")
     parser.add_argument("--retry", type=int, default=0, metavar="N", help="do failed cells up to N times again")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="do N runs at once; default: %(default)s")
     options = parser.parse_intermixed_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}, it has to be at least 1")
     if options.retry < 0:
         parser.error(f"--retry is {options.retry}, it has to be at least 0")
     if options.list or options.config is None:
@@ -39,22 +42,23 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         print_cells(experiment)
     else:
-        run(experiment, overwrite=options.overwrite, retries=options.retry)
+        run(experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs)
 
 
-def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0) -> None:
+def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, jobs: int = 1) -> None:
     """Run an experiment as a command: what failed is listed at the end, with exit code 1.
 
     Args:
         experiment (Experiment): the experiment.
         overwrite (bool): see :func:`tfidf_tune.experiment.run_experiment`.
         retries (int): see there.
+        jobs (int): see there.
     """
     from tfidf_tune.experiment import run_experiment
 
     # As Ctrl-C does: what was started ends too, and cleans up after itself.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM; the same command goes on from here"))
-    failures = run_experiment(experiment, overwrite=overwrite, retries=retries)
+    failures = run_experiment(experiment, overwrite=overwrite, retries=retries, jobs=jobs)
     if failures:
         listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)
         sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{listed}")

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from datasets import ReadInstruction
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -50,17 +51,30 @@ def embedded_documents(split: str) -> list[str]:
     is in both.
 
     Args:
-        split (str): ``"train"`` or ``"validation"``.
+        split (str): ``"train"`` or ``"validation"``, or a slice as ``datasets`` has them: ``"train[:60%]"``,
+            ``"train[60%:]"``, ``"validation[:20]"``.
 
     Returns:
         list[str]: texts of at least 200 characters.
 
     Raises:
-        ValueError: If ``split`` is neither of the two.
+        ValueError: If there is no such split, or no document in the slice.
     """
-    if split not in ("train", "validation"):
-        raise ValueError(f"the embedded corpus has the splits 'train' and 'validation', not {split!r}")
-    return [text for text in _all_documents() if _is_validation(text) == (split == "validation")]
+    splits: dict[str, list[str]] = {"train": [], "validation": []}
+    for text in _all_documents():
+        splits["validation" if _is_validation(text) else "train"].append(text)
+    try:
+        slices = ReadInstruction.from_spec(split).to_absolute({name: len(texts) for name, texts in splits.items()})
+    except ValueError as error:
+        raise ValueError(
+            f"the embedded corpus has the splits 'train' and 'validation', not {split!r}; "
+            f"a slice of one is written 'train[:60%]' or 'validation[10:20]' ({error})"
+        ) from error
+    documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
+    if not documents:
+        sizes = ", ".join(f"{name!r} has {len(texts)}" for name, texts in splits.items())
+        raise ValueError(f"no document of the embedded corpus is in {split!r}: {sizes}; take a wider slice")
+    return documents
 
 
 def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path:

@@ -38,7 +38,8 @@ def load_documents(
     Args:
         source (str): the source.
         name (str | None): configuration of a hub data set. Local files and ``embedded`` have none.
-        split (str): split of a hub data set or of ``embedded``. Local files have none.
+        split (str): split of a hub data set or of ``embedded``, of which it may be a slice, see
+            :func:`embedded_documents`. Local files have none.
         column (str): the column that holds the text. Lines of a ``.txt`` file are the column ``text``.
 
     Returns:

@@ -38,6 +38,7 @@ class TrainingCell:
     Args:
         model (str): name of the model.
         objective (str): name of the objective.
+        learning_rate (float | None): of the optimizer; None where the experiment leaves it to the training config.
         seed (int): of the run.
         recipe (str): "full_finetune" or "lora_finetune".
         folder (Path): folder of the run.
@@ -49,6 +50,7 @@ class TrainingCell:
 
     model: str
     objective: str
+    learning_rate: float | None
     seed: int
     recipe: str
     folder: Path
@@ -60,7 +62,8 @@ class TrainingCell:
     @property
     def title(self) -> str:
         """Which run it is."""
-        return f"{self.model}, {self.objective}, seed {self.seed}"
+        learning_rate = "" if self.learning_rate is None else f"lr {self.learning_rate}, "
+        return f"{self.model}, {self.objective}, {learning_rate}seed {self.seed}"
 
     @property
     def log(self) -> Path:

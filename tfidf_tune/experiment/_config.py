@@ -1,6 +1,7 @@
 """The file of an experiment: its keys, and their check."""
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
@@ -29,8 +30,8 @@ class Model:
         config (str): name or path of a training config.
         overrides (dict[str, Any]): keys of the training config, over the experiment's own overrides.
         start (dict[str, Any] | None): component that makes the checkpoint folder to start from, called with
-            ``(folder, model, seed)``, ``model`` being the training config's section. Default: None, the training
-            config's checkpoint.
+            ``(folder, model, seed)``, ``model`` being the training config's section and ``seed`` the run's, or for all
+            runs the one that is given here. Default: None, the training config's checkpoint.
     """
 
     recipe: str = MISSING
@@ -62,12 +63,15 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that is trained and evaluated: each model under each objective with each seed.
+    """Everything that is trained and evaluated: each model under each objective with each learning rate and seed.
 
     Args:
         output_dir (str): folder of the experiment.
         models (dict[str, Model]): by the names that the tables show.
         objectives (dict[str, dict[str, Any]]): the training config's ``loss`` by the names that the tables show.
+        learning_rates (list[float] | None): the training config's ``optimizer.lr``. With them the report is that of the
+            frontier. Default: None, as it stands there.
+        references (list[str]): objectives that the others are compared with in the frontier, beside the baseline.
         seeds (list[int]): of weights, data order and injections.
         milestones (list[int]): training progress in percent at which a checkpoint is saved and evaluated.
         tasks (list[str]): tasks and groups of the evaluation harness.
@@ -78,6 +82,8 @@ class Experiment:
     output_dir: str = MISSING
     models: dict[str, Model] = MISSING
     objectives: dict[str, dict[str, Any]] = MISSING
+    learning_rates: list[float] | None = None
+    references: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [0])
     milestones: list[int] = field(default_factory=lambda: [10, 25, 50, 75, 100])
     tasks: list[str] = MISSING
@@ -177,7 +183,9 @@ def _check_keys(schema: type, section: Any, where: str) -> None:
 
 
 def _check_values(experiment: Experiment) -> None:
-    for key in ("models", "objectives", "seeds", "milestones", "tasks"):
+    for key in ("models", "objectives", "learning_rates", "seeds", "milestones", "tasks"):
+        if getattr(experiment, key) is None:
+            continue
         values = list(getattr(experiment, key))
         if not values:
             raise SetupError(f"experiment: {key} is empty, it has to name at least one")
@@ -187,6 +195,7 @@ def _check_values(experiment: Experiment) -> None:
         raise SetupError(
             f"experiment: milestones is {experiment.milestones}, possible are whole percents from 1 to 100"
         )
+    _check_learning_rates(experiment)
     for name, model in experiment.models.items():
         if model.recipe not in RECIPES:
             raise SetupError(
@@ -199,3 +208,24 @@ def _check_values(experiment: Experiment) -> None:
             raise SetupError(f"experiment: eval: {key} is {value}, it has to be at least 1")
     if experiment.eval.dtype not in (None, *DTYPES):
         raise SetupError(f"experiment: eval: dtype is {experiment.eval.dtype!r}, possible are {', '.join(DTYPES)}")
+
+
+def _check_learning_rates(experiment: Experiment) -> None:
+    for name in experiment.references:
+        if name not in experiment.objectives:
+            raise SetupError(
+                f"experiment: references: no objective {name!r}; {hint(name, list(experiment.objectives))}"
+            )
+    if experiment.learning_rates is None and experiment.references:
+        raise SetupError("experiment: references are for the frontier, which needs learning_rates: name some")
+    if experiment.learning_rates is None:
+        return
+    if not all(0 < rate < math.inf for rate in experiment.learning_rates):
+        raise SetupError(f"experiment: learning_rates is {experiment.learning_rates}, possible are numbers above 0")
+    overrides = {"": experiment.overrides} | {
+        f"models: {name}: ": own.overrides for name, own in experiment.models.items()
+    }
+    for where, section in overrides.items():
+        optimizer = section.get("optimizer")
+        if isinstance(optimizer, dict) and "lr" in optimizer:
+            raise SetupError(f"experiment: {where}overrides: optimizer.lr is set by the experiment's learning_rates")

@@ -1,7 +1,10 @@
 """What an experiment comes to: its cells, with everything about them that can be checked beforehand checked."""
 
+import inspect
 import re
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +15,14 @@ from tfidf_tune._files import looks_like_path
 from tfidf_tune.data._cache import digest
 from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, Start, TrainingCell
 from tfidf_tune.experiment._config import DTYPES, Experiment, Model, hint
-from tfidf_tune.experiment._settings import TASK_SETTINGS, config_errors, fingerprint, task_settings, training_settings
+from tfidf_tune.experiment._settings import (
+    TASK_SETTINGS,
+    config_errors,
+    fingerprint,
+    task_settings,
+    training_settings,
+    with_fingerprints,
+)
 from tfidf_tune.training import SetupError, load_config, milestone_name
 
 STARTS, REPORT = "starts", "report"
@@ -25,8 +35,8 @@ def plan_runs(experiment: Experiment) -> list[PlannedRun]:
         experiment (Experiment): the experiment.
 
     Returns:
-        list[PlannedRun]: a run for each model, seed and objective, in this order, so that what is to be compared comes
-            one after the other.
+        list[PlannedRun]: a run for each model, seed, learning rate and objective, in this order, so that what is to be
+            compared comes one after the other.
 
     Raises:
         ValueError: If names do not make different folders; a task is unknown or has no passages to probe for; a
@@ -34,12 +44,18 @@ def plan_runs(experiment: Experiment) -> list[PlannedRun]:
             cannot be found; a path leads nowhere, or a local source of text cannot be read.
     """
     fingerprint.cache_clear()
+    _read_config.cache_clear()
     _check_tasks(experiment)
+    learning_rates = [None] if experiment.learning_rates is None else experiment.learning_rates
     models, objectives = _slugs(experiment.models, "models"), _slugs(experiment.objectives, "objectives")
+    starts: dict[str, Path] = {}
     return [
-        _planned_run(experiment, model, objective, seed, (models[model], objectives[objective]))
+        _planned_run(
+            experiment, model, objective, learning_rate, seed, Path(models[model], objectives[objective]), starts
+        )
         for model in experiment.models
         for seed in experiment.seeds
+        for learning_rate in learning_rates
         for objective in experiment.objectives
     ]
 
@@ -78,13 +94,21 @@ def _check_tasks(experiment: Experiment) -> None:
             raise SetupError(f"experiment: eval.metadata: no setting {key!r}; {hint(key, settings)}")
 
 
-def _planned_run(experiment: Experiment, name: str, objective: str, seed: int, slugs: tuple[str, str]) -> PlannedRun:
+def _planned_run(
+    experiment: Experiment,
+    name: str,
+    objective: str,
+    learning_rate: float | None,
+    seed: int,
+    place: Path,
+    starts: dict[str, Path],
+) -> PlannedRun:
     model = experiment.models[name]
     out = Path(experiment.output_dir)
-    folder = out / slugs[0] / slugs[1] / f"seed{seed}"
+    folder = out / place / ("" if learning_rate is None else f"lr{learning_rate}") / f"seed{seed}"
     with config_errors(f"experiment: {name}, {objective}"):
-        cfg = _training_config(experiment, model, objective, seed)
-        start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / slugs[0])
+        cfg = _training_config(experiment, model, objective, learning_rate, seed)
+        start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / place.parts[0], starts)
         settings = training_settings(cfg, model.recipe, start)
         if start is not None:
             OmegaConf.update(cfg, "checkpointer.checkpoint_dir", str(start.folder))
@@ -94,6 +118,7 @@ def _planned_run(experiment: Experiment, name: str, objective: str, seed: int, s
         training = TrainingCell(
             model=name,
             objective=objective,
+            learning_rate=learning_rate,
             seed=seed,
             recipe=model.recipe,
             folder=folder,
@@ -107,8 +132,10 @@ def _planned_run(experiment: Experiment, name: str, objective: str, seed: int, s
         )
 
 
-def _training_config(experiment: Experiment, model: Model, objective: str, seed: int) -> DictConfig:
-    cfg = load_config(model.config)
+def _training_config(
+    experiment: Experiment, model: Model, objective: str, learning_rate: float | None, seed: int
+) -> DictConfig:
+    cfg = deepcopy(_read_config(model.config))
     for overrides in (experiment.overrides, model.overrides):
         for key, value in overrides.items():
             # A section that names its own component takes the place of the config's, as with `base`.
@@ -116,22 +143,32 @@ def _training_config(experiment: Experiment, model: Model, objective: str, seed:
             with config_errors(f"overrides: {key}"):
                 OmegaConf.update(cfg, key, value, merge=not replaces, force_add=True)
     cfg.loss = experiment.objectives[objective]
+    if learning_rate is not None:
+        OmegaConf.update(cfg, "optimizer.lr", learning_rate, force_add=True)
     cfg.seed = seed
     cfg.save_at_percent = sorted(experiment.milestones)
     cfg.keep_last_n_checkpoints = 0  # a cell that was interrupted is trained anew
     return cfg
 
 
-def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path) -> Start:
-    arguments = {key: value for key, value in section.items() if key != "_component_"}
+_read_config = lru_cache(load_config)  # one for many runs, which is most of the time that they take to plan
+
+
+def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path, starts: dict[str, Path]) -> Start:
+    arguments = {key: value for key, value in section.items() if key not in ("_component_", "seed")}
     component = section.get("_component_")
     if not isinstance(component, str):
         raise SetupError("start: has to be a section with `_component_`")
-    with config_errors("start"):
-        _get_component_from_path(component)
+    seed = section.get("seed", seed)
+    if type(seed) is not int:
+        raise SetupError(f"start: seed is {seed!r}, it has to be a whole number")
     model = cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True))
-    name = f"seed{seed}-{digest([component, arguments, model])[:8]}"
-    return Start(component, arguments, model, seed, folder / name)
+    with config_errors("start"):
+        inspect.signature(_get_component_from_path(component)).bind(folder, model, seed, **arguments)
+    made_from = [component, with_fingerprints(arguments, "start"), model]
+    name = f"seed{seed}-{digest(made_from)[:8]}"
+    # Models that start from the same share the folder of the first.
+    return Start(component, arguments, model, seed, starts.setdefault(name, folder / name))
 
 
 def _evaluation(experiment: Experiment, run: TrainingCell, percent: int) -> EvaluationCell:

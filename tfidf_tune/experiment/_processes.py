@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TextIO
 
+from tfidf_tune.experiment._children import Children, end
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # A carriage return that comes last may be half of a line's end.
 _LINE_ENDS = re.compile(r"(?<=\n)|(?<=\r)(?=[^\n])")
-_SECONDS_TO_END = 30
 # How often a log gets a line of what is a moving progress bar on a terminal.
 _SECONDS_BETWEEN_BARS = 30
 
@@ -46,42 +47,25 @@ def locked(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def run_logged(command: Sequence[str], log: Path, lock: int) -> int:
-    """Run a command, show what it prints and keep it.
+def run_logged(command: Sequence[str], log: Path, children: Children) -> int:
+    """Run a command and keep what it prints; show it as well, unless others work at the same time.
 
     Args:
         command (Sequence[str]): program and arguments.
         log (Path): gets the output, of progress bars a line now and then.
-        lock (int): file descriptor that the process inherits.
+        children (Children): start the process.
 
     Returns:
         int: its exit status, negative for the number of a signal.
     """
     with log.open("a", encoding="utf-8") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(lock,),
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
+        process = children.start(command, {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert process.stdout is not None
         try:
-            _copy(process.stdout, file)
+            _copy(process.stdout, file, shown=children.jobs == 1)
             return process.wait()
         finally:
             end(process)
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process if it still runs, gently first."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.communicate(timeout=_SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 def exit_reason(status: int) -> str:
@@ -106,18 +90,23 @@ def last_lines(log: Path, count: int) -> list[str]:
     return log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
 
 
-def _copy(source: IO[bytes], log: TextIO) -> None:
-    """Show output as it comes on a terminal, as plain lines elsewhere, and as plain lines in the log."""
-    on_terminal = sys.stdout.isatty()
-    shown = PlainLines(log) if on_terminal else PlainLines(log, sys.stdout)
+def decoded(source: IO[bytes]) -> Iterator[str]:
+    """Give what comes out of a pipe as text, as soon as it comes."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while chunk := os.read(source.fileno(), 1 << 16):
-        text = decoder.decode(chunk)
+        yield decoder.decode(chunk)
+
+
+def _copy(source: IO[bytes], log: TextIO, *, shown: bool) -> None:
+    """Show output as it comes on a terminal, as plain lines elsewhere, and as plain lines in the log."""
+    on_terminal = shown and sys.stdout.isatty()
+    lines = PlainLines(log, sys.stdout) if shown and not on_terminal else PlainLines(log)
+    for text in decoded(source):
         if on_terminal:
             sys.stdout.write(text)
             sys.stdout.flush()
-        shown.write(text)
-    shown.close()
+        lines.write(text)
+    lines.close()
 
 
 class PlainLines(io.TextIOBase):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfidf_tune.experiment._cells import PlannedRun
 from tfidf_tune.experiment._config import Experiment
@@ -20,22 +21,34 @@ from tfidf_tune.experiment._state import (
     training_state,
 )
 
+if TYPE_CHECKING:  # imported where a report is written: a plan alone does without
+    from tfidf_tune.analysis import Run
+    from tfidf_tune.report import Report
 
-def run_experiment(experiment: Experiment, *, overwrite: bool = False, retries: int = 0) -> list[Failure]:
+
+def run_experiment(
+    experiment: Experiment, *, overwrite: bool = False, retries: int = 0, jobs: int = 1
+) -> list[Failure]:
     """Do what of an experiment is not done, and write and print the comparison of what is.
 
     Args:
         experiment (Experiment): the experiment.
         overwrite (bool): do cells that were made with other settings again, and lose them. Default: False, refuse.
         retries (int): how often a failed cell is done again at once. Default: 0.
+        jobs (int): how many runs, each a training and its evaluations, are done at the same time. Above 1 what they
+            print goes to their logs alone, and each process gets its share of the CPUs by OMP_NUM_THREADS, unless
+            that is set. Default: 1.
 
     Returns:
         list[Failure]: the cells that failed.
 
     Raises:
-        ValueError: If something in the experiment is not right, or cells were made with other settings.
+        ValueError: If something in the experiment is not right, cells were made with other settings, or ``jobs`` is
+            below 1.
         OSError: If the folder is in use, cannot be written, or holds something else where a run would go.
     """
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}, it has to be at least 1")
     runs = plan_runs(experiment)
     out = Path(experiment.output_dir)
     with locked(out) as lock:
@@ -48,11 +61,11 @@ def run_experiment(experiment: Experiment, *, overwrite: bool = False, retries: 
                 discard_changed(run)
         say(f"Everything is kept in {out}.")
         try:
-            failures = do_cells(runs, experiment.eval, lock, retries=retries)
+            failures = do_cells(runs, experiment.eval, lock, retries=retries, jobs=jobs)
         except KeyboardInterrupt:
             say("\ninterrupted; the same command goes on where this one was")
             raise
-        _compare(runs, out / REPORT)
+        _report(runs, experiment, out / REPORT)
     return failures
 
 
@@ -86,21 +99,36 @@ def _changed(problems: Sequence[str]) -> str:
     )
 
 
-def _compare(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Write and print the comparison of the runs that have been evaluated."""
+def _report(runs: Sequence[PlannedRun], experiment: Experiment, folder: Path) -> None:
+    """Write and print what the runs that have been evaluated come to: a frontier where learning rates are compared."""
     evaluated = [run.training.folder for run in runs if any(list(evaluation_parts(cell)) for cell in run.evaluations)]
     if not evaluated:
         say("\nNothing was evaluated, so there is nothing to compare.")
         return
     from tfidf_tune.analysis import read_runs
-    from tfidf_tune.report import comparison_report, markdown, write_report
+    from tfidf_tune.report import markdown
 
+    write = _write_comparison if experiment.learning_rates is None else _write_frontier
     try:
-        report = comparison_report(read_runs(evaluated))
+        report = write(read_runs(evaluated), experiment, folder)
     except ValueError as error:  # a run alone, for example: what is done is done all the same
         say(f"\nThere is no comparison: {error}")
         return
-    write_report(report, folder)
     # A terminal shows no figures, and one example says what examples are.
     shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
     say(f"\n{markdown(shown)}\nAll of it, with figures: {folder / 'index.html'}")
+
+
+def _write_comparison(runs: "Sequence[Run]", experiment: Experiment, folder: Path) -> "Report":
+    from tfidf_tune.report import comparison_report, write_report
+
+    report = comparison_report(runs)
+    write_report(report, folder)
+    return report
+
+
+def _write_frontier(runs: "Sequence[Run]", experiment: Experiment, folder: Path) -> "Report":
+    from tfidf_tune.report import write_frontier
+
+    done = {run.objective for run in runs}
+    return write_frontier(runs, folder, references=[name for name in experiment.references if name in done])

@@ -1,24 +1,23 @@
 """Doing what is to do: train, evaluate, go on after failures."""
 
-import contextlib
 import sys
+import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from torchtune.config._utils import _get_component_from_path
 
-from tfidf_tune._files import atomic_file, atomic_folder
-from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, Start, TrainingCell
+from tfidf_tune._files import atomic_file
+from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, TrainingCell
+from tfidf_tune.experiment._children import SECONDS_TO_END, Children, Stopped
 from tfidf_tune.experiment._config import EvalSettings
-from tfidf_tune.experiment._evaluation import open_evaluator
-from tfidf_tune.experiment._processes import PlainLines, exit_reason, last_lines, run_logged
-from tfidf_tune.experiment._progress import Progress, Step, say
+from tfidf_tune.experiment._jobs import Worker
+from tfidf_tune.experiment._processes import exit_reason, last_lines, run_logged
+from tfidf_tune.experiment._progress import Progress, Step
 from tfidf_tune.experiment._state import (
     TRAINED,
     State,
@@ -50,31 +49,35 @@ class Failure:
     log: Path
 
 
-def do_cells(runs: Sequence[PlannedRun], settings: EvalSettings, lock: int, *, retries: int = 0) -> list[Failure]:
-    """Do every cell that is not done, one after the other; a failure leaves out what needs it, nothing else.
+def do_cells(
+    runs: Sequence[PlannedRun], settings: EvalSettings, lock: int, *, retries: int = 0, jobs: int = 1
+) -> list[Failure]:
+    """Do every cell that is not done, the runs in their order; a failure leaves out what needs it, nothing else.
 
     Args:
         runs (Sequence[PlannedRun]): without cells of other settings.
         settings (EvalSettings): of the experiment.
         lock (int): file descriptor that processes inherit.
         retries (int): how often a failed cell is done again at once. Default: 0.
+        jobs (int): how many runs are done at the same time. Default: 1.
 
     Returns:
-        list[Failure]: what failed; empty if all is done.
+        list[Failure]: what failed, in the order of the runs; empty if all is done.
     """
-    return _Runner(runs, settings, lock, retries).run()
+    return _Runner(runs, settings, Children(lock, jobs), retries).run()
 
 
 def step_of(cell: TrainingCell | EvaluationCell) -> Step:
     """Describe a cell in a line."""
     if isinstance(cell, TrainingCell):
-        return Step("training", cell.model, f"{cell.title}: training")
+        return Step("training", cell.model, cell.title, f"{cell.title}: training")
     tasks = ", ".join(missing_tasks(cell) or cell.tasks)
-    return Step("evaluation", cell.run.model, f"{cell.run.title}: evaluating {cell.checkpoint.name} ({tasks})")
+    title = f"{cell.run.title}: evaluating {cell.checkpoint.name} ({tasks})"
+    return Step("evaluation", cell.run.model, cell.run.title, title)
 
 
 class _Runner:
-    def __init__(self, runs: Sequence[PlannedRun], settings: EvalSettings, lock: int, retries: int) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], settings: EvalSettings, children: Children, retries: int) -> None:
         self._runs = [
             (
                 run.training if training_state(run) is not State.DONE else None,
@@ -82,70 +85,90 @@ class _Runner:
             )
             for run in runs
         ]
-        self._settings = settings
-        self._lock = lock
+        self._children = children
         self._retries = retries
-        self._failures: list[Failure] = []
+        self._idle = [Worker(settings, children) for _ in range(children.jobs)]
+        self._starts = {run.training.start.folder: threading.Lock() for run in runs if run.training.start is not None}
         to_do = [step_of(cell) for training, cells in self._runs for cell in (training, *cells) if cell is not None]
-        self._progress = Progress(to_do, list(_earlier(runs)))
+        self._progress = Progress(to_do, list(_earlier(runs)), children.jobs)
 
     def run(self) -> list[Failure]:
-        for training, evaluations in self._runs:
-            if training is not None and not self._attempt(training, training.log, partial(self._train, training)):
-                for cell in evaluations:
-                    self._progress.drop(step_of(cell))
-                continue
-            with open_evaluator(self._settings, self._lock) as evaluator:
-                for cell in evaluations:
-                    self._attempt(cell, cell.log, partial(evaluator.evaluate, cell))
-        return self._failures
+        pool = ThreadPoolExecutor(self._children.jobs)
+        futures = [pool.submit(self._do, *run) for run in self._runs]
+        try:
+            for future in as_completed(futures):
+                future.result()  # what is no cell's failure, a full disk for example, ends the experiment
+            return [failure for future in futures for failure in future.result()]
+        finally:
+            # Workers alone, unless something else has brought us here: Ctrl-C, SIGTERM.
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._children.stop()
+            if wait([future for future in futures if not future.cancelled()], timeout=SECONDS_TO_END).not_done:
+                self._children.kill()
+            pool.shutdown()
+            for worker in self._idle:
+                worker.close()
 
-    def _attempt(self, cell: TrainingCell | EvaluationCell, log: Path, work: Callable[[], str | None]) -> bool:
-        """Do a cell, again if it fails and that is wanted; say whether it is done."""
+    def _do(self, training: TrainingCell | None, evaluations: Sequence[EvaluationCell]) -> list[Failure]:
+        """Do what is to do of a run."""
+        worker = self._idle.pop()
+        try:
+            if training is not None:
+                failure = self._attempt(training, partial(self._train, training, worker), needed_by=evaluations)
+                if failure is not None:
+                    return [failure]
+            attempts = [self._attempt(cell, partial(worker.evaluate, cell)) for cell in evaluations]
+            return [failure for failure in attempts if failure is not None]
+        finally:
+            self._idle.append(worker)
+
+    def _attempt(
+        self,
+        cell: TrainingCell | EvaluationCell,
+        work: Callable[[], str | None],
+        needed_by: Sequence[EvaluationCell] = (),
+    ) -> Failure | None:
+        """Do a cell, again if it fails and that is wanted."""
         step = step_of(cell)
-        for attempt in range(1 + self._retries):
+        for tries_left in reversed(range(1 + self._retries)):
             self._progress.begin(step)
             reason = work()
             if reason is None:
                 self._progress.end(step)
-                return True
-            lines = "\n".join(f"    | {line}" for line in last_lines(log, _LINES_SHOWN))
-            again = "; once more" if attempt < self._retries else ""
-            say(f"    failed: {reason}\n{lines}\n    log: {log}{again}")
-        self._progress.drop(step)
-        self._failures.append(Failure(step.title, reason or "", log))
-        return False
+                return None
+            lines = [f"| {line}" for line in last_lines(cell.log, _LINES_SHOWN)]
+            again = "; once more" if tries_left else ""
+            given_up = [] if tries_left else [step, *map(step_of, needed_by)]
+            self._progress.fail(step, reason, [*lines, f"log: {cell.log}{again}"], given_up)
+        return Failure(step.title, reason or "", cell.log)
 
-    def _train(self, cell: TrainingCell) -> str | None:
+    def _train(self, cell: TrainingCell, worker: Worker) -> str | None:
         """Train from an empty folder; give what went wrong in a line, or None."""
         begun = time.monotonic()
         clear_run(cell)
-        if cell.start is not None and (reason := _make(cell.start, cell.log)):
+        if reason := self._make_start(cell, worker):
             return reason
         config = cell.folder / "recipe.yaml"
         with atomic_file(config) as file:
             OmegaConf.save(cell.config, file)
-        status = run_logged([*TUNE, "run", cell.recipe, "--config", str(config)], cell.log, self._lock)
+        status = run_logged([*TUNE, "run", cell.recipe, "--config", str(config)], cell.log, self._children)
         if status != 0:
+            if self._children.stopped:
+                raise Stopped
             told = [line for line in last_lines(cell.log, _LINES_SHOWN) if line.startswith("error: ")]
             return ": ".join([f"the recipe {exit_reason(status)}", *told[-1:]])
         write_manifest(cell.folder / TRAINED, {"settings": cell.settings, "seconds": time.monotonic() - begun})
         return None
 
-
-def _make(start: Start, log: Path) -> str | None:
-    """Make a start unless it is there; give what went wrong in a line, or None."""
-    if start.folder.is_dir():
-        return None
-    say(f"    making a start in {start.folder} ...")
-    with log.open("a", encoding="utf-8") as file, contextlib.closing(PlainLines(file)) as lines:
-        try:
-            with atomic_folder(start.folder) as temporary, redirect_stdout(lines), redirect_stderr(lines):
-                _get_component_from_path(start.component)(temporary, start.model, start.seed, **start.arguments)
-        except Exception as error:  # whatever a component of the user's may raise is this cell's failure
-            traceback.print_exc(file=lines)
-            return f"the start could not be made: {type(error).__name__}: {error}".splitlines()[0]
-    return None
+    def _make_start(self, cell: TrainingCell, worker: Worker) -> str | None:
+        """Make what a run starts from, unless it is there; of runs that need the same, one makes it, others wait."""
+        if cell.start is None:
+            return None
+        with self._starts[cell.start.folder]:
+            if cell.start.folder.is_dir():
+                return None
+            self._progress.note(step_of(cell), f"making a start in {cell.start.folder} ...")
+            return worker.make(cell.start, cell.log)
 
 
 def _earlier(runs: Sequence[PlannedRun]) -> list[tuple[Step, float]]:

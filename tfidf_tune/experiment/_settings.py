@@ -89,8 +89,25 @@ def training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Sett
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
     settings["dataset"] = _dataset_settings(settings["dataset"])
     if start is not None:
-        settings["start"] = {"component": start.component, "arguments": start.arguments, "seed": start.seed}
+        arguments = with_fingerprints(start.arguments, "start")
+        settings["start"] = {"component": start.component, "arguments": arguments, "seed": start.seed}
     return {"recipe": recipe, **settings}
+
+
+def with_fingerprints(section: Mapping[str, Any], where: str) -> Settings:
+    """Put the hash of its contents in the place of a local source's name, which may be written in many ways.
+
+    Args:
+        section (Mapping[str, Any]): arguments of a component, or settings of tasks.
+        where (str): the section's name, for errors.
+
+    Returns:
+        Settings: the section otherwise as it is.
+
+    Raises:
+        SetupError: If a local source cannot be read.
+    """
+    return dict(_fingerprints(section, where))
 
 
 def task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
@@ -113,7 +130,7 @@ def task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
         "dtype": dtype,
         "limit": own.limit,
         "model_args": own.model_args,
-        "metadata": _with_fingerprints(metadata, "eval.metadata"),
+        "metadata": with_fingerprints(metadata, "eval.metadata"),
     }
 
 
@@ -125,12 +142,7 @@ def _dataset_settings(dataset: dict[str, Any] | list[dict[str, Any]]) -> Setting
 
 def _section_settings(section: dict[str, Any], where: str) -> Settings:
     # A probe file is where passages are written, not which.
-    return _with_fingerprints({key: value for key, value in section.items() if key != "probe_file"}, where)
-
-
-def _with_fingerprints(section: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Put the hash of its contents in the place of a local source's name, which may be written in many ways."""
-    return dict(_fingerprints(section, where))
+    return with_fingerprints({key: value for key, value in section.items() if key != "probe_file"}, where)
 
 
 def _fingerprints(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,8 @@ from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, TrainingCel
 
 TRAINED, EVALUATED = "trained.json", "evaluated.json"
 _CELL = "cell.json"  # whose folder it is; the comparison reads it too
+# Components that make starts, by the names under which earlier manifests have them.
+_FORMER_NAMES = {"tfidf_tune.experiment.random_llama": "tfidf_tune.experiment.random_model"}
 
 
 class State(enum.Enum):
@@ -92,7 +94,9 @@ def clear_run(cell: TrainingCell) -> None:
     """Empty a run's folder of what is there, done or not, and write whose it is."""
     # In an order that makes it, wherever this is interrupted, an unfinished run of an experiment.
     (cell.folder / TRAINED).unlink(missing_ok=True)
-    write_manifest(cell.folder / _CELL, {"model": cell.model, "objective": cell.objective, "seed": cell.seed})
+    learning_rate = {} if cell.learning_rate is None else {"learning_rate": cell.learning_rate}
+    named = {"model": cell.model, "objective": cell.objective, **learning_rate, "seed": cell.seed}
+    write_manifest(cell.folder / _CELL, named)
     for path in cell.folder.iterdir():
         if path.name != _CELL:
             _remove(path)
@@ -121,7 +125,10 @@ def _training_changes(run: PlannedRun) -> list[str]:
     folder = run.training.folder
     if not (folder / TRAINED).is_file():
         return []
-    if changed := differences(read_manifest(folder / TRAINED)["settings"], run.training.settings):
+    settings = read_manifest(folder / TRAINED)["settings"]
+    if start := settings.get("start"):
+        start["component"] = _FORMER_NAMES.get(start["component"], start["component"])
+    if changed := differences(settings, run.training.settings):
         return [f"{folder}: {'; '.join(changed)}"]
     gone = [cell.checkpoint.name for cell in run.evaluations if missing_tasks(cell) and not cell.checkpoint.is_dir()]
     return [f"{folder}: has no {', '.join(gone)}; checkpoints are written while training alone"] if gone else []

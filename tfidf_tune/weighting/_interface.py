@@ -31,9 +31,11 @@ class TokenWeighting(nn.Module, ABC):
     Attributes:
         needs_predictions (bool): whether :meth:`forward` has to be given what the model predicts. Then the logits have
             to be computed before the weights are known.
+        ignore_index (int): label of the positions that do not count.
     """
 
     needs_predictions: bool = False
+    ignore_index: int = -100
 
     @property
     def communicates(self) -> bool:
@@ -101,7 +103,8 @@ def check_weighting(name: str, value: Any) -> None:
         ValueError: If it is something else.
     """
     if not isinstance(value, TokenWeighting):
+        found = f"a {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)
         raise ValueError(
-            f"{name} is {value!r}: it has to be a weighting, in a config a section with `_component_`, for example "
+            f"{name} is {found}: it has to be a weighting, in a config a section with `_component_`, for example "
             "tfidf_tune.weighting.TFIDFWeighting"
         )

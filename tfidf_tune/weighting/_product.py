@@ -27,13 +27,17 @@ class ProductWeighting(TokenWeighting):
         ignore_index (int): label of the positions that do not count, the same as that of the factors. Default: -100.
 
     Raises:
-        ValueError: If a factor is no weighting.
+        ValueError: If a factor is no weighting, or has another ``ignore_index``.
     """
 
     def __init__(self, first: TokenWeighting, second: TokenWeighting, *, ignore_index: int = -100) -> None:
         super().__init__()
-        check_weighting("first", first)
-        check_weighting("second", second)
+        for name, factor in (("first", first), ("second", second)):
+            check_weighting(name, factor)
+            if factor.ignore_index != ignore_index:
+                raise ValueError(
+                    f"{name} has ignore_index {factor.ignore_index}, the product {ignore_index}: set both to the same"
+                )
         self.first = first
         self.second = second
         self.ignore_index = ignore_index

@@ -1,0 +1,167 @@
+"""The tables of docs/results.md, from the records that experiments wrote.
+
+    python benchmarks/results_page.py            write them into the page
+
+A table stands between two comments that say what it is and which file it comes from; the text around them is by hand.
+
+    <!-- table: operating_points frontier.jsonl -->
+    <!-- end -->
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tfidf_tune.analysis import (
+    Frontier,
+    FrontierCurve,
+    RunRecord,
+    SeedDifference,
+    SeedEstimate,
+    read_records,
+    trace_frontiers,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+RECORDS = PAGE.parent / "results"
+_BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
+_BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """Put the tables into a page.
+
+    Args:
+        page (str): Markdown, whatever stands between its comments.
+
+    Returns:
+        str: the page with its tables.
+
+    Raises:
+        KeyError: If there is no table of a name.
+        FileNotFoundError: If there is no file of records of a name.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        records, provenance = read_records(RECORDS / match[3])
+        return f"{match[1]}\n{_TABLES[match[2]](records, provenance)}\n\n{match[4]}"
+
+    return _BLOCK.sub(block, page)
+
+
+def _provenance(records: Sequence[RunRecord], provenance: dict[str, str]) -> str:
+    seeds = sorted({record.seed for record in records if record.seed is not None})
+    seconds = [record.training_seconds for record in records if record.training_seconds is not None]
+    rows = {
+        "runs": f"{len(records)}, seeds {', '.join(map(str, seeds))}",
+        "targets, held-out tokens": _numbers_of_questions(records),
+        "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}, two at a time",
+        **{name: value for name, value in provenance.items() if name != "platform"},
+    }
+    return _markdown(("", ""), [list(row) for row in rows.items()])
+
+
+def _numbers_of_questions(records: Sequence[RunRecord]) -> str:
+    numbers = {(len(record.lms_by_passage), record.num_predictions) for record in records}
+    return "; ".join(f"{targets}, {tokens:,}" for targets, tokens in sorted(numbers))
+
+
+def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+    """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
+    parts = []
+    for frontier in _frontiers(records):
+        against = {(one.objective, one.reference): one for one in frontier.at_operating_points}
+        rows = [
+            [
+                curve.objective,
+                _rate(curve),
+                _interval(curve.operating.lms),
+                _interval(curve.operating.log_perplexity, math.exp),
+                _change(against.get((curve.objective, _BASELINE))),
+                _words(against.get((curve.objective, _BASELINE))),
+                _words(against.get((curve.objective, _PEER))),
+            ]
+            for curve in frontier.curves
+            if curve.operating is not None
+        ]
+        columns = [
+            *("objective", "lr", "LMS", "perplexity", f"LMS, perplexity against {_BASELINE}"),
+            *(f"verdict against {_BASELINE}", f"against {_PEER}"),
+        ]
+        parts.append(f"**{frontier.model}**\n\n" + _markdown(columns, rows))
+    return "\n\n".join(parts)
+
+
+def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+    """The paper's objective against plain cross-entropy at each learning rate alone."""
+    rows = [
+        [
+            frontier.model,
+            f"{one.learning_rate:g}",
+            f"{_mean_lms(frontier, _BASELINE, one.learning_rate):.2f}",
+            f"{_mean_lms(frontier, _PAPER, one.learning_rate):.2f}",
+            "" if one.reduction is None else f"{100 * one.reduction:.0f} %",
+            "" if one.lms is None else _interval(one.lms, signed=True),
+            "" if one.log_perplexity is None else _percent(one.log_perplexity),
+        ]
+        for frontier in _frontiers(records)
+        for one in frontier.at_equal_rates
+        if (one.objective, one.reference) == (_PAPER, _BASELINE)
+    ]
+    columns = ("setting", "lr", f"LMS {_BASELINE}", f"LMS {_PAPER}", "reduction", "LMS difference", "perplexity")
+    return _markdown(columns, rows)
+
+
+_TABLES: dict[str, Callable[[Sequence[RunRecord], dict[str, str]], str]] = {
+    "provenance": _provenance,
+    "operating_points": _operating_points,
+    "paper": _paper,
+}
+
+
+def _frontiers(records: Sequence[RunRecord]) -> list[Frontier]:
+    return trace_frontiers(records, baseline=_BASELINE, references=[_PEER])
+
+
+def _mean_lms(frontier: Frontier, objective: str, rate: float | None) -> float:
+    curve = next(curve for curve in frontier.curves if curve.objective == objective)
+    return next(point.lms.mean for point in curve.points if point.learning_rate == rate)
+
+
+def _rate(curve: FrontierCurve) -> str:
+    assert curve.operating is not None
+    mark = {"lowest": " (lowest)", "highest": " (highest)"}.get(curve.range_end or "", "")
+    return f"{curve.operating.learning_rate:g}{mark}"
+
+
+def _interval(estimate: SeedEstimate, scale: Callable[[float], float] = float, *, signed: bool = False) -> str:
+    form = "{:+.1f}" if signed else "{:.1f}"
+    mean = form.format(scale(estimate.mean))
+    if estimate.low is None or estimate.high is None:
+        return mean
+    return f"{mean} ({form.format(scale(estimate.low))} to {form.format(scale(estimate.high))})"
+
+
+def _percent(estimate: SeedEstimate) -> str:
+    return _interval(estimate, lambda logarithm: 100 * math.expm1(logarithm), signed=True) + " %"
+
+
+def _change(one: SeedDifference | None) -> str:
+    if one is None or one.log_perplexity is None:
+        return ""
+    lms = "" if one.reduction is None else f"{-100 * one.reduction:+.0f} %, "
+    return f"{lms}{100 * math.expm1(one.log_perplexity.mean):+.1f} %"
+
+
+def _words(one: SeedDifference | None) -> str:
+    return "" if one is None else one.verdict
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
