@@ -1,13 +1,13 @@
 """Sends a weighting the way that a test is about, whatever device its labels are on."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 from torch import Tensor
 
-from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _tfidf, _uniform
+from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _labels, _repetition, _tfidf
 
 WAYS = ["host", "device"]
 
@@ -16,7 +16,9 @@ WAYS = ["host", "device"]
 def going(way: str) -> Iterator[None]:
     """Every weighting called in this context goes the way of a CPU (``host``) or that of a GPU (``device``)."""
     on_host = mock.Mock(return_value=way == "host")
-    with mock.patch.object(_tfidf, "on_host", on_host), mock.patch.object(_uniform, "on_host", on_host):
+    with ExitStack() as patches:
+        for module in (_labels, _repetition, _tfidf):
+            patches.enter_context(mock.patch.object(module, "on_host", on_host))
         yield
 
 

@@ -1,0 +1,214 @@
+"""Repetition weights against exact n-grams in a dictionary: what counts as the same, what the window forgets."""
+
+from collections import Counter, deque
+
+import pytest
+import torch
+from label_batches import random_labels
+from operations import Recorder, assert_no_synchronisation
+from peer_reference import contexts_of
+from processes import on_every_rank
+from tfidf_reference import IGNORED
+from ways import WAYS, going
+
+from tfidf_tune.weighting import RepetitionWeighting
+
+VOCAB_SIZE = 6
+# The weight is one float32 power of a small whole number.
+RTOL = 4 * torch.finfo(torch.float32).eps
+
+
+class ReferenceRepetition:
+    """(1 + f) ** -alpha with f counted over n-grams as tuples; hashes and buckets do not occur."""
+
+    def __init__(self, h, alpha=1.0, num_batches=1024):
+        self.h = h
+        self.alpha = alpha
+        self.window = deque(maxlen=num_batches)
+
+    def __call__(self, labels, document_ids=None, training=True):
+        seen = sum(self.window, Counter())
+        rows = list(zip(labels, contexts_of(labels, document_ids), strict=True))
+        ngrams = [[(*context[-self.h :], token) for token, context in zip(*row, strict=True)] for row in rows]
+        if training and any(token != IGNORED for row in labels for token in row):
+            valid = [[token != IGNORED for token in row] for row in labels]
+            self.window.append(
+                Counter(
+                    ngram
+                    for row, of_row in zip(ngrams, valid, strict=True)
+                    for ngram, is_valid in zip(row, of_row, strict=True)
+                    if is_valid
+                )
+            )
+        return [
+            [0.0 if token == IGNORED else (1 + seen[ngram]) ** -self.alpha for token, ngram in zip(*row, strict=True)]
+            for row in zip(labels, ngrams, strict=True)
+        ]
+
+
+def assert_equal(weights, expected):
+    torch.testing.assert_close(weights, torch.tensor(expected), rtol=RTOL, atol=0)
+
+
+def batches(number, rows=3, length=30, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(number):
+        labels = random_labels(generator, rows, length, VOCAB_SIZE)
+        yield labels
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("h", "alpha"), [(1, 1.0), (2, 0.5), (3, 2.0), (40, 1.0)])
+def test_weights_are_those_of_counted_ngrams(way, h, alpha):
+    weighting, reference = RepetitionWeighting(h=h, alpha=alpha), ReferenceRepetition(h, alpha)
+    smallest = 1.0
+    for labels in batches(6):
+        labels[1] = next(batches(1, rows=1, seed=9))  # comes again each time
+        with going(way):
+            weights = weighting(labels, vocab_size=VOCAB_SIZE)
+        assert_equal(weights, reference(labels.tolist()))
+        smallest = weights[labels != IGNORED].min().item()
+    assert smallest <= 6**-alpha
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_documents_of_a_row_are_looked_up_apart(way):
+    weighting, reference = RepetitionWeighting(h=3), ReferenceRepetition(3)
+    document_ids = (torch.arange(30) // 7).expand(3, 30).contiguous()
+    for labels in batches(4, seed=1):
+        with going(way):
+            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids)
+        assert_equal(weights, reference(labels.tolist(), document_ids.tolist()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_has_left_the_window_is_new_again(way):
+    weighting, reference = RepetitionWeighting(h=2, num_batches=3), ReferenceRepetition(2, num_batches=3)
+    for labels in batches(9, length=12, seed=2):
+        with going(way):
+            weights = weighting(labels, vocab_size=VOCAB_SIZE)
+        assert_equal(weights, reference(labels.tolist()))
+
+
+def test_a_passage_is_known_wherever_it_stands_but_for_its_beginning():
+    h, passage = 4, torch.arange(5, 25)
+    weighting = RepetitionWeighting(h=h)
+    weighting(passage[None])
+    moved = torch.cat([torch.tensor([30, 31, 32]), passage, torch.tensor([33])])[None]
+
+    weights = weighting(moved)
+
+    assert weights[0, : 3 + h].eq(1).all()
+    assert weights[0, 3 + h : 23].eq(0.5).all()
+    assert weights[0, 23] == 1
+
+
+def test_the_nth_repetition_counts_one_nth():
+    weighting, labels = RepetitionWeighting(), torch.arange(20)[None]
+    assert [weighting(labels).unique().item() for _ in range(5)] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+
+
+def test_a_batch_does_not_count_for_itself():
+    assert RepetitionWeighting(h=2)(torch.full((4, 10), 3)).eq(1).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_evaluation_reads_the_window_and_leaves_it(way):
+    weighting, labels = RepetitionWeighting(h=2), next(batches(1))
+    with going(way):
+        weighting(labels)
+        state = {name: value.clone() for name, value in weighting.state_dict().items()}
+        weighting.eval()
+        first, second = weighting(labels), weighting(labels)
+    assert torch.equal(first, second)
+    assert first[labels != IGNORED].max() == 0.5
+    assert all(torch.equal(value, state[name]) for name, value in weighting.state_dict().items())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_goes_on_in_another_module(way):
+    first, second = RepetitionWeighting(h=2, num_batches=3), RepetitionWeighting(h=2, num_batches=3)
+    stream = list(batches(7, length=15, seed=3))
+    with going(way):
+        for labels in stream[:4]:
+            first(labels)
+        second.load_state_dict(first.state_dict())
+        for labels in stream[4:]:
+            assert torch.equal(first(labels), second(labels))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (2, 4)])
+def test_a_batch_without_a_valid_token_changes_nothing(way, shape):
+    weighting = RepetitionWeighting(h=1)
+    with going(way):
+        weighting(torch.zeros(1, 4, dtype=torch.int64))
+        assert weighting(torch.full(shape, IGNORED)).eq(0).all()
+        assert weighting.window.num_updates == 1
+
+
+def test_few_buckets_take_new_text_for_old_with_the_probability_that_is_told():
+    generator = torch.Generator().manual_seed(4)
+    weighting = RepetitionWeighting(h=3, num_buckets=4096)
+    num_known = 16 * 128
+    weighting(torch.randint(10**6, (16, 128), generator=generator))
+    labels = torch.randint(10**6, (64, 256), generator=generator)
+
+    taken_for_old = (weighting(labels) < 1).double().mean().item()
+
+    expected = 1 - torch.exp(torch.tensor(-num_known / 4096)).item()
+    deviation = (expected * (1 - expected) * (1 / labels.numel() + 1 / 4096)) ** 0.5  # of labels, and of the table
+    assert abs(taken_for_old - expected) < 5 * deviation
+
+
+def test_on_a_gpu_nothing_would_wait_for_the_device():
+    weighting, labels = RepetitionWeighting(h=2).to("meta"), next(batches(1)).to("meta")
+    weighting(labels, vocab_size=VOCAB_SIZE)  # the tables have their size
+    with Recorder() as recorder:
+        weighting(labels, vocab_size=VOCAB_SIZE)
+    assert_no_synchronisation(recorder)
+
+
+def _on_a_rank(rank):
+    weighting = RepetitionWeighting(h=2, sync=True)
+    given = [list(batches(3, rows=2, seed=seed)) for seed in (5, 6)]
+    weights = [weighting(labels, vocab_size=VOCAB_SIZE) for labels in given[rank]]
+    counts = weighting.window.document_frequency_E
+    return {"weights": torch.stack(weights), "total": counts.sum(), "window": counts.nonzero().flatten()}
+
+
+def test_with_sync_all_ranks_have_the_window_of_the_union(tmp_path):
+    first, second = on_every_rank(2, tmp_path, _on_a_rank)
+    reference = ReferenceRepetition(2)
+    together = zip(batches(3, rows=2, seed=5), batches(3, rows=2, seed=6), strict=True)
+    expected = torch.tensor([reference(torch.cat(pair).tolist()) for pair in together])
+
+    assert_equal(torch.cat([first["weights"], second["weights"]], dim=1), expected.tolist())
+    assert torch.equal(first["window"], second["window"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"h": 0}, "h is 0"),
+        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"alpha": -1.0}, "alpha is -1.0"),
+        ({"num_buckets": 0}, "num_buckets is 0"),
+        ({"num_batches": 0}, "num_batches is 0"),
+        ({"sync": "yes"}, "sync is 'yes'"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(settings, told):
+    with pytest.raises(ValueError, match=told):
+        RepetitionWeighting(**settings)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.int64), torch.zeros(2, 3)])
+def test_what_is_no_batch_of_labels_is_refused(labels):
+    with pytest.raises(ValueError, match="labels"):
+        RepetitionWeighting()(labels)
+
+
+def test_document_ids_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="document_ids has shape"):
+        RepetitionWeighting()(torch.zeros(2, 3, dtype=torch.int64), document_ids=torch.zeros(2, 4, dtype=torch.int64))
