@@ -107,6 +107,15 @@ def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
     [
         ("_component_: tfidf_tune.loss.CrossEntropyLoss", "CE"),
         ("_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss", "TF-IDF"),
+        ("{_component_: tfidf_tune.loss.GoldfishCrossEntropyLoss, k: 3, head: chunked}", "Goldfish (k=3)"),
+        ("_component_: tfidf_tune.loss.MiLeCrossEntropyLoss", "MiLe"),
+        ("{_component_: tfidf_tune.loss.TokenDropCrossEntropyLoss, p: 0.5}", "Token drop (p=0.5)"),
+        (
+            "{_component_: tfidf_tune.loss.ProductCrossEntropyLoss, "
+            "first: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}, "
+            "second: {_component_: tfidf_tune.weighting.TFIDFWeighting}}",
+            "Goldfish (k=3) × TF-IDF",
+        ),
         (
             "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
             "TF-IDF (tf=log, num_batches=4)",

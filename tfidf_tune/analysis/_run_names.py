@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 _MILESTONE = re.compile(r"checkpoint_(\d+)pct")
-_OBJECTIVES = {"CrossEntropyLoss": "CE", "TFIDFCrossEntropyLoss": "TF-IDF"}
+# Where the class does not have the name that people know: GoldfishCrossEntropyLoss and GoldfishWeighting do.
+_OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF", "TokenDrop": "Token drop", "PowerLaw": "Power law"}
 # They change where and how the loss is computed, not what is optimized.
-_TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks")
+_TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
 _UNKNOWN_OBJECTIVE = "unknown"
 
 
@@ -165,9 +166,13 @@ def _model_name(config: dict[str, Any]) -> str:
 
 
 def _objective_name(loss: dict[str, Any]) -> str:
+    """The name of a loss or, for the factors of a product, of a weighting: "TF-IDF (tf=log)", "Goldfish × TF-IDF"."""
     class_name = str(loss.get("_component_", "")).rpartition(".")[2]
-    name = _OBJECTIVES.get(class_name, class_name.removesuffix("Loss"))
-    arguments = ", ".join(f"{key}={value}" for key, value in loss.items() if key not in _TECHNICAL_ARGUMENTS)
+    bare = class_name.removesuffix("Weighting").removesuffix("CrossEntropyLoss")
+    parts = {key: _objective_name(value) for key, value in loss.items() if isinstance(value, dict)}
+    name = " × ".join(parts.values()) if parts else _OBJECTIVES.get(bare, bare.removesuffix("Loss"))
+    own = [key for key in loss if key not in (*_TECHNICAL_ARGUMENTS, *parts)]
+    arguments = ", ".join(f"{key}={loss[key]}" for key in own)
     return f"{name} ({arguments})" if arguments else name
 
 
