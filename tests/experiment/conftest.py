@@ -50,7 +50,7 @@ def stubbed(tmp_path, monkeypatch):
     monkeypatch.setenv("STUBS", str(folder))
     monkeypatch.setattr(_runner, "TUNE", (sys.executable, str(STUBS), "recipe"))
     monkeypatch.setattr(_jobs, "WORKER", (sys.executable, str(STUBS), "worker"))
-    monkeypatch.setattr(_run, "_compare", lambda runs, report: None)  # there are no results to compare
+    monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)  # there are no results to compare
 
     def run(file, *overrides, **options):
         journal = folder / "journal"

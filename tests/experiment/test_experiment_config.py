@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from run_fakes import blocks, evaluation, run, targets
 
 from tfidf_tune.experiment import load_experiment, shipped_experiments
 from tfidf_tune.experiment._plan import plan_runs, slug
+from tfidf_tune.experiment._run import _write_frontier
 from tfidf_tune.experiment._settings import TASK_SETTINGS
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.training import SetupError
@@ -248,6 +250,8 @@ def test_a_learning_rate_is_given_in_one_place(experiment_file, override, told):
         ("learning_rates=[.nan]", r"learning_rates is \[nan\], possible are numbers above 0"),
         ("learning_rates=[.inf]", r"learning_rates is \[inf\], possible are numbers above 0"),
         ("learning_rates=[a]", "could not be converted to Float"),
+        ("references=[TF-IDF]", "references are for the frontier, which needs learning_rates: name some"),
+        ("references=[TFIDF]", "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
         ("milestones=[0]", r"milestones is \[0\], possible are whole percents from 1 to 100"),
         ("tasks=[tfidf_sqaud]", "experiment: no task tfidf_sqaud; there are tfidf_cnn_dailymail, "),
         ("eval.batch_size=0", "eval: batch_size is 0, it has to be at least 1"),
@@ -367,3 +371,25 @@ def test_a_training_config_may_mix_data_sets(experiment_file, recipe_config, tmp
         )
     with pytest.raises(SetupError, match="overrides: dataset"):
         plan_runs(load_experiment(file, ["overrides.dataset.source=a"]))
+
+
+def test_with_learning_rates_the_report_is_the_frontier(experiment_file, tmp_path):
+    experiment = load_experiment(experiment_file(), ["learning_rates=[0.1,0.2]", "references=[TF-IDF]"])
+    runs = [
+        run(objective, [evaluation(samples=targets(4, 6), blocks=blocks(10 * rate))], learning_rate=rate)
+        for objective in ("CE", "TF-IDF")
+        for rate in (1, 2)
+    ]
+
+    report = _write_frontier(runs, experiment, tmp_path / "report")
+
+    (differences,) = [table for table in report.tables if table.name == "differences"]
+    assert [row[1:3] for row in differences.rows] == [("TF-IDF", "CE"), ("CE", "TF-IDF")]
+    assert {"runs.jsonl", "index.html", "report.md"} <= {file.name for file in (tmp_path / "report").iterdir()}
+
+
+def test_a_reference_that_is_not_done_yet_is_left_out(experiment_file, tmp_path):
+    experiment = load_experiment(experiment_file(), ["learning_rates=[0.1]", "references=[TF-IDF]"])
+    runs = [run("CE", [evaluation(samples=targets(4), blocks=blocks(10))], learning_rate=0.1)]
+
+    assert not [table for table in _write_frontier(runs, experiment, tmp_path).tables if table.name == "differences"]

@@ -465,7 +465,7 @@ import sys
 from tfidf_tune.commands import experiment
 from tfidf_tune.experiment import _jobs, _run, _runner
 _runner.TUNE, _jobs.WORKER = ((sys.executable, {stubs!r}, what) for what in ("recipe", "worker"))
-_run._compare = lambda runs, report: None
+_run._report = lambda runs, experiment, folder: None
 experiment.main([{file!r}])
 """
 

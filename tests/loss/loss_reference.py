@@ -19,13 +19,14 @@ GRADIENT_TOL = 64 * EPS
 class GivenWeighting(TokenWeighting):
     """Hands out the weights that it was made with, and keeps what it was asked."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, needs_predictions=False):
         super().__init__()
         self.weights = weights
+        self.needs_predictions = needs_predictions
         self.asked = []
 
-    def forward(self, labels, *, vocab_size=None, document_ids=None, begun=None):
-        self.asked.append((labels, vocab_size, document_ids, begun))
+    def forward(self, labels, *, vocab_size=None, document_ids=None, begun=None, predictions=None):
+        self.asked.append((labels, vocab_size, document_ids, begun, predictions))
         return self.weights
 
 

@@ -137,11 +137,12 @@ def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_
     given = logits if num_chunks is None else list(logits.chunk(num_chunks, dim=1))
     begun = object()
     WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, begun)
-    ((asked_labels, vocab_size, asked_ids, asked_begun),) = weighting.asked
+    ((asked_labels, vocab_size, asked_ids, asked_begun, predictions),) = weighting.asked
     assert torch.equal(asked_labels, labels)
     assert vocab_size == 37
     assert asked_ids is document_ids
     assert asked_begun is begun
+    assert predictions is None  # nobody asked for them
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)

@@ -2,15 +2,43 @@
 
 import pytest
 import torch
-from label_batches import random_labels, random_stream
+from label_batches import EPS, random_labels, random_stream
 from tfidf_reference import IGNORED
 from ways import WAYS, OneWay, going
 from window_state import assert_same_state, state_copy
 
-from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
+from tfidf_tune.weighting import (
+    FocalWeighting,
+    GoldfishWeighting,
+    MiLeWeighting,
+    PowerLawWeighting,
+    ProductWeighting,
+    TFIDFWeighting,
+    TokenDropWeighting,
+    UniformWeighting,
+)
 from tfidf_tune.weighting._labels import on_host
 
-WEIGHTINGS = [TFIDFWeighting, UniformWeighting]
+
+def make_token_drop(**arguments):
+    """Nothing is dropped: in a batch of three tokens that would be all of them once in a while."""
+    return TokenDropWeighting(p=0.0, **arguments)
+
+
+def make_product(**arguments):
+    return ProductWeighting(UniformWeighting(**arguments), GoldfishWeighting(**arguments), **arguments)
+
+
+WEIGHTINGS = [
+    TFIDFWeighting,
+    UniformWeighting,
+    GoldfishWeighting,
+    make_token_drop,
+    PowerLawWeighting,
+    make_product,
+]
+# The last two need predictions for weights, and look at the labels before.
+REFUSING = [*WEIGHTINGS, MiLeWeighting, FocalWeighting]
 
 # ---- the way
 
@@ -44,7 +72,7 @@ def test_the_window_follows_the_labels_to_their_device():
 # ---- labels that are refused
 
 
-@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("make", REFUSING)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("bad_id", [10, 11, 2**31, -1, -99, -101])
 def test_an_id_outside_the_vocabulary_is_an_error_that_names_it(make, training, bad_id):
@@ -52,13 +80,13 @@ def test_an_id_outside_the_vocabulary_is_an_error_that_names_it(make, training, 
         make().train(training)(torch.tensor([[1, 2, bad_id, IGNORED]]), vocab_size=10)
 
 
-@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("make", REFUSING)
 def test_a_negative_id_is_an_error_without_a_vocabulary_size_too(make):
     with pytest.raises(ValueError, match="contain the id -7, outside the vocabulary of ids from 0;"):
         make()(torch.tensor([[1, 2, -7]]))
 
 
-@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("make", REFUSING)
 def test_the_id_named_is_that_of_no_ignored_position(make):
     with pytest.raises(ValueError, match="the id -7,.*ignored positions are marked by 50"):
         make(ignore_index=50)(torch.tensor([[1, 50, -7]]))
@@ -66,7 +94,7 @@ def test_the_id_named_is_that_of_no_ignored_position(make):
         make()(torch.tensor([[1, IGNORED, 9]]), vocab_size=9)
 
 
-@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("make", REFUSING)
 def test_minus_100_is_an_error_where_another_index_is_ignored(make):
     with pytest.raises(ValueError, match="the id -100,"):
         make(ignore_index=0)(torch.tensor([[1, 2, IGNORED]]), vocab_size=10)
@@ -75,11 +103,13 @@ def test_minus_100_is_an_error_where_another_index_is_ignored(make):
 @pytest.mark.parametrize("make", WEIGHTINGS)
 def test_an_ignore_index_beyond_the_vocabulary_is_ignored_as_well(make):
     weights = make(ignore_index=10)(torch.tensor([[1, 10, 9]]), vocab_size=10)
-    assert weights.tolist() == [[1.0, 0.0, 1.0]]
+    # The mean of two equal numbers, a division by it and a product.
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.0, 1.0]]), rtol=3 * EPS, atol=0.0)
 
 
-def test_an_id_outside_the_vocabulary_leaves_the_window_as_it_was():
-    weighting = TFIDFWeighting()
+@pytest.mark.parametrize("make", [TFIDFWeighting, TokenDropWeighting, PowerLawWeighting])
+def test_an_id_outside_the_vocabulary_leaves_the_state_as_it_was(make):
+    weighting = make()
     weighting(torch.tensor([[1, 2, 3]]), vocab_size=10)
     before = state_copy(weighting)
     with pytest.raises(ValueError, match="10"):
@@ -87,14 +117,14 @@ def test_an_id_outside_the_vocabulary_leaves_the_window_as_it_was():
     assert_same_state(weighting, before)
 
 
-@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("make", REFUSING)
 @pytest.mark.parametrize("shape", [(5,), (1, 2, 3)])
 def test_labels_that_are_not_two_dimensional_are_an_error(make, shape):
     with pytest.raises(ValueError, match=r"labels has shape \(.*\), expected \[b, s\]"):
         make()(torch.ones(shape, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("make", WEIGHTINGS)
+@pytest.mark.parametrize("make", REFUSING)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_labels_that_are_no_integers_are_an_error(make, dtype):
     with pytest.raises(ValueError, match=f"labels are {dtype}, expected integer token ids"):
@@ -132,6 +162,18 @@ def test_labels_of_every_integer_type_weigh_the_same(way, vocab_size, dtype):
         assert (expected == 0).any()
 
 
+@pytest.mark.parametrize("make", [make for make in WEIGHTINGS if make is not TFIDFWeighting])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_the_other_weightings_take_labels_of_every_integer_type_too(make, dtype):
+    narrow, wide = make(ignore_index=0), make(ignore_index=0)
+    for weighting in (narrow, wide):
+        weighting.exempt([5, 300])
+    for seed in range(3):
+        labels = random_labels(torch.Generator().manual_seed(seed), 3, 40, 100).clamp(min=0)
+        expected = wide(labels, vocab_size=50_304)
+        assert torch.equal(narrow(labels.to(dtype), vocab_size=50_304), expected)
+
+
 @pytest.mark.parametrize("make", WEIGHTINGS)
 @pytest.mark.parametrize("way", WAYS)
 def test_unsigned_ids_are_not_taken_for_the_ignored_one(make, way):
@@ -163,10 +205,21 @@ def test_labels_of_no_row_or_no_position_change_nothing(way, training, shape, vo
         assert_same_state(weighting.weighting, before)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
-def test_uniform_weights_of_no_position_are_none(shape):
-    weights = UniformWeighting()(torch.zeros(shape, dtype=torch.int64), vocab_size=1)
-    assert weights.shape == shape
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("vocab_size", [None, 20])
+@pytest.mark.parametrize("make", [make for make in WEIGHTINGS if make is not TFIDFWeighting])
+def test_the_other_weightings_give_no_position_no_weight_and_learn_nothing(make, training, shape, vocab_size):
+    nothing = torch.zeros(shape, dtype=torch.int64)
+    weighting = make()
+    for seen in (None, torch.tensor([[1, 19]])):
+        if seen is not None:
+            weighting.train()(seen, vocab_size=vocab_size)
+        before = {name: tensor.tolist() for name, tensor in weighting.state_dict().items()}
+        weights = weighting.train(training)(nothing, vocab_size=vocab_size, document_ids=nothing)
+        assert weights.shape == shape
+        assert weights.dtype == torch.float32
+        assert {name: tensor.tolist() for name, tensor in weighting.state_dict().items()} == before
 
 
 @pytest.mark.parametrize("vocab_size", [32_000, None])

@@ -10,12 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from label_batches import WEIGHT_RTOL, assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
+from peer_reference import reference_product, reference_token_drop
 from processes import on_every_rank
 from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
 from ways import WAYS, OneWay
 from window_state import assert_same_state, state_copy
 
-from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting, _ranks
+from tfidf_tune.weighting import ProductWeighting, TFIDFWeighting, TokenDropWeighting, UniformWeighting, _ranks
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 24, 4
 NORMALIZATIONS = ["rank", "global"]
@@ -105,6 +106,8 @@ def run_of_a_rank(rank):
     return {
         "cases": {name: {way: run_case(rank, case, way) for way in WAYS} for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
+        "product": products_of(rank),
+        "dropped": TokenDropWeighting(p=0.5)(torch.zeros(4, 64, dtype=torch.int64)),
         "refused": refused(rank),
         "bad ids": {normalization: weights_of_bad_ids(rank, normalization) for normalization in NORMALIZATIONS},
         "size": num_ranks,
@@ -138,6 +141,19 @@ def begin(weighting, case, batches, rank):
     labels, document_ids = batches[rank]
     shape = shape_of_a_step(batches) if case.shape_known else None
     return weighting.begin(labels, document_ids=document_ids if case.documents else None, shape=shape)
+
+
+def products_of(rank):
+    """Weights of two factors that share a window each, on odd steps begun beforehand."""
+    weighting = ProductWeighting(
+        *(TFIDFWeighting(num_batches=WINDOW, sync=True, tf=tf) for tf in ("count", "binary")),
+    )
+    weights = []
+    for step in range(NUM_STEPS):
+        labels, _ = batches_of_a_step(step, dist.get_world_size())[rank]
+        begun = weighting.begin(labels) if step % 2 == 1 else None
+        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, begun=begun))
+    return weights
 
 
 def collectives_of(rank, case):
@@ -278,6 +294,28 @@ def test_with_sync_weights_and_window_are_to_the_bit_those_of_one_process_that_s
     assert evaluated == NUM_STEPS // 5 * len(ranks)
     for result in ranks:
         assert_same_state(one_process.weighting, result["cases"][name][way]["state"])
+
+
+def test_the_factors_of_a_product_are_those_of_the_union_and_its_mean_that_of_the_rank(ranks):
+    every_step = [batches_of_a_step(step, len(ranks)) for step in range(NUM_STEPS)]
+    factors = [reference_weights(CASES[name], every_step) for name in ("sync", "sync, binary")]
+    compared = 0
+    for step, (batches, *of_factors) in enumerate(zip(every_step, *factors, strict=True)):
+        for rank, (labels, _) in enumerate(batches):
+            if len(labels):
+                expected = reference_product(*(weights[rank] for weights in of_factors), labels.tolist())
+                # Two weights, their product, and once more a mean and a scale.
+                assert_weights_equal_reference(ranks[rank]["product"][step], expected, 3 * WEIGHT_RTOL)
+                compared += int((labels != IGNORED).sum())
+    assert compared > 20 * NUM_STEPS
+
+
+def test_every_rank_drops_tokens_of_its_own(ranks):
+    labels = [[0] * 64] * 4
+    for rank, result in enumerate(ranks):
+        expected = reference_token_drop(labels, p=0.5, seed=0, num_batches_seen=0, rank=rank)
+        assert_weights_equal_reference(result["dropped"], expected)
+    assert len({tuple(result["dropped"].flatten().tolist()) for result in ranks}) == len(ranks)
 
 
 def test_the_streams_have_what_the_tests_are_about(ranks):

@@ -1,0 +1,229 @@
+"""MiLe and focal through the loss: weights from what the model predicts, and no gradient through them."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from difficulty_reference import assert_within, logit_error_of, truth_of_difficulty
+from head_reference import random_head
+from label_batches import EPS
+from loss_reference import (
+    GRADIENT_TOL,
+    LOSS_RTOL,
+    GivenWeighting,
+    loss_and_gradient,
+    random_batch,
+    reference_loss,
+)
+from tfidf_reference import IGNORED
+
+from tfidf_tune.loss import (
+    CrossEntropyLoss,
+    FocalCrossEntropyLoss,
+    HeadInput,
+    MiLeCrossEntropyLoss,
+    WeightedCrossEntropyLoss,
+    token_predictions,
+)
+
+KINDS = {"mile": MiLeCrossEntropyLoss, "focal": FocalCrossEntropyLoss}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_gamma = pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 5.0])
+
+
+# ---- logits
+
+
+def assert_loss_and_gradient(loss, gradient, logits, labels, kind, gamma):
+    """The weights bring their tolerance, the rest that of the loss."""
+    truth = truth_of_difficulty(kind, gamma, logits, labels)
+    num_valid = (labels != IGNORED).sum()
+    expected, expected_gradient = reference_loss(logits, labels, truth.weights)
+    from_weights = (truth.tolerance * truth.losses + truth.weights * truth.shift).sum() / num_valid
+    assert_within(loss, expected, from_weights + LOSS_RTOL * expected)
+    terms = expected_gradient.abs() * (truth.tolerance / truth.weights.clamp_min(1e-300))[..., None]
+    # Relative to w / M, since the difference at the label may cancel; the logarithm of a probability rounds too.
+    share = ((GRADIENT_TOL + truth.shift) * truth.weights / num_valid)[..., None]
+    assert_within(gradient, expected_gradient, terms + share)
+
+
+# 21 positions: not divisible by 2 and 8.
+@pytest.mark.parametrize("num_chunks", [None, 1, 2, 21])
+@every_gamma
+@every_kind
+def test_the_loss_and_its_gradient_equal_the_reference(kind, gamma, num_chunks):
+    for seed in range(2):
+        logits, labels = random_batch(seed)
+        loss, gradient = loss_and_gradient(KINDS[kind](gamma=gamma), logits, labels, num_chunks=num_chunks)
+        assert_loss_and_gradient(loss, gradient, logits, labels, kind, gamma)
+
+
+@every_kind
+def test_the_gradient_goes_through_no_weight(kind):
+    """Otherwise it would be another one, by far."""
+    logits, labels = random_batch(2)
+    loss_function = KINDS[kind]()
+    _, gradient = loss_and_gradient(loss_function, logits, labels)
+
+    def with_gradient_through_weights(values):
+        log_probabilities = values.double().log_softmax(dim=-1)
+        valid, own = labels != IGNORED, log_probabilities.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        of_mile, of_focal = 1 + torch.special.entr(log_probabilities.exp()).sum(dim=-1), (1 - own.exp()) ** 2
+        raw = of_mile if kind == "mile" else of_focal
+        return -(raw / raw[valid].mean() * own)[valid].mean()
+
+    values = logits.clone().requires_grad_()
+    through = with_gradient_through_weights(values)
+    (other,) = torch.autograd.grad(through, values)
+    assert float(through.detach()) == pytest.approx(float(loss_function(logits, labels)), rel=1e-4)
+    assert float((gradient - other).abs().max()) > 0.05 * float(gradient.abs().max())
+    assert_loss_and_gradient(
+        loss_function(logits, labels), gradient, logits, labels, kind, loss_function.weighting.gamma
+    )
+
+
+@pytest.mark.parametrize("num_chunks", [None, 8])
+@every_kind
+def test_an_exponent_of_0_is_plain_cross_entropy_to_the_bit(kind, num_chunks):
+    logits, labels = random_batch(3)
+    loss, gradient = loss_and_gradient(KINDS[kind](gamma=0.0), logits, labels, num_chunks=num_chunks)
+    expected, expected_gradient = loss_and_gradient(CrossEntropyLoss(), logits, labels, num_chunks=num_chunks)
+    assert torch.equal(loss, expected)
+    assert torch.equal(gradient, expected_gradient)
+
+
+@every_kind
+def test_in_evaluation_the_weights_are_the_same(kind):
+    logits, labels = random_batch(4)
+    assert torch.equal(KINDS[kind]().eval()(logits, labels), KINDS[kind]()(logits, labels))
+
+
+# ---- hidden states and head
+
+
+# 60 tokens are one chunk of the head, 700 are three.
+@pytest.mark.parametrize("num_tokens", [60, 700])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head", ["fused", "torch"])
+@every_kind
+def test_with_a_head_the_weights_equal_the_reference_and_the_gradients_are_those_of_given_weights(
+    kind, head, dtype, bias, num_tokens
+):
+    """To the bit: the loss of given weights has tests of its own."""
+    given, labels, _ = random_head(num_tokens, rows=2, dtype=dtype, bias=bias)
+    logits = F.linear(*(None if tensor is None else tensor.double() for tensor in given))
+    gamma = 2.0
+    truth = truth_of_difficulty(kind, gamma, logits, labels, logit_error_of(given))
+    own = terms_and_gradients(KINDS[kind](gamma=gamma, head=head), given, labels)
+    assert_within(own[0].weights, truth.weights, truth.tolerance)
+    if num_tokens == 60:  # one product, whose rounded logits are known: bounds of float32
+        truth = truth_of_difficulty(kind, gamma, F.linear(*given), labels)
+        assert_within(own[0].weights, truth.weights, truth.tolerance)
+        assert float(truth.tolerance.max()) < 0.001 * float(truth.weights.max())
+
+    same = terms_and_gradients(WeightedCrossEntropyLoss(GivenWeighting(own[0].weights), head=head), given, labels)
+    for value, other in zip([*own[0], *own[1]], [*same[0], *same[1]], strict=True):
+        assert torch.equal(value, other)
+    assert all(gradient.any() for gradient in own[1])
+
+
+def terms_and_gradients(loss_function, head, labels):
+    head = HeadInput(*(None if tensor is None else tensor.clone().requires_grad_() for tensor in head))
+    terms = loss_function.terms(head, labels)
+    inputs = [tensor for tensor in head if tensor is not None]
+    return terms._replace(loss=terms.loss.detach()), torch.autograd.grad(terms.loss, inputs)
+
+
+@pytest.mark.parametrize("head", ["fused", "torch"])
+@every_kind
+def test_with_a_head_an_exponent_of_0_is_plain_cross_entropy_to_the_bit(kind, head):
+    given, labels, _ = random_head(60, rows=2)
+    own = terms_and_gradients(KINDS[kind](gamma=0.0, head=head), given, labels)
+    plain = terms_and_gradients(CrossEntropyLoss(head=head), given, labels)
+    for value, other in zip([*own[0], *own[1]], [*plain[0], *plain[1]], strict=True):
+        assert torch.equal(value, other)
+
+
+@every_kind
+def test_bfloat16_logits_are_turned_to_float32_before_anything_else(kind):
+    logits, labels = random_batch(5, dtype=torch.bfloat16)
+    weights = KINDS[kind]().terms(logits, labels).weights
+    assert torch.equal(weights, KINDS[kind]().terms(logits.float(), labels).weights)
+
+
+# ---- extremes
+
+
+@every_kind
+def test_a_model_that_is_certain_gives_no_nan(kind):
+    """Right or wrong: the mass on one id is all there is."""
+    logits = torch.zeros(2, 5, 9)
+    labels = torch.arange(10).view(2, 5) % 9
+    logits.scatter_(2, torch.tensor([[0, 1, 2, 3, 0], [5, 6, 7, 8, 0]])[..., None], 1e4)
+    for num_right in (9, 10):
+        labels[0, 4] = 4 if num_right == 9 else 0
+        terms = KINDS[kind]().terms(logits, labels)
+        loss, gradient = loss_and_gradient(KINDS[kind](), logits, labels)
+        assert torch.isfinite(terms.weights).all()
+        assert torch.isfinite(gradient).all()
+        if kind == "mile":
+            assert torch.equal(terms.weights, torch.ones(2, 5))  # entropies of 0
+        elif num_right == 9:
+            assert terms.weights.flatten().tolist() == [0.0] * 4 + [10.0] + [0.0] * 5
+        else:
+            assert not terms.weights.any()
+            assert not loss
+            assert not gradient.any()
+
+
+@every_kind
+def test_a_model_that_knows_nothing_weighs_every_token_alike(kind):
+    vocab_size = 1000
+    logits, labels = torch.zeros(2, 5, vocab_size), torch.arange(10).view(2, 5)
+    terms = KINDS[kind](gamma=3.0).terms(logits, labels)
+    torch.testing.assert_close(terms.weights, torch.ones(2, 5), rtol=18 * EPS, atol=0.0)
+    assert float(terms.loss) == pytest.approx(math.log(vocab_size), rel=LOSS_RTOL)
+
+
+@pytest.mark.parametrize("ignore_index", [IGNORED, 7])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@every_kind
+def test_what_stands_at_an_ignored_position_does_not_count(kind, value, ignore_index):
+    loss_function = KINDS[kind](ignore_index=ignore_index)
+    logits, labels = random_batch(6)
+    head, labels_of_head, _ = random_head(60, rows=2)
+    labels, labels_of_head = (
+        part.masked_fill(part == 7, 8).masked_fill(part == IGNORED, ignore_index) for part in (labels, labels_of_head)
+    )
+    spoilt = logits.masked_fill((labels == ignore_index)[..., None], value)
+    assert torch.equal(loss_function(spoilt, labels), loss_function(logits, labels))
+
+    spoilt = head._replace(hidden=head.hidden.masked_fill((labels_of_head == ignore_index)[..., None], value))
+    assert torch.equal(loss_function(spoilt, labels_of_head), loss_function(head, labels_of_head))
+
+
+@pytest.mark.parametrize("bad_id", [50, -7])
+@every_kind
+def test_an_id_outside_the_vocabulary_of_the_logits_is_an_error_that_names_it(kind, bad_id):
+    logits, labels = random_batch(7)
+    labels[0, 0] = bad_id
+    head = HeadInput(logits, torch.eye(50))
+    for given in (logits, head):
+        with pytest.raises(ValueError, match=f"the id {bad_id}, outside the vocabulary of 50"):
+            KINDS[kind]()(given, labels)
+
+
+# ---- any weighting
+
+
+@pytest.mark.parametrize("form", ["whole", "chunks", "head"])
+def test_a_weighting_that_needs_predictions_is_given_those_of_the_batch(form):
+    logits, labels = random_batch(8)
+    weighting = GivenWeighting(torch.ones(labels.shape), needs_predictions=True)
+    given = {"whole": logits, "chunks": list(logits.chunk(4, dim=1)), "head": HeadInput(logits, torch.eye(50))}[form]
+    WeightedCrossEntropyLoss(weighting)(given, labels)
+    predictions = weighting.asked[0][4]
+    expected = token_predictions([logits], labels)
+    assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))

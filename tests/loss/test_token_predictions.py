@@ -1,0 +1,141 @@
+"""What a model predicts for the labels: against distributions in float64, from logits, chunks and hidden states."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from difficulty_reference import assert_within, logit_error_of
+from head_reference import random_head
+from label_batches import EPS
+from loss_reference import random_batch
+from operations import Recorder
+from tfidf_reference import IGNORED
+
+from tfidf_tune.loss import HeadInput, token_predictions
+
+
+def assert_predictions(predictions, logits, labels, logit_error=0.0):
+    """Bounds as in ``difficulty_reference``: a shift of logarithms, and what the terms of the entropy make of it."""
+    distribution = torch.distributions.Categorical(logits=logits.detach().double())
+    valid, vocab_size = labels != IGNORED, logits.shape[-1]
+    shift = 2 * torch.as_tensor(logit_error, dtype=torch.float64) + (32 + vocab_size) * EPS
+    assert [part.dtype for part in predictions] == [torch.float32] * 2
+    assert not any(part.requires_grad for part in predictions)
+    assert_within(
+        predictions.log_probability, distribution.log_prob(labels.clamp(min=0)) * valid, shift * torch.ones_like(valid)
+    )
+    entropy = distribution.entropy()
+    largest = (entropy + shift) * torch.exp(shift) * (1 + (vocab_size + 4) * EPS)
+    assert_within(predictions.entropy, entropy * valid, largest - entropy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_they_are_those_of_a_categorical_distribution(seed, dtype):
+    logits, labels = random_batch(seed, dtype=dtype)
+    assert_predictions(token_predictions([logits.requires_grad_()], labels), logits, labels)
+
+
+# 21 positions.
+@pytest.mark.parametrize("lengths", [[21], [7, 7, 7], [1, 13, 2, 5], [1] * 21])
+def test_chunks_give_the_bits_of_whole_logits(lengths):
+    logits, labels = random_batch(1)
+    expected = token_predictions([logits], labels)
+    predictions = token_predictions(list(logits.split(lengths, dim=1)), labels)
+    assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# A single chunk of tokens; several, the last of them shorter.
+@pytest.mark.parametrize(("rows", "num_tokens"), [(1, 7), (3, 60), (2, 700)])
+def test_hidden_states_and_head_stand_for_their_logits(rows, num_tokens, dtype, bias):
+    head, labels, _ = random_head(num_tokens, rows=rows, dtype=dtype, bias=bias)
+    head = HeadInput(*(None if tensor is None else tensor.requires_grad_() for tensor in head))
+    logits = F.linear(*(None if tensor is None else tensor.detach().double() for tensor in head))
+    assert_predictions(token_predictions(head, labels), logits, labels, logit_error_of(head))
+
+
+def test_more_than_a_block_of_logits_is_predicted_in_turn():
+    """2**20 logits are a block: here 104 tokens, of 150."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 50, 10_000, generator=generator)
+    labels = torch.randint(10_000, (3, 50), generator=generator)
+    with Recorder() as recorder:
+        predictions = token_predictions([logits], labels)
+    assert 10**6 < max(recorder.sizes) <= 2**20
+    assert_predictions(predictions, logits, labels)
+
+
+def test_no_more_than_a_16th_of_the_logits_of_a_head_is_made_at_a_time():
+    head, labels, _ = random_head(8192, dim=4, vocab_size=50)
+    with Recorder() as recorder:
+        token_predictions(head, labels)
+    assert max(recorder.sizes) == 8192 * 50 // 16
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_every_integer_type_give_the_same(dtype):
+    logits, labels = random_batch(2)
+    labels = labels.clamp(min=0)
+    expected = token_predictions([logits], labels)
+    predictions = token_predictions([logits], labels.to(dtype))
+    assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
+
+
+# ---- extremes
+
+
+def test_a_distribution_with_one_outcome_has_an_entropy_of_0_and_no_nan():
+    logits = torch.full((1, 3, 6), float("-inf"))
+    logits[0, 0, 2] = logits[0, 1, 5] = 0.0
+    logits[0, 2] = torch.tensor([0.0, 0.0, 1e30, 0.0, 0.0, 0.0])
+    log_probability, entropy = token_predictions([logits], torch.tensor([[2, 4, 2]]))
+    assert entropy.tolist() == [[0.0, 0.0, 0.0]]
+    assert log_probability.tolist() == [[0.0, -math.inf, 0.0]]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 37, 50_000])
+def test_a_uniform_distribution_has_the_largest_entropy(vocab_size):
+    log_probability, entropy = token_predictions([torch.full((1, 2, vocab_size), 3.0)], torch.zeros(1, 2).long())
+    expected = torch.full((1, 2), math.log(vocab_size))
+    # The sum over the vocabulary in blocks of less than 2**9 terms rounds 9 times in each and 8 over all.
+    torch.testing.assert_close(entropy, expected, rtol=24 * EPS, atol=EPS)
+    torch.testing.assert_close(-log_probability, expected, rtol=24 * EPS, atol=EPS)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_stands_at_an_ignored_position_does_not_count(value):
+    logits, labels = random_batch(3)
+    expected = token_predictions([logits], labels)
+    logits[labels == IGNORED] = value
+    predictions = token_predictions([logits], labels)
+    for part, other in zip(predictions, expected, strict=True):
+        assert torch.equal(part, other)
+        assert not part[labels == IGNORED].any()
+
+
+@pytest.mark.parametrize("ignore_index", [0, 50, 10**6])
+def test_any_label_may_be_the_ignored_one(ignore_index):
+    logits, labels = random_batch(4)
+    labels[labels == 0] = 1
+    expected = token_predictions([logits], labels)
+    labels = labels.masked_fill(labels == IGNORED, ignore_index)
+    head = HeadInput(logits, torch.eye(50))
+    for given in ([logits], head):
+        predictions = token_predictions(given, labels, ignore_index)
+        assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_of_no_position_nothing_is_predicted(shape):
+    labels = torch.zeros(shape, dtype=torch.int64)
+    for given in ([torch.zeros(*shape, 7)], HeadInput(torch.zeros(*shape, 4), torch.zeros(7, 4))):
+        assert all(part.shape == shape for part in token_predictions(given, labels))
+
+
+def test_a_head_that_does_not_fit_is_an_error_that_names_shapes():
+    head, labels, _ = random_head(20)
+    with pytest.raises(ValueError, match=r"the head's input does not fit: hidden \[1, 20, 16\]"):
+        token_predictions(head, labels[:, 1:])

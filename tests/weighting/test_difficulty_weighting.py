@@ -1,0 +1,130 @@
+"""MiLe and focal weights from given predictions; what a model predicts is the business of the loss's tests."""
+
+import math
+
+import pytest
+import torch
+from label_batches import EPS, assert_weights_equal_reference, random_labels
+from peer_reference import mean_1
+from tfidf_reference import IGNORED
+
+from tfidf_tune.weighting import FocalWeighting, MiLeWeighting, Predictions
+
+# A sum (or a difference) and a power, each within an ulp, the first magnified by gamma, here 5 at most; the mean 14 and
+# the scale 2, as for TF-IDF.
+RTOL = 24 * EPS
+WEIGHTINGS = [MiLeWeighting, FocalWeighting]
+
+
+def random_predictions(seed, rows=3, length=40):
+    """Probabilities from next to nothing to nearly 1; entropies from 0 to ln 50,000."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = random_labels(generator, rows, length, 30)
+    log_probability = -12 * torch.rand(rows, length, generator=generator) ** 3
+    entropy = math.log(50_000) * torch.rand(rows, length, generator=generator) ** 2
+    ignored = labels == IGNORED
+    return labels, Predictions(log_probability.masked_fill(ignored, 0), entropy.masked_fill(ignored, 0))
+
+
+def expected_weights(labels, values, raw_weight):
+    labels, values = labels.tolist(), values.tolist()
+    raw = [
+        [0.0 if token == IGNORED else raw_weight(value) for token, value in zip(*row, strict=True)]
+        for row in zip(labels, values, strict=True)
+    ]
+    return mean_1(raw, labels)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 5.0])
+def test_mile_weighs_by_the_entropy(gamma):
+    for seed in range(3):
+        labels, predictions = random_predictions(seed)
+        weights = MiLeWeighting(gamma=gamma)(labels, predictions=predictions)
+        expected = expected_weights(labels, predictions.entropy, lambda entropy: (1 + entropy) ** gamma)
+        assert_weights_equal_reference(weights, expected, RTOL)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 5.0])
+def test_focal_weighs_by_the_improbability(gamma):
+    for seed in range(3):
+        labels, predictions = random_predictions(seed)
+        weights = FocalWeighting(gamma=gamma)(labels, predictions=predictions)
+        expected = expected_weights(labels, predictions.log_probability, lambda value: (-math.expm1(value)) ** gamma)
+        assert_weights_equal_reference(weights, expected, RTOL)
+
+
+def test_the_default_of_mile_is_1_and_that_of_focal_2():
+    labels, predictions = random_predictions(0)
+    for weighting, gamma in ((MiLeWeighting, 1.0), (FocalWeighting, 2.0)):
+        weights = weighting(gamma=gamma)(labels, predictions=predictions)
+        assert torch.equal(weighting()(labels, predictions=predictions), weights)
+
+
+def test_mile_lifts_what_is_uncertain_and_focal_what_is_improbable():
+    labels = torch.zeros(1, 2, dtype=torch.int64)
+    predictions = Predictions(torch.tensor([[-0.1, -3.0]]), torch.tensor([[3.0, 0.1]]))
+    assert MiLeWeighting()(labels, predictions=predictions).argmax() == 0
+    assert FocalWeighting()(labels, predictions=predictions).argmax() == 1
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_an_exponent_of_0_gives_weights_of_exactly_1(make):
+    labels, predictions = random_predictions(1)
+    predictions.log_probability[0, 0] = 0.0  # 0 to the 0
+    assert torch.equal(make(gamma=0.0)(labels, predictions=predictions), (labels != IGNORED).float())
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_they_say_that_they_need_predictions_and_refuse_to_go_without(make):
+    assert make().needs_predictions
+    with pytest.raises(ValueError, match="depend on what the model predicts: use them in a WeightedCrossEntropyLoss"):
+        make()(torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_training_or_evaluation_is_all_one(make):
+    labels, predictions = random_predictions(2)
+    weighting = make()
+    weights = weighting(labels, predictions=predictions)
+    assert torch.equal(weighting.eval()(labels, predictions=predictions), weights)
+    assert not weighting.state_dict()
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_predictions_with_a_gradient_give_weights_without_one(make):
+    labels, predictions = random_predictions(3)
+    weights = make()(labels, predictions=Predictions(*(part.requires_grad_() for part in predictions)))
+    assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0, 5.0, 6.0, 9.0])
+def test_focal_weights_of_what_is_certain_are_0_and_never_nan(gamma):
+    """What float32 can tell from certainty, to a power that it can no longer hold."""
+    labels = torch.zeros(1, 8, dtype=torch.int64)
+    for log_probability in (torch.zeros(1, 8), torch.tensor([[0.0] * 7 + [-EPS]]), torch.full((1, 8), -EPS)):
+        weights = FocalWeighting(gamma=gamma)(labels, predictions=Predictions(log_probability, torch.zeros(1, 8)))
+        assert torch.isfinite(weights).all()
+        assert not weights[log_probability == 0].any()
+
+
+def test_one_uncertain_token_has_the_weight_of_all():
+    log_probability = torch.tensor([[0.0, 0.0, -0.5, 0.0]])
+    weights = FocalWeighting()(
+        torch.ones(1, 4, dtype=torch.int64), predictions=Predictions(log_probability, torch.zeros(1, 4))
+    )
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.0, 4.0, 0.0]]), rtol=EPS, atol=0.0)
+
+
+def test_a_probability_rounded_to_more_than_1_weighs_nothing():
+    log_probability = torch.tensor([[1e-7, -0.5]])
+    for gamma in (0.5, 1.0, 2.0):
+        weights = FocalWeighting(gamma=gamma)(
+            torch.ones(1, 2, dtype=torch.int64), predictions=Predictions(log_probability, torch.zeros(1, 2))
+        )
+        assert weights[0, 0] == 0
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_a_negative_exponent_is_refused(make):
+    with pytest.raises(ValueError, match="gamma is -0.5: .* set it to 0 or more"):
+        make(gamma=-0.5)

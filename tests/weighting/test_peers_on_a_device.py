@@ -1,0 +1,136 @@
+"""The weightings beside TF-IDF where labels are on a GPU, as far as a CPU can tell, and under ``torch.compile``."""
+
+import pytest
+import torch
+from label_batches import random_labels
+from operations import Recorder, assert_no_synchronisation
+from tfidf_reference import IGNORED
+from ways import going
+from window_state import assert_same_state, state_copy
+
+from tfidf_tune.weighting import (
+    FocalWeighting,
+    GoldfishWeighting,
+    MiLeWeighting,
+    PowerLawWeighting,
+    Predictions,
+    ProductWeighting,
+    TFIDFWeighting,
+    TokenDropWeighting,
+)
+
+ROWS, LENGTH, VOCAB_SIZE = 3, 40, 50
+
+
+def make_product():
+    return ProductWeighting(GoldfishWeighting(k=2, h=1), TFIDFWeighting(num_batches=2))
+
+
+def make_static():
+    return GoldfishWeighting(strategy="static")
+
+
+PEERS = [
+    GoldfishWeighting,
+    make_static,
+    TokenDropWeighting,
+    MiLeWeighting,
+    FocalWeighting,
+    PowerLawWeighting,
+    make_product,
+]
+
+
+def with_exceptions(make):
+    weighting = make()
+    weighting.exempt([0, 1])
+    return weighting
+
+
+def arguments_of(labels, generator):
+    """All that a weighting may be given, on the device of the labels."""
+    shape = labels.shape
+    predictions = Predictions(-torch.rand(shape, generator=generator), torch.rand(shape, generator=generator))
+    document_ids = (torch.arange(shape[1]) // 25).expand(shape).contiguous()
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "document_ids": document_ids.to(labels.device),
+        "predictions": Predictions(*(part.to(labels.device) for part in predictions)),
+    }
+
+
+# ---- waiting for nothing
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", PEERS)
+def test_with_a_vocabulary_size_nothing_waits_for_the_device(make, training):
+    """Once what a weighting holds is there: the special tokens and the state follow the labels at the first call."""
+    weighting = with_exceptions(make).train(training)
+    labels = torch.zeros(ROWS, LENGTH, dtype=torch.int64, device="meta")
+    arguments = arguments_of(labels, torch.Generator())
+    weighting(labels, **arguments)
+    with Recorder() as recorder:
+        weights = weighting(labels, **arguments)
+    assert weights.device.type == "meta"
+    assert weights.shape == labels.shape
+    assert weights.dtype == torch.float32
+    assert_no_synchronisation(recorder)
+
+
+@pytest.mark.parametrize("make", PEERS)
+def test_the_state_follows_the_labels_to_their_device(make):
+    """torchtune's stock recipes do not move their loss."""
+    weighting = with_exceptions(make)
+    labels = torch.zeros(ROWS, LENGTH, dtype=torch.int64, device="meta")
+    weighting(labels, **arguments_of(labels, torch.Generator()))
+    assert all(tensor.device.type == "meta" for tensor in weighting.state_dict().values())
+
+
+@pytest.mark.parametrize("make", [PowerLawWeighting, make_product])
+def test_on_a_gpu_a_bad_id_is_passed_over_and_the_device_assertion_of_the_loss_stops_the_run(make):
+    labels = torch.tensor([[1, 2, VOCAB_SIZE, -7, 3, IGNORED]])
+    weighting, clean = make(), make()
+    with going("device"):
+        weighting(labels, vocab_size=VOCAB_SIZE)
+        clean(labels.masked_fill((labels < 0) | (labels >= VOCAB_SIZE), IGNORED), vocab_size=VOCAB_SIZE)
+    assert_same_state(weighting, state_copy(clean))
+
+
+# ---- compiled
+
+
+@pytest.fixture
+def no_graphs_of_another_test():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def make_hash_times_counts():
+    return ProductWeighting(GoldfishWeighting(k=2, h=3), PowerLawWeighting())
+
+
+@pytest.mark.parametrize(
+    "make", [make_hash_times_counts, make_static, TokenDropWeighting, MiLeWeighting, FocalWeighting]
+)
+@pytest.mark.usefixtures("no_graphs_of_another_test")
+def test_compiled_weights_are_the_bits_of_uncompiled_ones(make):
+    """In training and in evaluation, with special tokens, documents and a batch with nothing in it."""
+    weighting, plain = with_exceptions(make), with_exceptions(make)
+    compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
+    generator = torch.Generator().manual_seed(0)
+    batches = [random_labels(generator, ROWS, LENGTH, VOCAB_SIZE, ignored=0.05) for _ in range(4)]
+    batches[1].fill_(IGNORED)
+    compared = 0.0
+    for i, labels in enumerate(batches):
+        training = i != 2
+        arguments = arguments_of(labels, generator)
+        weights = compiled.train(training)(labels, **arguments)
+        with going("device"):
+            expected = plain.train(training)(labels, **arguments)
+        assert torch.equal(weights, expected)
+        if weighting.state_dict():
+            assert_same_state(weighting, state_copy(plain))
+        compared += float(weights.sum())
+    assert compared > 0

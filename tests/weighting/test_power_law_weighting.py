@@ -1,0 +1,132 @@
+"""Power-law weights against a slow count, and what is kept of it."""
+
+import pytest
+import torch
+from label_batches import EPS, assert_weights_equal_reference, random_stream
+from peer_reference import ReferencePowerLaw
+from tfidf_reference import IGNORED
+from window_state import assert_same_state, state_copy
+
+from tfidf_tune.weighting import PowerLawWeighting
+
+# The sum with epsilon rounds once, which the power multiplies by alpha, here 3 at most; the power itself is within an
+# ulp; the mean brings 14 and the scale 2, as for TF-IDF. That is 20, and 4 to spare.
+RTOL = 24 * EPS
+
+STREAM = random_stream(seed=0, num_batches=12, max_rows=4, max_length=50, vocab_size=30)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 30, 500])
+@pytest.mark.parametrize(("alpha", "epsilon"), [(0.5, 1.0), (1.0, 1e-3), (0.25, 30.0), (3.0, 0.5), (0.0, 1.0)])
+def test_the_weights_equal_the_reference_over_several_batches(alpha, epsilon, vocab_size):
+    weighting, reference = PowerLawWeighting(alpha=alpha, epsilon=epsilon), ReferencePowerLaw(alpha, epsilon)
+    for i, labels in enumerate(STREAM):
+        training = i % 4 != 3
+        weights = weighting.train(training)(labels, vocab_size=vocab_size)
+        assert_weights_equal_reference(weights, reference(labels.tolist(), training), RTOL)
+    assert max(reference.counts.values()) > 20
+
+
+def test_the_defaults_are_an_exponent_of_a_half_and_one_added():
+    weights, expected = PowerLawWeighting()(STREAM[0]), PowerLawWeighting(alpha=0.5, epsilon=1.0)(STREAM[0])
+    assert torch.equal(weights, expected)
+
+
+def test_the_vocabulary_may_grow():
+    weighting, reference = PowerLawWeighting(), ReferencePowerLaw()
+    for largest in (3, 40, 7, 1000):
+        labels = torch.tensor([[0, 1, 2, 2, largest], [largest, 1, IGNORED, IGNORED, 0]])
+        assert_weights_equal_reference(weighting(labels), reference(labels.tolist()), RTOL)
+        vocab_size = largest + 5
+        labels = labels[:, :3]
+        weights = weighting(labels, vocab_size=vocab_size)
+        assert_weights_equal_reference(weights, reference(labels.tolist()), RTOL)
+
+
+def test_the_weights_of_a_batch_worked_out_by_hand():
+    weights = PowerLawWeighting(alpha=1.0)(torch.tensor([[5, 5, 5, 2]]))
+    # 1/4, 1/4, 1/4 and 1/2, over their mean of 5/16.
+    torch.testing.assert_close(weights, torch.tensor([[0.8, 0.8, 0.8, 1.6]]), rtol=RTOL, atol=0.0)
+
+
+def test_an_exponent_of_0_gives_weights_of_exactly_1():
+    for labels in STREAM:
+        assert torch.equal(PowerLawWeighting(alpha=0.0)(labels), (labels != IGNORED).float())
+
+
+@pytest.mark.parametrize("vocab_size", [None, 500])
+def test_evaluation_reads_the_counts_and_leaves_them_as_they_are(vocab_size):
+    weighting, reference = PowerLawWeighting(), ReferencePowerLaw()
+    for seen in (None, STREAM[1], STREAM[2]):
+        if seen is not None:
+            weighting.train()(seen, vocab_size=30)
+            reference(seen.tolist())
+        before = state_copy(weighting)
+        for labels in (STREAM[3], torch.tensor([[400, 1, 400]])):  # an id of which nothing is known yet
+            weights = weighting.eval()(labels, vocab_size=vocab_size)
+            assert_weights_equal_reference(weights, reference(labels.tolist(), training=False), RTOL)
+            assert_same_state(weighting, before)
+
+
+def test_an_ignored_label_counts_for_no_token():
+    weighting = PowerLawWeighting()
+    weighting(torch.tensor([[IGNORED, IGNORED, 1]]), vocab_size=3)
+    assert weighting.counts.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("seen_before", [0, 1, 3])
+def test_a_saved_state_goes_on_exactly_in_a_module_of_any_length(seen_before):
+    undisturbed, loaded = PowerLawWeighting(), PowerLawWeighting()
+    for labels in STREAM[:6]:
+        undisturbed(labels)
+    for i in range(seen_before):
+        loaded(torch.full((1, 3), 10 ** (i + 1)))  # 11 to 1001 entries, where the saved one has 30
+    loaded.load_state_dict(state_copy(undisturbed))
+    assert_same_state(loaded, state_copy(undisturbed))
+    for labels in STREAM[6:]:
+        assert torch.equal(loaded(labels), undisturbed(labels))
+        assert_same_state(loaded, state_copy(undisturbed))
+
+
+def test_loading_does_not_tie_the_counts_to_the_loaded_tensors():
+    saved, loaded = PowerLawWeighting(), PowerLawWeighting()
+    saved(STREAM[0])
+    state, before = saved.state_dict(), state_copy(saved)
+    loaded.load_state_dict(state)
+    loaded(STREAM[0])
+    assert_same_state(saved, before)
+
+
+def test_a_state_without_the_counts_or_with_something_else_is_an_error():
+    with pytest.raises(RuntimeError, match="Missing key"):
+        PowerLawWeighting().load_state_dict({})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        PowerLawWeighting().load_state_dict({"counts": torch.zeros(3, dtype=torch.int64), "window": torch.zeros(3)})
+
+
+def test_the_counts_are_saved_under_the_name_of_the_module_that_holds_them():
+    holder, fresh = (torch.nn.ModuleDict({"weighting": PowerLawWeighting()}) for _ in range(2))
+    holder["weighting"](STREAM[0])
+    assert set(holder.state_dict()) == {"weighting.counts"}
+    fresh.load_state_dict(holder.state_dict())
+    assert torch.equal(fresh["weighting"](STREAM[1]), holder["weighting"](STREAM[1]))
+
+
+def test_bfloat16_leaves_the_counts_as_they_are():
+    weighting = PowerLawWeighting()
+    weighting(torch.ones(1, 1025, dtype=torch.int64))  # bfloat16 holds 1024 and 1032
+    assert weighting.to(torch.bfloat16).counts.tolist() == [0, 1025]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": -0.5}, "alpha is -0.5: .* set it to 0 or more"),
+        ({"epsilon": 0}, "epsilon is 0: .* has to be positive"),
+        ({"epsilon": -1.0}, "epsilon is -1.0: "),
+        ({"epsilon": float("nan")}, "epsilon is nan: "),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PowerLawWeighting(**settings)

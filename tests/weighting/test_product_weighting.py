@@ -1,0 +1,250 @@
+"""The product of two weightings: the numbers, and that all else reaches both factors."""
+
+import pytest
+import torch
+from label_batches import EPS, WEIGHT_RTOL, assert_weights_equal_reference, random_labels, random_stream
+from peer_reference import ReferencePowerLaw, reference_goldfish, reference_product
+from tfidf_reference import IGNORED, ReferenceTFIDF
+from window_state import assert_same_state, state_copy
+
+from tfidf_tune.weighting import (
+    FocalWeighting,
+    GoldfishWeighting,
+    MiLeWeighting,
+    PowerLawWeighting,
+    Predictions,
+    ProductWeighting,
+    TFIDFWeighting,
+    TokenDropWeighting,
+    TokenWeighting,
+    UniformWeighting,
+)
+
+# The errors of two factors, their product, and once more a mean.
+RTOL = 2 * WEIGHT_RTOL + 18 * EPS
+
+STREAM = random_stream(seed=0, num_batches=8, max_rows=4, max_length=40, vocab_size=30)
+
+
+class AskedWeighting(TokenWeighting):
+    """A factor that keeps what it was asked, and communicates if told so."""
+
+    def __init__(self, weights=None, *, communicates=False):
+        super().__init__()
+        self.weights = weights
+        self.is_communicating = communicates
+        self.calls = []
+        self.begun = []
+        self.special = []
+
+    @property
+    def communicates(self):
+        return self.is_communicating
+
+    def exempt(self, token_ids):
+        self.special.extend(token_ids)
+
+    def begin(self, labels, *, document_ids=None, shape=None):
+        self.begun.append((labels, document_ids, shape))
+        return ("exchange of", self) if self.is_communicating else None
+
+    def forward(self, labels, **arguments):
+        self.calls.append((labels, arguments))
+        return torch.ones(labels.shape) if self.weights is None else self.weights
+
+
+# ---- the numbers
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_goldfish_times_tfidf_equals_the_references_over_several_batches(swapped):
+    factors = [GoldfishWeighting(k=2, h=1), TFIDFWeighting(num_batches=3, tf="log")]
+    weighting, reference = ProductWeighting(*(factors[::-1] if swapped else factors)), ReferenceTFIDF(3, "log")
+    num_hidden = 0
+    for i, labels in enumerate(STREAM):
+        document_ids = torch.arange(labels.numel()).view_as(labels) // 7
+        training = i % 4 != 3
+        weights = weighting.train(training)(labels, vocab_size=30, document_ids=document_ids)
+        tokens, ids = labels.tolist(), document_ids.tolist()
+        uniform = [[float(token != IGNORED) for token in row] for row in tokens]
+        kept = reference_goldfish(tokens, ids, k=2, h=1) if training else uniform
+        expected = reference_product(kept, reference(tokens, ids, training), tokens)
+        assert_weights_equal_reference(weights, expected, RTOL)
+        num_hidden += int(((weights == 0) & (labels != IGNORED)).sum())
+    assert num_hidden > 20
+
+
+def test_a_product_of_products_equals_that_of_all_factors():
+    weighting = ProductWeighting(
+        ProductWeighting(GoldfishWeighting(k=2, h=1), TFIDFWeighting(num_batches=2)), PowerLawWeighting(alpha=1.0)
+    )
+    tfidf, power_law = ReferenceTFIDF(2), ReferencePowerLaw(alpha=1.0)
+    for labels in STREAM:
+        tokens = labels.tolist()
+        kept = reference_goldfish(tokens, k=2, h=1)
+        expected = reference_product(reference_product(kept, tfidf(tokens), tokens), power_law(tokens), tokens)
+        assert_weights_equal_reference(weighting(labels), expected, RTOL + WEIGHT_RTOL + 18 * EPS)
+
+
+@pytest.mark.parametrize("uniform_first", [False, True])
+def test_times_1_changes_nothing(uniform_first):
+    factors = [TFIDFWeighting(), UniformWeighting()]
+    weighting, alone = ProductWeighting(*(factors[::-1] if uniform_first else factors)), TFIDFWeighting()
+    for labels in STREAM:
+        torch.testing.assert_close(weighting(labels), alone(labels), rtol=18 * EPS, atol=0.0)
+
+
+def test_factors_that_hide_everything_between_them_give_weights_of_0():
+    labels = torch.tensor([[1, 1, 1, 1]])
+    halves = torch.tensor([[2.0, 0.0, 2.0, 0.0]])
+    weighting = ProductWeighting(AskedWeighting(halves), AskedWeighting(halves.flip(1)))
+    assert weighting(labels).tolist() == [[0.0, 0.0, 0.0, 0.0]]
+
+
+def test_the_mean_is_1_where_the_factors_have_another_and_ignored_positions_weigh_0():
+    labels = torch.tensor([[1, 2, IGNORED]])
+    weighting = ProductWeighting(AskedWeighting(torch.tensor([[4.0, 2.0, 9.0]])), AskedWeighting())
+    torch.testing.assert_close(weighting(labels), torch.tensor([[4 / 3, 2 / 3, 0.0]]), rtol=4 * EPS, atol=0.0)
+
+
+def test_another_ignore_index_is_ignored():
+    factors = [TFIDFWeighting(ignore_index=7), GoldfishWeighting(ignore_index=7)]
+    assert ProductWeighting(*factors, ignore_index=7)(torch.tensor([[7, 1, 0]])).tolist() == [[0.0, 1.0, 1.0]]
+
+
+# ---- predictions
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ((MiLeWeighting, UniformWeighting), True),
+        ((UniformWeighting, FocalWeighting), True),
+        ((GoldfishWeighting, TFIDFWeighting), False),
+    ],
+)
+def test_it_needs_predictions_if_a_factor_does(factors, expected):
+    first, second = (factor() for factor in factors)
+    assert ProductWeighting(first, second).needs_predictions == expected
+    assert ProductWeighting(UniformWeighting(), ProductWeighting(first, second)).needs_predictions == expected
+
+
+def test_predictions_reach_both_factors():
+    generator = torch.Generator().manual_seed(0)
+    labels = random_labels(generator, 2, 30, 9)
+    predictions = Predictions(-torch.rand(2, 30, generator=generator), torch.rand(2, 30, generator=generator))
+    weights = ProductWeighting(MiLeWeighting(), FocalWeighting())(labels, predictions=predictions)
+    factors = [make()(labels, predictions=predictions).tolist() for make in (MiLeWeighting, FocalWeighting)]
+    assert_weights_equal_reference(weights, reference_product(*factors, labels.tolist()), 18 * EPS)
+
+
+# ---- what is handed on
+
+
+def test_everything_it_is_called_with_reaches_both_factors():
+    first, second = AskedWeighting(), AskedWeighting()
+    labels, ids, predictions = torch.tensor([[1, 2]]), torch.tensor([[0, 1]]), Predictions(torch.ones(1, 2), None)
+    ProductWeighting(first, second)(labels, vocab_size=5, document_ids=ids, predictions=predictions)
+    for factor in (first, second):
+        ((given, arguments),) = factor.calls
+        assert given is labels
+        assert arguments["vocab_size"] == 5
+        assert arguments["document_ids"] is ids
+        assert arguments["predictions"] is predictions
+        assert arguments["begun"] is None
+
+
+@pytest.mark.parametrize("communicating", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_one_exchange_serves_the_factors_that_communicate_and_no_other(communicating, ahead):
+    factors = [AskedWeighting(communicates=does) for does in communicating]
+    weighting = ProductWeighting(*factors)
+    assert weighting.communicates == any(communicating)
+    labels, ids = torch.tensor([[1, 2]]), torch.tensor([[0, 1]])
+    begun = weighting.begin(labels, document_ids=ids, shape=(3, 4)) if ahead else None
+    weighting(labels, document_ids=ids, begun=begun)
+
+    asked = [(factor, asking) for factor in factors for asking in factor.begun if factor.communicates]
+    assert len(asked) == any(communicating)
+    exchange = None
+    for factor, (given, document_ids, shape) in asked:
+        exchange = ("exchange of", factor)
+        assert given is labels
+        assert document_ids is ids
+        assert shape == ((3, 4) if ahead else None)
+    for factor in factors:
+        ((_, arguments),) = factor.calls
+        assert arguments["begun"] == (exchange if factor.communicates else None)
+
+
+def test_special_tokens_reach_both_factors_even_from_an_iterator():
+    first, second = AskedWeighting(), AskedWeighting()
+    ProductWeighting(first, second).exempt(token for token in (3, 5))
+    assert first.special == second.special == [3, 5]
+    weighting = ProductWeighting(GoldfishWeighting(k=2, h=1), TokenDropWeighting(p=0.9))
+    weighting.exempt(iter([0]))
+    labels = random_labels(torch.Generator().manual_seed(0), 4, 60, 3)
+    weights = weighting(labels)
+    assert (weights[labels == 0] > 0).all()
+    assert (weights[labels == 1] == 0).any()
+
+
+# ---- state and modes
+
+
+def make_learning():
+    return ProductWeighting(
+        ProductWeighting(TFIDFWeighting(num_batches=3), TokenDropWeighting(p=0.5)), PowerLawWeighting()
+    )
+
+
+def test_the_state_is_that_of_the_factors_and_goes_on_exactly():
+    undisturbed = make_learning()
+    for labels in STREAM[:5]:
+        undisturbed(labels)
+    state = state_copy(undisturbed)
+    assert {name.rpartition(".")[0] for name in state} == {"first.first.window", "first.second", "second"}
+    loaded = make_learning()
+    loaded.load_state_dict(state)
+    for labels in STREAM[5:]:
+        assert torch.equal(loaded(labels), undisturbed(labels))
+    assert_same_state(loaded, state_copy(undisturbed))
+
+
+def test_evaluation_reaches_both_factors_and_leaves_the_state():
+    weighting, undisturbed = make_learning(), make_learning()
+    for labels in STREAM:
+        assert torch.equal(weighting.train()(labels), undisturbed(labels))
+        before = state_copy(weighting)
+        weights = weighting.eval()(labels)
+        assert (weights[labels != IGNORED] > 0).all()  # nothing is dropped
+        assert_same_state(weighting, before)
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("factor", "shown"),
+    [
+        (3, "3"),
+        (None, "None"),
+        ("tfidf_tune.weighting.GoldfishWeighting", "'tfidf_tune.weighting.GoldfishWeighting'"),
+        ({"k": 3}, "{'k': 3}"),
+        (GoldfishWeighting, "<class .*GoldfishWeighting'>"),
+        (torch.nn.Sequential(torch.nn.ReLU()), "a Sequential"),
+    ],
+)
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_factor_that_is_no_weighting_is_refused(name, factor, shown):
+    factors = {"first": UniformWeighting(), "second": UniformWeighting(), name: factor}
+    message = f"^{name} is {shown}: it has to be a weighting, in a config a section with `_component_`, for example "
+    with pytest.raises(ValueError, match=message):
+        ProductWeighting(**factors)
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_factor_that_ignores_another_label_is_refused(name):
+    factors = {"first": UniformWeighting(), "second": UniformWeighting(), name: TFIDFWeighting(ignore_index=7)}
+    with pytest.raises(ValueError, match=f"^{name} has ignore_index 7, the product -100: set both to the same$"):
+        ProductWeighting(**factors)
