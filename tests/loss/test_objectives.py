@@ -19,6 +19,7 @@ from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting
 
 GOLDFISH = {"_component_": "tfidf_tune.weighting.GoldfishWeighting", "k": 2, "h": 1}
 TFIDF = {"_component_": "tfidf_tune.weighting.TFIDFWeighting", "num_batches": 2}
+PRODUCT = {"_component_": "tfidf_tune.weighting.ProductWeighting", "first": GOLDFISH, "second": TFIDF}
 
 # Name of the class and arguments, none of them the default: what its weighting has to hold.
 OBJECTIVES = {
@@ -70,6 +71,8 @@ def test_the_arguments_of_factors_reach_them():
 
 
 def test_factors_may_be_of_one_kind_and_stand_in_any_order():
+    weighting = built("ProductCrossEntropyLoss", first=PRODUCT, second=TFIDF).weighting
+    assert (weighting.first.first.k, type(weighting.first.second)) == (2, TFIDFWeighting)
     weighting = built("ProductCrossEntropyLoss", second=GOLDFISH, first=GOLDFISH | {"seed": 1}).weighting
     assert (weighting.first.seed, weighting.second.seed) == (1, 0)
 
@@ -193,6 +196,14 @@ def test_what_cannot_be_is_refused_in_one_message(name, arguments, message):
             "^config: loss: second has ignore_index 7, the pr",
         ),
         # no weighting at all
+        (
+            {"first": PRODUCT | {"second": GOLDFISH | {"k": 1}}, "second": TFIDF},
+            "^config: loss.first.second: k is 1: .* set it to 2 or more$",
+        ),
+        (
+            {"first": PRODUCT | {"first": GOLDFISH | {"sed": 1}}, "second": TFIDF},
+            "^config: loss.first.first: .* has no argument 'sed'; did you mean 'seed'",
+        ),
         ({"first": 3, "second": TFIDF}, "^config: loss: first is 3: it has to be a weighting, in a config a section "),
         ({"first": GOLDFISH, "second": None}, "^config: loss: second is None: it has to be a weighting"),
         (

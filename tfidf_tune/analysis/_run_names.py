@@ -170,7 +170,7 @@ def _objective_name(loss: dict[str, Any]) -> str:
     class_name = str(loss.get("_component_", "")).rpartition(".")[2]
     bare = class_name.removesuffix("Weighting").removesuffix("CrossEntropyLoss")
     parts = {key: _objective_name(value) for key, value in loss.items() if isinstance(value, dict)}
-    name = " × ".join(parts.values()) if parts else _OBJECTIVES.get(bare, bare.removesuffix("Loss"))
+    name = " × ".join(parts.values()) if parts else _OBJECTIVES.get(bare, bare.removesuffix("Loss"))  # noqa: RUF001 (of a product)
     own = [key for key in loss if key not in (*_TECHNICAL_ARGUMENTS, *parts)]
     arguments = ", ".join(f"{key}={loss[key]}" for key in own)
     return f"{name} ({arguments})" if arguments else name

@@ -160,8 +160,8 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
             for where, section in _sections(key, checked[key]):
                 _check_component(where, section, handed_over=_COMPONENTS[key])
-                for name, part in _parts(key, section):
-                    _check_component(f"{where}.{name}", part)
+                if key in _COMPOSED_COMPONENTS:
+                    _check_parts(where, section)
     _check_datasets(checked.dataset)
     _check_collate_fn(checked.collate_fn)
     _check_values(cast(FinetuneConfig, checked))
@@ -189,13 +189,8 @@ def instantiate(cfg: FinetuneConfig, key: str, *args: Any, **kwargs: Any) -> Any
     """
     components = []
     for where, section in _sections(key, getattr(cfg, key)):
-        parts = {name: _build_part(f"{where}.{name}", part) for name, part in _parts(key, section)}
-        given = {str(name): value for name, value in (section or {}).items() if name not in ("_component_", *parts)}
-        with setup_errors(f"config: {where}", given):
-            if parts:  # torchtune leaves components within components as they are
-                component = _find_component(where, section["_component_"])(*args, **given, **parts, **kwargs)
-            else:
-                component = config.instantiate(section, *args, **kwargs)
+        component = _build(where, section, *args, composed=key in _COMPOSED_COMPONENTS, **kwargs)
+        with setup_errors(f"config: {where}"):
             if component is not None:
                 _check_interface(key, section["_component_"], component)
             components.append(component)
@@ -282,17 +277,26 @@ def _sections(key: str, value: Any) -> list[tuple[str, Any]]:
     return [(key, value)]
 
 
-def _parts(key: str, section: Any) -> list[tuple[str, Any]]:
-    """The components within a component, where there may be such: the factors of a product of weights."""
-    if key not in _COMPOSED_COMPONENTS:
-        return []
+def _parts(section: Any) -> list[tuple[str, Any]]:
+    """The components within a component: the factors of a product of weights."""
     return [(str(name), part) for name, part in section.items() if OmegaConf.is_dict(part) and "_component_" in part]
 
 
-def _build_part(where: str, section: Any) -> Any:
-    arguments = {str(name): value for name, value in section.items() if name != "_component_"}
-    with setup_errors(f"config: {where}", arguments):
-        return config.instantiate(section)
+def _check_parts(where: str, section: Any) -> None:
+    for name, part in _parts(section):
+        _check_component(f"{where}.{name}", part)
+        _check_parts(f"{where}.{name}", part)
+
+
+def _build(where: str, section: Any, *args: Any, composed: bool, **kwargs: Any) -> Any:
+    """Build a component; torchtune leaves components within it as they are, so they are built before."""
+    within = _parts(section) if composed else []
+    parts = {name: _build(f"{where}.{name}", part, composed=True) for name, part in within}
+    given = {str(name): value for name, value in (section or {}).items() if name not in ("_component_", *parts)}
+    with setup_errors(f"config: {where}", given):
+        if parts:
+            return _find_component(where, section["_component_"])(*args, **given, **parts, **kwargs)
+        return config.instantiate(section, *args, **kwargs)
 
 
 def _check_datasets(dataset: Any) -> None:
