@@ -1,11 +1,13 @@
-"""The tables of docs/results.md, from the records that experiments wrote.
+"""The tables and figures of docs/results.md, from the records that experiments wrote.
 
-    python benchmarks/results_page.py            write them into the page
+    python benchmarks/results_page.py            write them
 
 A table stands between two comments that say what it is and which file it comes from; the text around them is by hand.
 
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
+
+A figure is a file beside the records, one for each model of frontier.jsonl.
 """
 
 import math
@@ -22,6 +24,7 @@ from tfidf_tune.analysis import (
     read_records,
     trace_frontiers,
 )
+from tfidf_tune.report import frontier_drawing
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RECORDS = PAGE.parent / "results"
@@ -163,5 +166,22 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def draw_figures(file: str = "frontier.jsonl") -> None:
+    """Draw each model's frontier beside the records.
+
+    Args:
+        file (str): of records. Default: "frontier.jsonl".
+    """
+    import matplotlib
+
+    matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same records
+    for frontier in _frontiers(read_records(RECORDS / file)[0]):
+        drawing = frontier_drawing(frontier)
+        if drawing is not None:
+            name = frontier.model.lower().replace(" ", "-")
+            drawing.savefig(RECORDS / f"{name}.svg", metadata={"Date": None})
+
+
 if __name__ == "__main__":
+    draw_figures()
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,7 +5,7 @@ hash would hide other tokens of a corpus, so that a run could not be repeated.
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 
 from tfidf_reference import IGNORED, reference_unit_mean
 
@@ -119,6 +119,34 @@ def reference_product(first, second, labels):
     """Of weights as nested lists."""
     raw = [[u * v for u, v in zip(*row, strict=True)] for row in zip(first, second, strict=True)]
     return mean_1(raw, labels)
+
+
+class ReferenceRepetition:
+    """(1 + f) ** -alpha with f counted over n-grams as tuples; hashes and buckets do not occur."""
+
+    def __init__(self, h, alpha=1.0, num_batches=1024):
+        self.h = h
+        self.alpha = alpha
+        self.window = deque(maxlen=num_batches)
+
+    def __call__(self, labels, document_ids=None, training=True):
+        seen = sum(self.window, Counter())
+        rows = list(zip(labels, contexts_of(labels, document_ids), strict=True))
+        ngrams = [[(*context[-self.h :], token) for token, context in zip(*row, strict=True)] for row in rows]
+        if training and any(token != IGNORED for row in labels for token in row):
+            valid = [[token != IGNORED for token in row] for row in labels]
+            self.window.append(
+                Counter(
+                    ngram
+                    for row, of_row in zip(ngrams, valid, strict=True)
+                    for ngram, is_valid in zip(row, of_row, strict=True)
+                    if is_valid
+                )
+            )
+        return [
+            [0.0 if token == IGNORED else (1 + seen[ngram]) ** -self.alpha for token, ngram in zip(*row, strict=True)]
+            for row in zip(labels, ngrams, strict=True)
+        ]
 
 
 def mean_1(raw, labels):

@@ -1,13 +1,10 @@
 """Repetition weights against exact n-grams in a dictionary: what counts as the same, what the window forgets."""
 
-from collections import Counter, deque
-
 import pytest
 import torch
 from label_batches import random_labels
 from operations import Recorder, assert_no_synchronisation
-from peer_reference import contexts_of
-from processes import on_every_rank
+from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
 from ways import WAYS, going
 
@@ -16,34 +13,6 @@ from tfidf_tune.weighting import RepetitionWeighting
 VOCAB_SIZE = 6
 # The weight is one float32 power of a small whole number.
 RTOL = 4 * torch.finfo(torch.float32).eps
-
-
-class ReferenceRepetition:
-    """(1 + f) ** -alpha with f counted over n-grams as tuples; hashes and buckets do not occur."""
-
-    def __init__(self, h, alpha=1.0, num_batches=1024):
-        self.h = h
-        self.alpha = alpha
-        self.window = deque(maxlen=num_batches)
-
-    def __call__(self, labels, document_ids=None, training=True):
-        seen = sum(self.window, Counter())
-        rows = list(zip(labels, contexts_of(labels, document_ids), strict=True))
-        ngrams = [[(*context[-self.h :], token) for token, context in zip(*row, strict=True)] for row in rows]
-        if training and any(token != IGNORED for row in labels for token in row):
-            valid = [[token != IGNORED for token in row] for row in labels]
-            self.window.append(
-                Counter(
-                    ngram
-                    for row, of_row in zip(ngrams, valid, strict=True)
-                    for ngram, is_valid in zip(row, of_row, strict=True)
-                    if is_valid
-                )
-            )
-        return [
-            [0.0 if token == IGNORED else (1 + seen[ngram]) ** -self.alpha for token, ngram in zip(*row, strict=True)]
-            for row in zip(labels, ngrams, strict=True)
-        ]
 
 
 def assert_equal(weights, expected):
@@ -167,24 +136,6 @@ def test_on_a_gpu_nothing_would_wait_for_the_device():
     with Recorder() as recorder:
         weighting(labels, vocab_size=VOCAB_SIZE)
     assert_no_synchronisation(recorder)
-
-
-def _on_a_rank(rank):
-    weighting = RepetitionWeighting(h=2, sync=True)
-    given = [list(batches(3, rows=2, seed=seed)) for seed in (5, 6)]
-    weights = [weighting(labels, vocab_size=VOCAB_SIZE) for labels in given[rank]]
-    counts = weighting.window.document_frequency_E
-    return {"weights": torch.stack(weights), "total": counts.sum(), "window": counts.nonzero().flatten()}
-
-
-def test_with_sync_all_ranks_have_the_window_of_the_union(tmp_path):
-    first, second = on_every_rank(2, tmp_path, _on_a_rank)
-    reference = ReferenceRepetition(2)
-    together = zip(batches(3, rows=2, seed=5), batches(3, rows=2, seed=6), strict=True)
-    expected = torch.tensor([reference(torch.cat(pair).tolist()) for pair in together])
-
-    assert_equal(torch.cat([first["weights"], second["weights"]], dim=1), expected.tolist())
-    assert torch.equal(first["window"], second["window"])
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from label_batches import WEIGHT_RTOL, assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
-from peer_reference import reference_product, reference_token_drop
+from peer_reference import ReferenceRepetition, reference_product, reference_token_drop
 from processes import on_every_rank
 from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
 from ways import WAYS, OneWay
 from window_state import assert_same_state, state_copy
 
-from tfidf_tune.weighting import ProductWeighting, TFIDFWeighting, TokenDropWeighting, UniformWeighting, _ranks
+from tfidf_tune.weighting import (
+    ProductWeighting,
+    RepetitionWeighting,
+    TFIDFWeighting,
+    TokenDropWeighting,
+    UniformWeighting,
+    _ranks,
+)
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 24, 4
 NORMALIZATIONS = ["rank", "global"]
@@ -107,6 +114,7 @@ def run_of_a_rank(rank):
         "cases": {name: {way: run_case(rank, case, way) for way in WAYS} for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
         "product": products_of(rank),
+        "repetition": repetition_of(rank),
         "dropped": TokenDropWeighting(p=0.5)(torch.zeros(4, 64, dtype=torch.int64)),
         "refused": refused(rank),
         "bad ids": {normalization: weights_of_bad_ids(rank, normalization) for normalization in NORMALIZATIONS},
@@ -154,6 +162,16 @@ def products_of(rank):
         begun = weighting.begin(labels) if step % 2 == 1 else None
         weights.append(weighting(labels, vocab_size=VOCAB_SIZE, begun=begun))
     return weights
+
+
+def repetition_of(rank):
+    """Weights by a window of n-grams that is shared, with document ids, on odd steps begun beforehand."""
+    weighting, weights = RepetitionWeighting(h=2, num_batches=WINDOW, sync=True), []
+    for step in range(NUM_STEPS):
+        labels, document_ids = batches_of_a_step(step, dist.get_world_size())[rank]
+        begun = weighting.begin(labels, document_ids=document_ids) if step % 2 == 1 else None
+        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, begun=begun))
+    return {"weights": weights, "table": weighting.window.document_frequency_E.nonzero()}
 
 
 def collectives_of(rank, case):
@@ -308,6 +326,22 @@ def test_the_factors_of_a_product_are_those_of_the_union_and_its_mean_that_of_th
                 assert_weights_equal_reference(ranks[rank]["product"][step], expected, 3 * WEIGHT_RTOL)
                 compared += int((labels != IGNORED).sum())
     assert compared > 20 * NUM_STEPS
+
+
+def test_repetitions_are_counted_on_all_ranks(ranks):
+    reference, compared = ReferenceRepetition(2, num_batches=WINDOW), 0
+    for step in range(NUM_STEPS):
+        batches = batches_of_a_step(step, len(ranks))
+        labels, document_ids = (part.tolist() for part in union_of(batches))
+        expected = reference(labels, document_ids)
+        rows = shape_of_a_step(batches)[0]
+        for rank, (own, _) in enumerate(batches):
+            of_rank = [row[: own.shape[1]] for row in expected[rank * rows :][: len(own)]]
+            if len(own):
+                assert_weights_equal_reference(ranks[rank]["repetition"]["weights"][step], of_rank)
+                compared += sum(0 < weight < 1 for row in of_rank for weight in row)
+    assert compared > NUM_STEPS
+    assert all(torch.equal(result["repetition"]["table"], ranks[0]["repetition"]["table"]) for result in ranks)
 
 
 def test_every_rank_drops_tokens_of_its_own(ranks):
