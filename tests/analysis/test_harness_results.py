@@ -114,7 +114,7 @@ def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
             "{_component_: tfidf_tune.loss.ProductCrossEntropyLoss, "
             "first: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}, "
             "second: {_component_: tfidf_tune.weighting.TFIDFWeighting}}",
-            "Goldfish (k=3) × TF-IDF",
+            "Goldfish (k=3) \N{MULTIPLICATION SIGN} TF-IDF",
         ),
         (
             "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",

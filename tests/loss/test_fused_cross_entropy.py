@@ -47,7 +47,7 @@ def objective(head, **settings):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few rows, the last one smaller."""
-    monkeypatch.setattr("tfidf_tune.loss._fused_cross_entropy._BLOCK_SIZE", 37 * 50)
+    monkeypatch.setattr("tfidf_tune.loss._chunking._BLOCK_SIZE", 37 * 50)
 
 
 # ---- against the reference
@@ -68,7 +68,7 @@ def test_they_are_in_blocks_of_a_few_rows_too(num_tokens, small_blocks):
 
 
 def test_a_vocabulary_larger_than_a_block_is_taken_row_by_row(monkeypatch):
-    monkeypatch.setattr("tfidf_tune.loss._fused_cross_entropy._BLOCK_SIZE", 36)
+    monkeypatch.setattr("tfidf_tune.loss._chunking._BLOCK_SIZE", 36)
     batch = random_head(300)
     assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
 

@@ -131,22 +131,21 @@ class ReferenceRepetition:
 
     def __call__(self, labels, document_ids=None, training=True):
         seen = sum(self.window, Counter())
-        rows = list(zip(labels, contexts_of(labels, document_ids), strict=True))
-        ngrams = [[(*context[-self.h :], token) for token, context in zip(*row, strict=True)] for row in rows]
-        if training and any(token != IGNORED for row in labels for token in row):
-            valid = [[token != IGNORED for token in row] for row in labels]
-            self.window.append(
-                Counter(
-                    ngram
-                    for row, of_row in zip(ngrams, valid, strict=True)
-                    for ngram, is_valid in zip(row, of_row, strict=True)
-                    if is_valid
-                )
-            )
+        ngrams = [
+            [self.ngram(*pair) for pair in zip(*row, strict=True)]
+            for row in zip(labels, contexts_of(labels, document_ids), strict=True)
+        ]
+        counted = Counter(ngram for row in ngrams for ngram in row if ngram is not None)
+        if training and counted:
+            self.window.append(counted)
         return [
             [0.0 if token == IGNORED else (1 + seen[ngram]) ** -self.alpha for token, ngram in zip(*row, strict=True)]
             for row in zip(labels, ngrams, strict=True)
         ]
+
+    def ngram(self, token, context):
+        """None where there is no token, or not context enough."""
+        return None if token == IGNORED or len(context) < self.h else (*context[-self.h :], token)
 
 
 def mean_1(raw, labels):

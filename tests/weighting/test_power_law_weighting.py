@@ -122,7 +122,7 @@ def test_bfloat16_leaves_the_counts_as_they_are():
     ("settings", "message"),
     [
         ({"alpha": -0.5}, "alpha is -0.5: .* set it to 0 or more"),
-        ({"epsilon": 0}, "epsilon is 0: .* has to be positive"),
+        ({"epsilon": 0}, "epsilon is 0: .* set it to more than 0"),
         ({"epsilon": -1.0}, "epsilon is -1.0: "),
         ({"epsilon": float("nan")}, "epsilon is nan: "),
     ],

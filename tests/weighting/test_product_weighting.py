@@ -14,6 +14,7 @@ from tfidf_tune.weighting import (
     PowerLawWeighting,
     Predictions,
     ProductWeighting,
+    RepetitionWeighting,
     TFIDFWeighting,
     TokenDropWeighting,
     TokenWeighting,
@@ -248,3 +249,14 @@ def test_a_factor_that_ignores_another_label_is_refused(name):
     factors = {"first": UniformWeighting(), "second": UniformWeighting(), name: TFIDFWeighting(ignore_index=7)}
     with pytest.raises(ValueError, match=f"^{name} has ignore_index 7, the product -100: set both to the same$"):
         ProductWeighting(**factors)
+
+
+def test_what_a_factor_without_unit_mean_holds_back_stays_held_back():
+    labels = torch.arange(1, 41).view(2, 20)
+    product = ProductWeighting(GoldfishWeighting(k=2, h=1), RepetitionWeighting(h=2))
+    alone = GoldfishWeighting(k=2, h=1)(labels)
+    assert not product.has_unit_mean
+    for times in range(1, 4):
+        expected = alone.clone()
+        expected[:, 2:] /= times
+        torch.testing.assert_close(product(labels), expected)

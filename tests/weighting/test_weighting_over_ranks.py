@@ -166,7 +166,7 @@ def products_of(rank):
 
 def repetition_of(rank):
     """Weights by a window of n-grams that is shared, with document ids, on odd steps begun beforehand."""
-    weighting, weights = RepetitionWeighting(h=2, num_batches=WINDOW, sync=True), []
+    weighting, weights = RepetitionWeighting(h=1, num_batches=WINDOW, num_buckets=2**20, sync=True), []
     for step in range(NUM_STEPS):
         labels, document_ids = batches_of_a_step(step, dist.get_world_size())[rank]
         begun = weighting.begin(labels, document_ids=document_ids) if step % 2 == 1 else None
@@ -329,7 +329,7 @@ def test_the_factors_of_a_product_are_those_of_the_union_and_its_mean_that_of_th
 
 
 def test_repetitions_are_counted_on_all_ranks(ranks):
-    reference, compared = ReferenceRepetition(2, num_batches=WINDOW), 0
+    reference, compared = ReferenceRepetition(1, num_batches=WINDOW), 0
     for step in range(NUM_STEPS):
         batches = batches_of_a_step(step, len(ranks))
         labels, document_ids = (part.tolist() for part in union_of(batches))

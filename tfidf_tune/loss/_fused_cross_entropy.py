@@ -11,7 +11,6 @@ computes the logits twice. The trick is known from Liger's fused linear cross-en
 Shape suffixes: N tokens of the mini-batch, C tokens of a chunk, D hidden dimension, V vocabulary.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tfidf_tune.loss._chunking import block_rows, chunk_rows
 from tfidf_tune.loss._head import HeadInput, check_head
-
-# A chunk's logits are at most 1/16 of all, or 256 rows: fewer make matrix products of too thin matrices.
-_NUM_CHUNKS = 16
-_MIN_ROWS = 256
-# Logits that are turned to float32 at a time: 4 MiB stay in a CPU's cache; a GPU needs more, or its kernels would take
-# less time than their launch.
-_BLOCK_SIZE = 2**20
-_CUDA_BLOCK_SIZE = 2**21
 
 
 def fused_cross_entropy(
@@ -61,10 +53,9 @@ def fused_cross_entropy(
     """
     check_head(head, labels)
     valid = labels != ignore_index
-    block_size = _CUDA_BLOCK_SIZE if labels.is_cuda else _BLOCK_SIZE
     settings = _Settings(
-        chunk_rows=max(_MIN_ROWS, math.ceil(labels.numel() / _NUM_CHUNKS)),
-        block_rows=max(1, block_size // head.weight.shape[0]),
+        chunk_rows=chunk_rows(labels.numel()),
+        block_rows=block_rows(head.weight.shape[0], is_cuda=labels.is_cuda),
         wants=_Wanted(*(tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in head)),
         # The range of float16 is too small for a sum over tokens.
         accumulate_in_fp32=head.weight.dtype == torch.float16 or (accumulate_in_fp32 and head.weight.itemsize < 4),

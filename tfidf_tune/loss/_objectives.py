@@ -207,8 +207,8 @@ class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
     Args:
         h (int): tokens of context, at least 1. Default: 8.
         alpha (float): exponent, positive. Default: 1.0.
-        num_batches (int): mini-batches in the window, the current one included. Default: 1024.
-        num_buckets (int): entries of the table of counts. Default: 2**24.
+        num_batches (int): mini-batches in the window. Default: 1024.
+        num_buckets (int | None): entries of the table of counts. Default: None, by the size of the window.
         ignore_index (int): label of the positions that do not count. Default: -100.
         sync (bool): whether all ranks share one window. Default: False.
         **options (Any): of :class:`WeightedCrossEntropyLoss`.
@@ -221,7 +221,7 @@ class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
         h: int = 8,
         alpha: float = 1.0,
         num_batches: int = 1024,
-        num_buckets: int = 2**24,
+        num_buckets: int | None = None,
         ignore_index: int = -100,
         sync: bool = False,
         **options: Any,

@@ -1,19 +1,13 @@
 """What a model predicts for the label tokens, beforehand and without a gradient."""
 
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from tfidf_tune.loss._chunking import block_rows, chunk_rows
 from tfidf_tune.loss._head import HeadInput, check_head
 from tfidf_tune.weighting import Predictions
-
-# As in the fused head: logits of this share of the tokens at once, and not fewer tokens than that.
-_NUM_CHUNKS = 16
-_MIN_ROWS = 256
-# Logits that are turned to float32 at a time.
-_BLOCK_SIZE = 2**20
 
 
 @torch.no_grad()
@@ -23,7 +17,8 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor, ignore_i
     .. math::
         \ln P(x_i | x_{<i}), \qquad H_i = -\sum_v P(v | x_{<i}) \ln P(v | x_{<i})
 
-    No more than 1/16 of the logits is made at a time, in float32 no more than 4 MiB or those of a token.
+    From a :class:`HeadInput` no more than 1/16 of the logits is made at a time, or those of 256 tokens; their float32
+    form is made of a few tokens at a time, see :func:`~tfidf_tune.loss._chunking.block_rows`.
 
     Args:
         logits (list[Tensor] | HeadInput): chunks of ``[b, s, v]`` along s, or what they would be made of.
@@ -60,7 +55,7 @@ def _tokens(labels: Tensor, vocab_size: int) -> Tensor:
 
 def _head_logits(head: HeadInput) -> Iterator[Tensor]:
     hidden = head.hidden.flatten(0, 1)
-    for rows in torch.split(hidden, max(_MIN_ROWS, math.ceil(len(hidden) / _NUM_CHUNKS))):
+    for rows in torch.split(hidden, chunk_rows(len(hidden))):
         yield torch.nn.functional.linear(rows, head.weight, head.bias)
 
 
@@ -68,7 +63,7 @@ def _predict(logits: Iterator[Tensor] | list[Tensor], labels: Tensor) -> tuple[T
     """Log-probabilities and entropies, float32 ``[n]`` each, from logits ``[c, v]`` of all n labels in turn."""
     log_probabilities, entropies, start = [], [], 0
     for chunk in logits:
-        for block in torch.split(chunk, max(1, _BLOCK_SIZE // chunk.shape[1])):
+        for block in torch.split(chunk, block_rows(chunk.shape[1], is_cuda=chunk.is_cuda)):
             log_softmax = torch.log_softmax(block.float(), dim=1)
             own = labels[start : start + len(block)].unsqueeze(1)
             log_probabilities.append(log_softmax.gather(1, own).squeeze(1))

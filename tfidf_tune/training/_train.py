@@ -108,7 +108,7 @@ def train_step(
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
-    cross_entropy, weights, squared_weights, weight_max = (total.clone() for _ in range(4))
+    cross_entropy, weights, deviations, weight_max = (total.clone() for _ in range(4))
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.shapes, strict=True):
         labels, document_ids = shift_labels(batch["labels"], loss.ignore_index), batch.get("document_ids")
         begun = loss.weighting.begin(labels, document_ids=document_ids, shape=shape)
@@ -122,10 +122,10 @@ def train_step(
         total += terms.loss.detach() * share
         cross_entropy += terms.cross_entropy * share
         weights += terms.weights.sum()
-        squared_weights += terms.weights.square().sum()
+        deviations += ((terms.weights - 1).square() * (labels != loss.ignore_index)).sum()
         weight_max = torch.maximum(weight_max, terms.weights.max())
-    of_all = gather_tensors(torch.stack([total, cross_entropy, weights, squared_weights, weight_max]))
-    total, cross_entropy, weights, squared_weights, _ = of_all.sum(0)
+    of_all = gather_tensors(torch.stack([total, cross_entropy, weights, deviations, weight_max]))
+    total, cross_entropy, weights, deviations, _ = of_all.sum(0)
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
         [parameter for group in optimizer.param_groups for parameter in group["params"]],
@@ -142,7 +142,8 @@ def train_step(
     next_scale = scaler.get_scale()
     optimizer.zero_grad(set_to_none=True)
     weight_mean = weights / max(num_tokens, 1)
-    variance = squared_weights / max(num_tokens, 1) - weight_mean.square()
+    # About 1, where most weights are: small differences would be lost in a mean of squares.
+    variance = deviations / max(num_tokens, 1) - (weight_mean - 1).square()
     metrics = {
         "loss": total,
         "cross_entropy": cross_entropy,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tfidf_tune.weighting._arguments import require_number
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange
@@ -60,8 +61,8 @@ class FocalWeighting(TokenWeighting):
     .. math::
         w'_i = (1 - P(x_i | x_{<i}))^\gamma, \qquad w_i = \frac{w'_i}{\frac{1}{M}\sum_j w'_j}
 
-    Source: Lin et al., "Focal Loss for Dense Object Detection" (2017), equation 4: gamma = 2 there. As in all losses
-    here weights have mean 1 and no gradient goes through them; in that paper neither is so. There is no state.
+    Source: Lin et al., "Focal Loss for Dense Object Detection" (2017), equation 4: gamma = 2 there. Here weights have
+    mean 1 and no gradient goes through them; in that paper neither is so. There is no state.
 
     Args:
         gamma (float): at least 0, which is plain cross-entropy. Default: 2.0.
@@ -114,6 +115,5 @@ def require_predictions(predictions: Predictions | None) -> Predictions:
 
 
 def _checked_gamma(gamma: float) -> float:
-    if gamma < 0:
-        raise ValueError(f"gamma is {gamma}: it is the exponent of the weights, set it to 0 or more")
+    require_number("gamma", gamma, "it is the exponent of the weights")
     return gamma

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from tfidf_tune.weighting._arguments import require_whole
 from tfidf_tune.weighting._context_hash import HASH_RANGE, hash_contexts, positions_in_document
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import SpecialTokens, check_document_ids, valid_labels
@@ -30,7 +31,7 @@ class GoldfishWeighting(TokenWeighting):
     - ``hash``: whether a token is left out follows from a hash of the h tokens before it, so that a passage always
       loses the same tokens, wherever it stands. The hash is of the tokens in their order, the target is not among
       them, and the same on every device. A token with fewer than h labels before it in its document is kept.
-    - ``static``: every k-th label of a document is left out.
+    - ``static``: every k-th label of a document is left out, counted anew after ignored labels.
 
     Special tokens, see :meth:`exempt`, are always kept. In ``.eval()`` mode nothing is left out. There is no state.
 
@@ -57,10 +58,8 @@ class GoldfishWeighting(TokenWeighting):
         super().__init__()
         if strategy not in GOLDFISH_STRATEGIES:
             raise ValueError(f"strategy is '{strategy}': possible are {', '.join(GOLDFISH_STRATEGIES)}")
-        if k < 2:
-            raise ValueError(f"k is {k}: one token in k is left out of the loss, set it to 2 or more")
-        if h < 1:
-            raise ValueError(f"h is {h}: the hash is of the h tokens before a token, set it to 1 or more")
+        require_whole("k", k, 2, "one token in k is left out of the loss")
+        require_whole("h", h, 1, "the hash is of the h tokens before a token")
         self.strategy: GoldfishStrategy = strategy
         self.k = k
         self.h = h

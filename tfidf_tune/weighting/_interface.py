@@ -31,10 +31,13 @@ class TokenWeighting(nn.Module, ABC):
     Attributes:
         needs_predictions (bool): whether :meth:`forward` has to be given what the model predicts. Then the logits have
             to be computed before the weights are known.
+        has_unit_mean (bool): whether weights are scaled to mean 1 over the valid tokens, as all here are but those of
+            :class:`RepetitionWeighting`.
         ignore_index (int): label of the positions that do not count.
     """
 
     needs_predictions: bool = False
+    has_unit_mean: bool = True
     ignore_index: int = -100
 
     @property
@@ -87,8 +90,9 @@ class TokenWeighting(nn.Module, ABC):
                 ``needs_predictions``.
 
         Returns:
-            Tensor: float32 ``[b, s]`` on the device of ``labels``, without gradient: mean 1 over the valid tokens
-            (of all ranks, where the weighting says so), 0 at ignored positions.
+            Tensor: float32 ``[b, s]`` on the device of ``labels``, without gradient: 0 at ignored positions,
+            mean 1 over the valid tokens where ``has_unit_mean`` (over those of all ranks, where the weighting says so);
+            0 all over where nothing has a weight.
         """
 
 

@@ -124,7 +124,10 @@ class SpecialTokens:
     """
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
-        self._ids = torch.tensor(sorted(set(token_ids)), dtype=torch.int64)
+        ids = sorted({token_id for token_id in token_ids if token_id >= 0})
+        # A table, because torch.isin sorts where there are many ids, for which a GPU has to be waited for.
+        self._is_special = torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool)  # the last entry: all ids above
+        self._is_special[ids] = True
 
     def among(self, labels: Tensor) -> Tensor:
         """Tell where they are.
@@ -135,5 +138,6 @@ class SpecialTokens:
         Returns:
             Tensor: bool, same shape.
         """
-        self._ids = self._ids.to(labels.device)
-        return torch.isin(labels, self._ids)
+        self._is_special = self._is_special.to(labels.device)
+        entries = labels.long().clamp(0, len(self._is_special) - 1)
+        return self._is_special.take(entries) & (labels >= 0)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfidf_tune.weighting._arguments import require_number
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import known_labels, valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange
@@ -21,7 +22,7 @@ class PowerLawWeighting(TokenWeighting):
 
     with freq the number of times that a token has been a label so far, the current mini-batch included. Source: Shao
     et al., "Power-Law Decay Loss for Large Language Model Finetuning" (2025), which counts in a corpus beforehand and
-    leaves alpha and epsilon to the user.
+    leaves alpha and epsilon to the user; the scaling to mean 1 is added here.
 
     The counts are the state, an int64 for each entry of the vocabulary. In ``.eval()`` mode they are read only. With
     several processes each counts its own labels.
@@ -39,10 +40,8 @@ class PowerLawWeighting(TokenWeighting):
 
     def __init__(self, *, alpha: float = 0.5, epsilon: float = 1.0, ignore_index: int = -100) -> None:
         super().__init__()
-        if alpha < 0:
-            raise ValueError(f"alpha is {alpha}: weights fall by this power of the frequency, set it to 0 or more")
-        if not epsilon > 0:
-            raise ValueError(f"epsilon is {epsilon}: what is added to the frequency has to be positive")
+        require_number("alpha", alpha, "weights fall by this power of the frequency")
+        require_number("epsilon", epsilon, "it is added to the frequency", positive=True)
         self.alpha = alpha
         self.epsilon = epsilon
         self.ignore_index = ignore_index

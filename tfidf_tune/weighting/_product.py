@@ -18,8 +18,9 @@ class ProductWeighting(TokenWeighting):
         w_i = \frac{u_i v_i}{\frac{1}{M}\sum_j u_j v_j}
 
     with the weights u and v of the factors and M valid tokens: Goldfish times TF-IDF, for instance, hides some tokens
-    of every passage and weighs the others. The mean is 1 over the mini-batch of a rank, whatever the factors say. State
-    and mode are those of the factors.
+    of every passage and weighs the others. The mean is 1 over the mini-batch of a rank, whatever ranks the factors look
+    at. With a factor that is not scaled to mean 1 itself, :class:`RepetitionWeighting`, the product is not either:
+    :math:`w_i = u_i v_i`, and what that one holds back stays held back. State and mode are those of the factors.
 
     Args:
         first (TokenWeighting): a factor.
@@ -42,6 +43,7 @@ class ProductWeighting(TokenWeighting):
         self.second = second
         self.ignore_index = ignore_index
         self.needs_predictions = first.needs_predictions or second.needs_predictions
+        self.has_unit_mean = first.has_unit_mean and second.has_unit_mean
 
     @property
     def communicates(self) -> bool:
@@ -101,4 +103,5 @@ class ProductWeighting(TokenWeighting):
             )
             for factor in (self.first, self.second)
         )
-        return unit_mean(first * second, valid_labels(labels, vocab_size, self.ignore_index))
+        valid = valid_labels(labels, vocab_size, self.ignore_index)
+        return unit_mean(first * second, valid) if self.has_unit_mean else first * second

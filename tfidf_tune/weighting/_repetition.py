@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
+from tfidf_tune.weighting._arguments import require_number, require_whole
 from tfidf_tune.weighting._context_hash import hash_contexts, hash_with, positions_in_document
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
-from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, on_host, valid_labels
+from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, check_shape, on_host, valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks
+
+# Entries of the table of counts for each token that the window holds: one new n-gram in nine is then taken for an old.
+_BUCKETS_PER_TOKEN = 8
+_MOST_BUCKETS = 2**30
 
 
 class RepetitionWeighting(TokenWeighting):
@@ -16,30 +21,37 @@ class RepetitionWeighting(TokenWeighting):
     .. math::
         w_i = (1 + f_i)^{-\alpha}
 
-    where :math:`f_i` is how often the n-gram of token i and the h tokens before it stands in the mini-batches of the
-    window, the current one left out. Text that is new keeps its full weight. A passage that comes again, whole or in
-    parts and at whatever place, adds less each time: with alpha = 1 its n-th repetition counts 1 / n, and all of n
-    together about ln n. It is what the paper's idf does for tokens, done for tokens in their context; the power law is
-    that of :class:`PowerLawWeighting`. Not from a paper: chosen and measured as docs/results.md says.
+    where :math:`f_i` is how often the n-gram of token i and the h tokens before it stands in the last ``num_batches``
+    mini-batches before the current one. Text that is new keeps its full weight. A passage that comes again, whole or in
+    parts and at whatever place, adds less each time: with alpha = 1 and one copy a mini-batch its n-th repetition
+    counts 1 / n, and all of n together about ln n. It is what the paper's idf does for tokens, done for tokens in their
+    context; the power law is that of :class:`PowerLawWeighting`. Not from a paper: chosen and measured as
+    docs/results.md says.
 
-    Weights are not scaled to mean 1: what is held back is not given to others. Beginnings of documents, with fewer than
-    h tokens before them, are looked up with those that there are. In ``.eval()`` mode the window is read only.
+    Weights are not scaled to mean 1: what is held back is not given to others. Tokens with fewer than h labels before
+    them in their document keep weight 1, and are never counted: so do short answers after masked prompts, which are
+    alike without being copies. Copies within one mini-batch do not count for each other. In ``.eval()`` mode the window
+    is read only.
 
     The state is the window: a ring of hashed n-grams, 4 bytes a token for each of ``num_batches`` mini-batches, and a
     table of their counts, 4 bytes for each of ``num_buckets``. Different n-grams may share a bucket: with n of them in
-    the window, a new one is taken for an old one with probability 1 - exp(-n / num_buckets).
+    the window, a new one is taken for an old one with probability 1 - exp(-n / num_buckets). With ``sync`` the ring and
+    its table are for the tokens of all ranks.
 
     Args:
         h (int): tokens of context, at least 1. Default: 8.
         alpha (float): exponent, positive. Default: 1.0.
-        num_batches (int): mini-batches in the window, the current one included. Default: 1024.
-        num_buckets (int): entries of the table of counts. Default: 2**24.
+        num_batches (int): mini-batches in the window, at least 1. Default: 1024.
+        num_buckets (int | None): entries of the table of counts, at most 2**30. Default: None, with the first
+            mini-batch the power of two from 8 times the tokens of a full window on.
         ignore_index (int): label of the positions that do not count. Default: -100.
         sync (bool): whether all ranks share one window, as in :class:`TFIDFWeighting`. Default: False.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If an argument is out of its range.
     """
+
+    has_unit_mean = False
 
     def __init__(
         self,
@@ -47,17 +59,15 @@ class RepetitionWeighting(TokenWeighting):
         h: int = 8,
         alpha: float = 1.0,
         num_batches: int = 1024,
-        num_buckets: int = 2**24,
+        num_buckets: int | None = None,
         ignore_index: int = -100,
         sync: bool = False,
     ) -> None:
         super().__init__()
-        if h < 1:
-            raise ValueError(f"h is {h}: a token is looked up with the h tokens before it, set it to 1 or more")
-        if not alpha > 0:
-            raise ValueError(f"alpha is {alpha}: weights fall by this power of the count, set it to more than 0")
-        if num_buckets < 1:
-            raise ValueError(f"num_buckets is {num_buckets}: it is the length of the table of counts, at least 1")
+        require_whole("h", h, 1, "a token is looked up with the h tokens before it")
+        require_number("alpha", alpha, "weights fall by this power of the count", positive=True)
+        if num_buckets is not None:
+            require_whole("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
         if not isinstance(sync, bool):
             raise ValueError(f"sync is {sync!r}: set it to true or false")
         self.h = h
@@ -84,9 +94,15 @@ class RepetitionWeighting(TokenWeighting):
 
         Returns:
             LabelExchange | None: what :meth:`forward` takes as ``begun``.
+
+        Raises:
+            ValueError: As in :meth:`forward` for types and shapes, or if the labels are larger than ``shape``.
         """
         if not self.communicates:
             return None
+        check_shape(labels)
+        if document_ids is not None:
+            check_document_ids(document_ids, labels)
         return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @torch.no_grad()
@@ -105,8 +121,8 @@ class RepetitionWeighting(TokenWeighting):
             Tensor: float32 ``[b, s]``, at most 1.
 
         Raises:
-            ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, or, on CPU, an id is
-                outside the vocabulary.
+            ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, the window that was loaded has
+                another number of buckets, or, on CPU, an id is outside the vocabulary.
         """
         if begun is None:
             begun = self.begin(labels, document_ids=document_ids)
@@ -115,26 +131,36 @@ class RepetitionWeighting(TokenWeighting):
             check_document_ids(document_ids, labels)
         if self.window.device != labels.device:
             self.window.to(labels.device)
-        buckets = self._buckets(labels, valid, document_ids)
-        weights = (1 + self.window.document_frequency(buckets).float()).pow(-self.alpha)
+        union = None if begun is None else begun.wait()
+        size = self._size_of_table(labels if union is None else union.labels)
+        buckets = self._buckets(labels, valid, document_ids, size)
+        weights = (1 + self.window.document_frequency(buckets).float()).pow(-self.alpha) * valid
         if self.training:
-            if begun is not None:
-                union = begun.wait()
-                union_valid = valid_labels(union.labels, vocab_size, self.ignore_index)
-                buckets = self._buckets(union.labels, union_valid, union.document_ids)
-            self._put_in(buckets)
-        return weights * valid
+            if union is not None:
+                of_all = valid_labels(union.labels, vocab_size, self.ignore_index)
+                buckets = self._buckets(union.labels, of_all, union.document_ids, size)
+            self._put_in(buckets, size)
+        return weights
 
-    def _buckets(self, labels: Tensor, valid: Tensor, document_ids: Tensor | None) -> Tensor:
+    def _size_of_table(self, labels: Tensor) -> int:
+        made = self.window.vocab_size
+        if made and self.num_buckets not in (None, made):
+            raise ValueError(
+                f"num_buckets is {self.num_buckets}, the window that was loaded has {made}: set it to that, or to null"
+            )
+        tokens = _BUCKETS_PER_TOKEN * self.window.num_batches * labels.numel()
+        return made or self.num_buckets or min(1 << max(tokens - 1, 0).bit_length(), _MOST_BUCKETS)
+
+    def _buckets(self, labels: Tensor, valid: Tensor, document_ids: Tensor | None, size: int) -> Tensor:
         positions = positions_in_document(valid, document_ids)
-        contexts = hash_contexts(labels, positions, self.h)
-        return torch.where(valid, hash_with(contexts, labels.long()) % self.num_buckets, NO_TOKEN)
+        hashes = hash_with(hash_contexts(labels, positions, self.h), labels.long())
+        return torch.where(valid & (positions >= self.h), hashes % size, NO_TOKEN)
 
-    def _put_in(self, buckets: Tensor) -> None:
-        seen = buckets.flatten()
+    def _put_in(self, buckets: Tensor, size: int) -> None:
+        """The window counts n-grams as it counts tokens for TF-IDF: each as often as it stands there."""
+        entering = buckets.flatten()
         if on_host(buckets):
-            known = seen[seen != NO_TOKEN].numpy()
-            self.window.update_on_host(known, len(known), num_positions=buckets.numel(), vocab_size=self.num_buckets)
+            known = entering[entering != NO_TOKEN].numpy()
+            self.window.update_on_host(known, len(known), num_positions=buckets.numel(), vocab_size=size)
         else:
-            num_known = (seen != NO_TOKEN).count_nonzero()
-            self.window.update(seen, num_known, vocab_size=self.num_buckets)
+            self.window.update(entering, (entering != NO_TOKEN).count_nonzero(), vocab_size=size)

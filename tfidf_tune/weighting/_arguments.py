@@ -1,0 +1,42 @@
+"""The numbers that weightings are given, checked with one message each."""
+
+import math
+from typing import Any
+
+
+def require_whole(name: str, value: Any, lowest: int, meaning: str, highest: int | None = None) -> None:
+    """Refuse what is no whole number of a range.
+
+    Args:
+        name (str): of the argument.
+        value (Any): its value.
+        lowest (int): the least that is possible.
+        meaning (str): what the number says, for the message.
+        highest (int | None): the most that is possible. Default: None, no limit.
+
+    Raises:
+        ValueError: If it is no int, or out of the range.
+    """
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < lowest or (highest is not None and value > highest):
+        limits = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
+        kind = "" if is_whole else "a whole number of "
+        raise ValueError(f"{name} is {value!r}: {meaning}, set it to {kind}{limits}")
+
+
+def require_number(name: str, value: Any, meaning: str, *, positive: bool = False) -> None:
+    """Refuse what is no finite number, or negative.
+
+    Args:
+        name (str): of the argument.
+        value (Any): its value.
+        meaning (str): what the number says, for the message.
+        positive (bool): whether 0 is refused too. Default: False.
+
+    Raises:
+        ValueError: If it is.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (positive and value == 0):
+        limits = "more than 0" if positive else "0 or more"
+        raise ValueError(f"{name} is {value!r}: {meaning}, set it to {limits}")
