@@ -12,6 +12,7 @@ A figure is a file beside the records, one for each model of frontier.jsonl.
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -92,7 +93,9 @@ def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
             *("objective", "lr", "LMS", "perplexity", f"LMS, perplexity against {_BASELINE}"),
             *(f"verdict against {_BASELINE}", f"against {_PEER}"),
         ]
-        parts.append(f"**{frontier.model}**\n\n" + _markdown(columns, rows))
+        controls = [record.control_lms for record in records if record.model == frontier.model]
+        floor = statistics.fmean(value for value in controls if value is not None)
+        parts.append(f"**{frontier.model}** (controls {floor:.1f})\n\n" + _markdown(columns, rows))
     return "\n\n".join(parts)
 
 

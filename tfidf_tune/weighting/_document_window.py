@@ -1,4 +1,4 @@
-"""The rolling window of document frequencies: the only state of the weighting.
+"""The rolling window of counts: of the documents that hold a token, or of n-grams, whose buckets stand for tokens.
 
 Shape suffixes: K batches in the window, T tokens of a batch, E entries: of the vocabulary and two more.
 """
