@@ -11,6 +11,17 @@ from scipy import stats
 from tfidf_tune.analysis import read_records
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")
+VERDICTS = {
+    (-1, -1): "better",
+    (-1, 0): "recites less, perplexity not told apart",
+    (-1, 1): "recites less, perplexity higher",
+    (0, -1): "LMS not told apart, perplexity lower",
+    (0, 0): "no difference shown",
+    (0, 1): "LMS not told apart, perplexity higher",
+    (1, -1): "recites more, perplexity lower",
+    (1, 0): "recites more, perplexity not told apart",
+    (1, 1): "worse",
+}
 FILES = sorted(set(re.findall(r"<!-- table: \w+ (\S+) -->", PAGE)))
 
 
@@ -28,26 +39,69 @@ def test_all_records_are_used_and_all_tables_have_rows():
 def test_operating_points_and_intervals_follow_from_the_records(file):
     """Worked out here once more, from the records alone."""
     records, _ = read_records(results_page.RECORDS / file)
-    models = re.split(r"^\*\*(.+?)\*\*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
+    models = re.split(r"^\*\*(.+?)\*\* .*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
     assert models[::2] == list(dict.fromkeys(record.model for record in records))
     for model, table in zip(models[::2], models[1::2], strict=True):
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+        points = {}
         for objective, rate, lms, perplexity, *_ in rows[2:]:
             own = [record for record in records if (record.model, record.objective) == (model, objective)]
             by_rate = {rate: [r for r in own if r.learning_rate == rate] for rate in {r.learning_rate for r in own}}
             best = min(by_rate, key=lambda rate: statistics.fmean(r.log_perplexity for r in by_rate[rate]))
+            points[objective] = {r.seed: (r.lms, r.log_perplexity) for r in by_rate[best]}
             assert rate.split(" ")[0] == f"{best:g}"
             assert lms == _interval([r.lms for r in by_rate[best]])
             assert perplexity == _interval([r.log_perplexity for r in by_rate[best]], math.exp)
+        for objective, *_, against_ce, against_goldfish in rows[2:]:
+            for reference, verdict in (("CE", against_ce), ("Goldfish", against_goldfish)):
+                assert verdict == _verdict(points[objective], points.get(reference)) or objective == reference
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if f"<!-- table: paper {file} -->" in PAGE])
+def test_what_is_said_of_the_paper_follows_from_the_records(file):
+    records, _ = read_records(results_page.RECORDS / file)
+    rows = [line.split("|")[1:-1] for line in _block("paper", file).splitlines() if line.startswith("|")][2:]
+    assert rows
+    for model, rate, *cells in ([cell.strip() for cell in row] for row in rows):
+        ce, ours = (
+            {r.seed: r for r in records if (r.model, r.objective, f"{r.learning_rate:g}") == (model, name, rate)}
+            for name in ("CE", "TF-IDF")
+        )
+        seeds = ce.keys() & ours.keys()
+        recited = [statistics.fmean(of[seed].lms for seed in of) for of in (ce, ours)]
+        assert cells[:2] == [f"{value:.2f}" for value in recited]
+        if seeds == ce.keys() == ours.keys():
+            assert cells[2] == f"{100 * (1 - recited[1] / recited[0]):.0f} %"
+        assert cells[3] == _interval([ours[seed].lms - ce[seed].lms for seed in seeds], form="{:+.1f}")
+        differences = [ours[seed].log_perplexity - ce[seed].log_perplexity for seed in seeds]
+        assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
+
+
+def test_the_figures_of_the_page_are_there():
+    for figure in re.findall(r"!\[.*?\]\((.+?)\)", PAGE):
+        assert (results_page.PAGE.parent / figure).is_file()
+
+
+def _verdict(ours, theirs):
+    """In the words of the report, from the paired t-tests' intervals."""
+    seeds = ours.keys() & (theirs or {}).keys()
+    if len(seeds) < 2:
+        return "no verdict: fewer than two pairs" if theirs else ""
+    signs = []
+    for measure in range(2):
+        pairs = zip(*((ours[seed][measure], theirs[seed][measure]) for seed in seeds), strict=True)
+        low, high = stats.ttest_rel(*pairs).confidence_interval()
+        signs.append((low > 0) - (high < 0))
+    return VERDICTS[tuple(signs)]
 
 
 def _block(name, file):
     return re.search(rf"<!-- table: {name} {re.escape(file)} -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)[1]
 
 
-def _interval(values, scale=float):
-    mean = statistics.fmean(values)
+def _interval(values, scale=float, form="{:.1f}"):
+    mean = form.format(scale(statistics.fmean(values)))
     if len(values) == 1:
-        return f"{scale(mean):.1f}"
+        return mean
     low, high = stats.ttest_1samp(values, 0).confidence_interval()
-    return f"{scale(mean):.1f} ({scale(low):.1f} to {scale(high):.1f})"
+    return f"{mean} ({form.format(scale(low))} to {form.format(scale(high))})"

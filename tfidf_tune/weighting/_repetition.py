@@ -10,7 +10,7 @@ from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, check_shape, on_host, valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks
 
-# Entries of the table of counts for each token that the window holds: at most 12 % of new n-grams are taken for old ones.
+# Entries of the table of counts for a token of the window: at most 12 % of new n-grams are then taken for old ones.
 _BUCKETS_PER_TOKEN = 8
 _MOST_BUCKETS = 2**30
 
