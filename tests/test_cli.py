@@ -28,7 +28,8 @@ def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, cap
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["lora_finetune", "demo/llama_650K_lora_memorization"] in lines
     assert ["gptj/6B_lora_memorization"] in lines
-    assert ["full_finetune", "demo/llama_3M_full_memorization"] in lines
+    assert ["full_finetune", "demo/gpt_neox_660K_full_memorization"] in lines
+    assert ["demo/llama_3M_full_memorization"] in lines
     assert ["pythia/1.4B_qlora_memorization"] in lines
     assert ["tinyllama/1.1B_full_memorization"] in lines
     assert any(line[0] == "full_finetune_single_device" for line in lines)
