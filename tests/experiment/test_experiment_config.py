@@ -392,4 +392,6 @@ def test_a_reference_that_is_not_done_yet_is_left_out(experiment_file, tmp_path)
     experiment = load_experiment(experiment_file(), ["learning_rates=[0.1]", "references=[TF-IDF]"])
     runs = [run("CE", [evaluation(samples=targets(4), blocks=blocks(10))], learning_rate=0.1)]
 
-    assert not [table for table in _write_frontier(runs, experiment, tmp_path).tables if table.name == "differences"]
+    report = _write_frontier(runs, experiment, tmp_path / "report")
+
+    assert not [table for table in report.tables if table.name == "differences"]
