@@ -137,9 +137,9 @@ def _set_axes(axes: "Axes", points: Sequence[FrontierPoint], floor: float | None
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     perplexity = [point.perplexity for point in points]
-    axes.set_xscale("log")
     room = max(1.02, (max(perplexity) / min(perplexity)) ** 0.07)
     axes.set_xlim(min(perplexity) / room, max(perplexity) * room)
+    axes.set_xscale("log")  # after the limits: around a single point it would find none by itself
     if is_wide(perplexity):
         set_log_ticks(axes.xaxis)
     else:  # less than a power of ten, of which few round numbers are 1, 2 or 5 times one
