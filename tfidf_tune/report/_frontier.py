@@ -98,8 +98,8 @@ def _figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
         "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
         "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with "
         "95 % intervals over seeds. Further down: recites less. Further left: predicts unseen text better. Dashed: "
-        "passages that were never injected, the floor. Learning rates with more than twice the highest perplexity of "
-        "an operating point lie outside."
+        "passages that were never injected, the floor. Learning rates with more than four times the highest perplexity "
+        "of an operating point lie outside."
     )
     drawings = [(frontier, frontier_drawing(frontier)) for frontier in frontiers]
     several = len(frontiers) > 1

@@ -20,7 +20,7 @@ _LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 # Where the number of an operating point may stand, in points from it; of equally good ones the first.
 _SIDES = ((8, 7), (-8, 7), (8, -7), (-8, -7))
 # What has more than so many times the highest perplexity of an operating point would squeeze all the others.
-_FURTHEST = 2.0
+_FURTHEST = 4.0
 # e to the power of it is still a float.
 _HIGHEST_LOG = 700.0
 # Below this LMS a wide axis is linear, so that it can hold 0.
@@ -33,8 +33,8 @@ def frontier_drawing(frontier: Frontier) -> "Figure | None":
     A line goes from the lowest learning rate to the highest, the markers grow with it. The operating point is large,
     has a black edge, the number of its objective in the legend, and the 95 % intervals of both means as a cross. The
     dashed line is the average LMS of the controls. Learning rates of which a run diverged are left out; those that have
-    more than twice the highest perplexity of an operating point lie outside. Where the averages lie far apart, the axis
-    of the LMS is logarithmic from 1 token on.
+    more than four times the highest perplexity of an operating point lie outside. Where the averages lie far apart, the
+    axis of the LMS is logarithmic from 1 token on.
 
     Args:
         frontier (Frontier): of a model.
