@@ -78,8 +78,8 @@ def test_a_passage_is_known_wherever_it_stands_but_for_its_beginning():
 def test_the_nth_repetition_counts_one_nth():
     weighting, labels = RepetitionWeighting(), torch.arange(20)[None]
     weights = [weighting(labels)[0] for _ in range(5)]
-    assert all(row[:8].eq(1).all() for row in weights)
-    assert [row[8:].unique().item() for row in weights] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+    assert all(row[:4].eq(1).all() for row in weights)
+    assert [row[4:].unique().item() for row in weights] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
 
 
 def test_short_answers_after_masked_prompts_keep_their_weight():

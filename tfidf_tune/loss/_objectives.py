@@ -205,7 +205,7 @@ class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
     """Cross-entropy in which repeated text counts less, see :class:`~tfidf_tune.weighting.RepetitionWeighting`.
 
     Args:
-        h (int): tokens of context, at least 1. Default: 8.
+        h (int): tokens of context, at least 1. Default: 4.
         alpha (float): exponent, positive. Default: 1.0.
         num_batches (int): mini-batches in the window. Default: 1024.
         num_buckets (int | None): entries of the table of counts. Default: None, by the size of the window.
@@ -218,7 +218,7 @@ class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
     def __init__(
         self,
         *,
-        h: int = 8,
+        h: int = 4,
         alpha: float = 1.0,
         num_batches: int = 1024,
         num_buckets: int | None = None,

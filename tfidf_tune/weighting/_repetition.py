@@ -39,7 +39,7 @@ class RepetitionWeighting(TokenWeighting):
     its table are for the tokens of all ranks.
 
     Args:
-        h (int): tokens of context, at least 1. Default: 8.
+        h (int): tokens of context, at least 1. Default: 4.
         alpha (float): exponent, positive. Default: 1.0.
         num_batches (int): mini-batches in the window, at least 1. Default: 1024.
         num_buckets (int | None): entries of the table of counts, at most 2**30. Default: None, with the first
@@ -56,7 +56,7 @@ class RepetitionWeighting(TokenWeighting):
     def __init__(
         self,
         *,
-        h: int = 8,
+        h: int = 4,
         alpha: float = 1.0,
         num_batches: int = 1024,
         num_buckets: int | None = None,
