@@ -49,7 +49,7 @@ def filled(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         records, provenance = read_records(RECORDS / match[3])
-        return f"{match[1]}\n{_TABLES[match[2]](records, provenance)}\n\n{match[4]}"
+        return f"{match[1]}\n{_TABLES[match[2]](records, provenance)}\n\n{match[5]}"
 
     return _BLOCK.sub(block, page)
 
