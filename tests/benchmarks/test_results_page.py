@@ -110,5 +110,5 @@ def _interval(values, scale=float, form="{:.1f}"):
 
 def _ends(values):
     """Of the t-interval, by its textbook formula: scipy's own test warns where values are nearly equal."""
-    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return statistics.fmean(values) - half, statistics.fmean(values) + half
