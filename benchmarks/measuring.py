@@ -5,7 +5,6 @@ import ctypes
 import datetime
 import json
 import math
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao
 
 import torch
 from scipy.stats import quantile_test
+
+from tfidf_tune.analysis import describe_machine
 
 
 class Peak:
@@ -123,14 +124,7 @@ def hardware(device: str) -> str:
     """The GPU's name, or the processor's with the threads that torch uses."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"{cpu_name()}, {torch.get_num_threads()} threads"
-
-
-def cpu_name() -> str:
-    """The processor's name where Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{describe_machine()['cpu']}, {torch.get_num_threads()} threads"
 
 
 def heading(result: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from measuring import markdown_table  # type: ignore[import-not-found]
+
 from tfidf_tune.analysis import (
     Frontier,
     FrontierCurve,
@@ -63,7 +65,7 @@ def _provenance(records: Sequence[RunRecord], provenance: dict[str, str]) -> str
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}, two at a time",
         **{name: value for name, value in provenance.items() if name != "platform"},
     }
-    return _markdown(("", ""), [list(row) for row in rows.items()])
+    return str(markdown_table(("", ""), [list(row) for row in rows.items()]))
 
 
 def _numbers_of_questions(records: Sequence[RunRecord]) -> str:
@@ -95,7 +97,7 @@ def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
         ]
         controls = [record.control_lms for record in records if record.model == frontier.model]
         floor = statistics.fmean(value for value in controls if value is not None)
-        parts.append(f"**{frontier.model}** (controls {floor:.1f})\n\n" + _markdown(columns, rows))
+        parts.append(f"**{frontier.model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
     return "\n\n".join(parts)
 
 
@@ -116,7 +118,7 @@ def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
         if (one.objective, one.reference) == (_PAPER, _BASELINE)
     ]
     columns = ("setting", "lr", f"LMS {_BASELINE}", f"LMS {_PAPER}", "reduction", "LMS difference", "perplexity")
-    return _markdown(columns, rows)
+    return str(markdown_table(columns, rows))
 
 
 _TABLES: dict[str, Callable[[Sequence[RunRecord], dict[str, str]], str]] = {
@@ -162,11 +164,6 @@ def _change(one: SeedDifference | None) -> str:
 
 def _words(one: SeedDifference | None) -> str:
     return "" if one is None else one.verdict
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def draw_figures(file: str = "frontier.jsonl") -> None:

@@ -103,5 +103,7 @@ class ProductWeighting(TokenWeighting):
             )
             for factor in (self.first, self.second)
         )
-        valid = valid_labels(labels, vocab_size, self.ignore_index)
-        return unit_mean(first * second, valid) if self.has_unit_mean else first * second
+        product: Tensor = first * second
+        if not self.has_unit_mean:
+            return product
+        return unit_mean(product, valid_labels(labels, vocab_size, self.ignore_index))

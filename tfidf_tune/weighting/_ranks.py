@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfidf_tune.weighting._labels import check_document_ids, check_shape
+
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -70,8 +72,11 @@ def exchange_labels(
         LabelExchange: to be waited for.
 
     Raises:
-        ValueError: If the labels are larger than ``shape``.
+        ValueError: If labels or document ids have another type or shape, or the labels are larger than ``shape``.
     """
+    check_shape(labels)
+    if document_ids is not None:
+        check_document_ids(document_ids, labels)
     num_rows, length = labels.shape
     most_rows, most_positions = _largest_shape(labels) if shape is None else shape
     if num_rows > most_rows or length > most_positions:

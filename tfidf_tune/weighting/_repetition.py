@@ -7,7 +7,7 @@ from tfidf_tune.weighting._arguments import require_number, require_whole
 from tfidf_tune.weighting._context_hash import hash_contexts, hash_with, positions_in_document
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
-from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, check_shape, on_host, valid_labels
+from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, on_host, valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks
 
 # Entries of the table of counts for a token of the window: at most 12 % of new n-grams are then taken for old ones.
@@ -100,9 +100,6 @@ class RepetitionWeighting(TokenWeighting):
         """
         if not self.communicates:
             return None
-        check_shape(labels)
-        if document_ids is not None:
-            check_document_ids(document_ids, labels)
         return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @torch.no_grad()

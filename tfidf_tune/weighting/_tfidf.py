@@ -165,9 +165,6 @@ class TFIDFWeighting(TokenWeighting):
         """
         if not self.communicates:
             return None
-        check_shape(labels)
-        if document_ids is not None:
-            check_document_ids(document_ids, labels)
         return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @torch.no_grad()
