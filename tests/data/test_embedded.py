@@ -1,5 +1,6 @@
 import ast
 import gc
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def test_there_is_about_a_megabyte_or_more():
 
 def test_documents_keep_their_order():
     first = embedded_documents("train")
-    _embedded._all_documents.cache_clear()
+    _embedded._splits.cache_clear()
     assert embedded_documents("train") == first
 
 
@@ -42,7 +43,7 @@ def test_docstrings_of_modules_classes_methods_and_nested_functions_are_found():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="splits 'train' and 'validation', not 'test'"):
+    with pytest.raises(ValueError, match="splits 'train', 'validation', 'reference_train', .*, not 'test'"):
         embedded_documents("test")
 
 
@@ -58,9 +59,20 @@ def test_slices_of_a_split_are_those_of_datasets():
     assert 0 < share < len(train)
 
 
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_the_two_kinds_of_text_make_up_each_split(part):
+    both, reference, docstrings = (embedded_documents(f"{kind}{part}") for kind in ("", "reference_", "docstrings_"))
+    known = {text.strip() for text in topics.values()}
+    assert reference + docstrings == both
+    assert reference == [text for text in both if text in known]
+    assert len(reference) >= 5
+    assert len(docstrings) > len(reference)
+    assert embedded_documents(f"reference_{part}[:3]") == reference[:3]
+
+
 @pytest.mark.parametrize("split", ["test[:5]", "train[5]", "train[:101%]", "train[:x]", ""])
 def test_a_slice_that_is_none_is_refused(split):
-    with pytest.raises(ValueError, match=r"splits 'train' and 'validation', not '.*'; a slice of one is written"):
+    with pytest.raises(ValueError, match=r"splits 'train', 'validation', .*, not '.*'; a slice of one is written"):
         embedded_documents(split)
 
 

@@ -1,7 +1,7 @@
 """The embedded corpus: English that every Python carries, for demos and tests without a network.
 
-It consists of the language reference behind ``help()`` (``pydoc_data.topics``) and of the docstrings of
-the standard library, read from its source files without importing them. It differs a little from one
+It consists of two kinds of text: the language reference behind ``help()`` (``pydoc_data.topics``) and the docstrings
+of the standard library, read from its source files without importing them. It differs a little from one
 Python version to the next, and is the same wherever the version is the same.
 """
 
@@ -41,18 +41,20 @@ _SKIPPED_FOLDERS = {
     "tests",
     "turtledemo",
 }
+_REFERENCE, _DOCSTRINGS = "reference", "docstrings"
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def embedded_documents(split: str) -> list[str]:
     """Return the documents of the embedded corpus, distinct and in a fixed order.
 
-    A document's split follows from a hash of its text, about 10 % being validation, so no document
-    is in both.
+    A document's split follows from a hash of its text, about 10 % being validation, so no document is in both. Each
+    kind of text has splits of its own too, parts of the others, for what needs text of two kinds.
 
     Args:
-        split (str): ``"train"`` or ``"validation"``, or a slice as ``datasets`` has them: ``"train[:60%]"``,
-            ``"train[60%:]"``, ``"validation[:20]"``.
+        split (str): ``"train"`` or ``"validation"``; ``"reference_train"``, ``"reference_validation"``,
+            ``"docstrings_train"`` or ``"docstrings_validation"``; or a slice as ``datasets`` has them:
+            ``"train[:60%]"``, ``"train[60%:]"``, ``"validation[:20]"``.
 
     Returns:
         list[str]: texts of at least 200 characters.
@@ -60,14 +62,13 @@ def embedded_documents(split: str) -> list[str]:
     Raises:
         ValueError: If there is no such split, or no document in the slice.
     """
-    splits: dict[str, list[str]] = {"train": [], "validation": []}
-    for text in _all_documents():
-        splits["validation" if _is_validation(text) else "train"].append(text)
+    splits = _splits()
     try:
         slices = ReadInstruction.from_spec(split).to_absolute({name: len(texts) for name, texts in splits.items()})
     except ValueError as error:
+        names = ", ".join(map(repr, splits))
         raise ValueError(
-            f"the embedded corpus has the splits 'train' and 'validation', not {split!r}; "
+            f"the embedded corpus has the splits {names}, not {split!r}; "
             f"a slice of one is written 'train[:60%]' or 'validation[10:20]' ({error})"
         ) from error
     documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
@@ -125,10 +126,23 @@ def _check_same(folder: Path, vocab_size: int) -> None:
 
 
 @cache
-def _all_documents() -> tuple[str, ...]:
+def _splits() -> dict[str, list[str]]:
     with _garbage_collection_paused():
-        texts = [text.strip() for text in (*topics.values(), *_standard_library_docstrings())]
-    return tuple(text for text in dict.fromkeys(texts) if len(text) >= _MIN_CHARACTERS)
+        kinds = {_REFERENCE: topics.values(), _DOCSTRINGS: _standard_library_docstrings()}
+        kind_of: dict[str, str] = {}
+        for kind, texts in kinds.items():
+            for text in map(str.strip, texts):
+                if len(text) >= _MIN_CHARACTERS:
+                    kind_of.setdefault(text, kind)
+    names = (
+        f"{prefix}{part}" for prefix in ("", f"{_REFERENCE}_", f"{_DOCSTRINGS}_") for part in ("train", "validation")
+    )
+    splits: dict[str, list[str]] = {name: [] for name in names}
+    for text, kind in kind_of.items():
+        part = "validation" if _is_validation(text) else "train"
+        splits[part].append(text)
+        splits[f"{kind}_{part}"].append(text)
+    return splits
 
 
 @contextmanager
