@@ -155,6 +155,18 @@ def test_ties_go_to_the_lower_learning_rate_and_ends_are_flagged(perplexities, c
     assert (one.operating.learning_rate, one.range_end) == (chosen, end)
 
 
+def test_the_operating_point_is_chosen_by_the_seeds_that_all_learning_rates_have():
+    lucky = [record(seed=1, learning_rate=1e-3, log_perplexity=3.0)]  # a seed that is easy for all
+    first = [record(seed=seed, learning_rate=2e-3, log_perplexity=log) for seed, log in enumerate((3.6, 2.9, 3.5))]
+    (found,) = traced([*lucky, *first]).curves
+    assert (found.operating.learning_rate, found.chosen_by) == (2e-3, (1,))
+    assert found.operating.lms.num_seeds == 3
+
+    diverged = [record(seed=1, learning_rate=4e-3, log_perplexity=math.inf)]
+    (found,) = traced([*lucky, *first[:1], *diverged]).curves
+    assert (found.operating.learning_rate, found.chosen_by) == (1e-3, ())  # no seed in common: each by its own
+
+
 def test_a_single_learning_rate_has_no_second_table_and_a_single_seed_no_verdict():
     frontier = traced([record(), record("B", 2.0)])
     (one,) = frontier.at_operating_points

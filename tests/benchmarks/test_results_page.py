@@ -49,7 +49,10 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
         for objective, rate, lms, perplexity, *_ in rows[2:]:
             own = [record for record in records if (record.model, record.objective) == (model, objective)]
             by_rate = {rate: [r for r in own if r.learning_rate == rate] for rate in {r.learning_rate for r in own}}
-            best = min(by_rate, key=lambda rate: statistics.fmean(r.log_perplexity for r in by_rate[rate]))
+            common = set.intersection(*({r.seed for r in runs} for runs in by_rate.values()))
+            assert common
+            of_common = {rate: [r.log_perplexity for r in runs if r.seed in common] for rate, runs in by_rate.items()}
+            best = min(of_common, key=lambda rate: statistics.fmean(of_common[rate]))
             points[objective] = {r.seed: (r.lms, r.log_perplexity) for r in by_rate[best]}
             assert rate.split(" ")[0] == f"{best:g}"
             assert lms == _interval([r.lms for r in by_rate[best]])

@@ -170,6 +170,15 @@ def test_ends_of_the_range_and_models_are_told():
     assert [figure.name for figure in frontier_report(records).figures] == ["frontier_1", "frontier_2"]
 
 
+def test_learning_rates_of_different_seeds_are_told():
+    runs = [one for one in grown_records() if (one.objective, one.learning_rate, one.seed) != ("CE", 3e-3, 2)]
+    told = [text for text in frontier_report(runs).statements if "same seeds" in text]
+    assert told == [
+        "Not every learning rate of CE has the same seeds: the operating point is chosen by those that all have."
+    ]
+    assert not any("same seeds" in text for text in frontier_report(grown_records()).statements)
+
+
 def test_the_lead_and_the_provenance_say_what_the_runs_are():
     made = frontier_report(grown_records(), references=["Goldfish"], provenance={"cpu": "fast"})
     assert made.lead.startswith(

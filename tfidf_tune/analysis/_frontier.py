@@ -50,6 +50,8 @@ class FrontierCurve:
         points (tuple[FrontierPoint, ...]): by ascending learning rate.
         operating (FrontierPoint | None): the learning rate of the lowest held-out perplexity, of equal ones the lower:
             what one would choose without a look at the passages. None where runs of every learning rate diverged.
+        chosen_by (tuple[int | None, ...]): the seeds by which it was chosen: those that all learning rates without a
+            diverged run have. Empty where there is none such: then each counts by the seeds it has.
         range_end (str | None): "lowest" or "highest" where that learning rate is an end of those tried, so that a
             better one may lie beyond; "only" where there was one; None where it lies inside, or there is none.
         on_front (bool): whether no point of the model has as low an LMS and as low a perplexity as the operating
@@ -62,6 +64,7 @@ class FrontierCurve:
     objective: str
     points: tuple[FrontierPoint, ...]
     operating: FrontierPoint | None
+    chosen_by: tuple[int | None, ...]
     range_end: str | None
     on_front: bool
     lms_at_baseline: float | None
@@ -182,7 +185,8 @@ def _frontier(
     used = [record for record in records if reasons[record.title] is None]
     _require_same_questions(used)
     points = {name: found for name in objectives if (found := _points([r for r in used if r.objective == name]))}
-    operating = {name: _operating_point(found) for name, found in points.items()}
+    common = {name: _common_seeds(found) for name, found in points.items()}
+    operating = {name: _operating_point(found, common[name]) for name, found in points.items()}
     at_baseline = operating.get(references[0])
     everywhere = [point for found in points.values() for point in found if point.finite]
     curves = tuple(
@@ -190,6 +194,7 @@ def _frontier(
             objective=name,
             points=found,
             operating=chosen,
+            chosen_by=common[name],
             range_end=_range_end(found, chosen),
             on_front=chosen is not None and not any(_dominates(point, chosen) for point in everywhere),
             lms_at_baseline=None if at_baseline is None else _lms_at(found, at_baseline.log_perplexity.mean),
@@ -254,10 +259,20 @@ def _measured(record: RunRecord) -> tuple[float, float]:
     return record.lms, record.log_perplexity
 
 
-def _operating_point(points: Sequence[FrontierPoint]) -> FrontierPoint | None:
-    """The first of the lowest, which is that of the lower learning rate."""
-    finite = [point for point in points if point.finite]
-    return min(finite, key=lambda point: point.log_perplexity.mean, default=None)
+def _common_seeds(points: Sequence[FrontierPoint]) -> tuple[int | None, ...]:
+    """The seeds of the first that all have, points with a diverged run left out."""
+    seeds = [[record.seed for record in point.records] for point in points if point.finite]
+    return tuple(seed for seed in seeds[0] if all(seed in others for others in seeds)) if seeds else ()
+
+
+def _operating_point(points: Sequence[FrontierPoint], seeds: Sequence[int | None]) -> FrontierPoint | None:
+    """The first of the lowest, which is that of the lower learning rate; by these seeds, by all where there is none."""
+
+    def log_perplexity(point: FrontierPoint) -> float:
+        counted = [record for record in point.records if record.seed in seeds] or point.records
+        return float(np.mean([_measured(record)[1] for record in counted]))
+
+    return min((point for point in points if point.finite), key=log_perplexity, default=None)
 
 
 def _range_end(points: Sequence[FrontierPoint], chosen: FrontierPoint | None) -> str | None:

@@ -23,7 +23,7 @@ def frontier_statements(frontiers: Sequence[Frontier]) -> tuple[str, ...]:
     return tuple(
         f"{frontier.model}: {text}" if prefix else text
         for frontier in frontiers
-        for text in (*_verdicts(frontier), *_front(frontier), *_range_ends(frontier), *_diverged(frontier))
+        for text in (*_verdicts(frontier), *_front(frontier), *_doubts(frontier))
     )
 
 
@@ -77,6 +77,10 @@ def _front(frontier: Frontier) -> list[str]:
     ]
 
 
+def _doubts(frontier: Frontier) -> list[str]:
+    return [*_range_ends(frontier), *_unequal_seeds(frontier), *_diverged(frontier)]
+
+
 def _range_ends(frontier: Frontier) -> list[str]:
     statements = []
     for end in ("lowest", "highest"):
@@ -87,6 +91,20 @@ def _range_ends(frontier: Frontier) -> list[str]:
                 "one may lie beyond."
             )
     return statements
+
+
+def _unequal_seeds(frontier: Frontier) -> list[str]:
+    unequal = [
+        curve.objective
+        for curve in frontier.curves
+        if len({frozenset(record.seed for record in point.records) for point in curve.points}) > 1
+    ]
+    if not unequal:
+        return []
+    return [
+        f"Not every learning rate of {joined(unequal)} has the same seeds: the operating point is chosen by those that "
+        "all have."
+    ]
 
 
 def _diverged(frontier: Frontier) -> list[str]:

@@ -91,9 +91,9 @@ def _operating_points(frontiers: Sequence[Frontier]) -> Table:
     rows = tuple((model, curve.objective, *_operating_cells(curve)) for model, curve in curves)
     notes = (
         "Operating point: of the learning rates that were tried, the one of the lowest mean held-out perplexity, which "
-        f"one would choose without a look at the passages. {_INTERVALS} The perplexity is the geometric mean over "
-        "seeds. End of range: that learning rate is the lowest, the highest or the only one tried, so that a better "
-        "one may lie beyond.",
+        f"one would choose without a look at the passages, by the seeds that all its learning rates have. {_INTERVALS} "
+        "The perplexity is the geometric mean over seeds. End of range: that learning rate is the lowest, the highest "
+        "or the only one tried, so that a better one may lie beyond.",
         f"LMS at {baseline}'s perplexity: on the objective's own line through its learning rates, where it has the "
         f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it twice, at the lower "
         "learning rate); nothing where it never has it. On the front: no objective has at any learning rate as low an "
