@@ -345,6 +345,17 @@ def test_an_optimizer_that_takes_no_step_is_planned_without_state():
     assert "optimizer state  " not in str(found)
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_objectives_state_counts_in_memory_and_in_what_is_saved_to_resume(num_shards):
+    without = plan(build(), num_shards=num_shards)
+    found = plan(build(), num_shards=num_shards, objective_state=3 * 2**20)
+
+    assert found.total == without.total + 3 * 2**20
+    assert found.saved_to_resume == without.saved_to_resume + num_shards * 3 * 2**20
+    assert "objective state      3.00 MiB" in str(found).splitlines()
+    assert "objective state" not in str(without)
+
+
 PLAN = MemoryPlan(
     num_trained=1_500_000_000,
     num_frozen=1000,

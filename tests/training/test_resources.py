@@ -16,6 +16,8 @@ from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.training import Run, SetupError, build_model, plan_memory
 from tfidf_tune.training._data import longest_sequence
 
+# Bytes of the recipes' window: 16 mini-batches of 4 x 32 tokens, 320 and two more entries, two counters.
+WINDOW = 4 * 16 * 4 * 32 + 4 * (320 + 2) + 4 * 16 + 8
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -55,9 +57,10 @@ def test_the_plan_is_printed_before_training(recipe_config, capsys, lora, traine
     assert f"{trained:,} trained, {frozen:,} frozen" in told
     for part in ("weights", "optimizer state", "gradients", "activations", "loss", "needed at least", "available"):
         assert f"\n{part} " in told
+    assert f"\nobjective state{WINDOW / 2**20:>10.2f} MiB\n" in told
     assert "not estimated" not in told
     checkpoint = trained * 4 / 2**20
-    to_resume = 3 * checkpoint  # AdamW keeps two numbers beside each weight
+    to_resume = 3 * checkpoint + WINDOW / 2**20  # AdamW keeps two numbers beside each weight
     assert f"\n5 checkpoints of {checkpoint:.2f} MiB and 2 to resume from of {to_resume:.2f} MiB; " in told
     assert told.index("5 checkpoints") < told.index("step/s")
 
@@ -66,7 +69,8 @@ def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_con
     lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, max_steps=1, merge_adapter=True))
 
     told = capsys.readouterr().err
-    assert f"5 checkpoints of {39_072 * 4 / 2**20:.2f} MiB and 2 to resume from of {3 * 1_792 * 4 / 2**20:.2f}" in told
+    to_resume = 3 * 1_792 * 4 + WINDOW
+    assert f"5 checkpoints of {39_072 * 4 / 2**20:.2f} MiB and 2 to resume from of {to_resume / 2**20:.2f} MiB" in told
 
 
 def test_a_run_without_resume_checkpoints_plans_none(recipe_config, capsys):
@@ -97,13 +101,13 @@ def test_what_cannot_fit_into_memory_is_refused_before_anything_is_loaded(recipe
 
 @pytest.mark.parametrize(("key", "value"), [("save_at_percent", [50, 100]), ("keep_last_n_checkpoints", 1)])
 def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch, key, value):
-    """5 x 156,288 bytes and 3 x 3 x as much: two to keep, one that is being written."""
-    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, 14 * 39_072 * 4))
+    """5 x 156,288 bytes and, thrice, 3 x as much and the window: two to keep, one that is being written."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, 14 * 39_072 * 4 + 3 * WINDOW))
     cfg = recipe_config()
 
     with pytest.raises(
         SetupError,
-        match=r"5 checkpoints of 0\.15 MiB and 2 to resume from of 0\.45 MiB do not fit into .*run, where 2\.09 MiB",
+        match=r"5 checkpoints of 0\.15 MiB and 2 to resume from of 0\.46 MiB do not fit into .*run, where 2\.11 MiB",
     ):
         full_finetune.recipe_main.__wrapped__(cfg)
 

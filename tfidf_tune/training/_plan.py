@@ -42,7 +42,9 @@ class MemoryPlan:
         loss (int | None): bytes that the loss keeps beside them. None: not estimated.
         step (int): most bytes that gradients, activations, loss and what is short-lived take at one time. Gradients
             come as activations go, so it is less than their sum.
-        saved_to_resume (int): bytes of a resume checkpoint on the disk: weights that are trained, optimizer state.
+        saved_to_resume (int): bytes of a resume checkpoint on the disk: weights that are trained, optimizer state,
+            and the objective's state of each process.
+        objective_state (int): bytes of the objective's state, a window for example, once it is in use.
         quantized_state (str | None): class of optimizer state that is made of several tensors. None: there is none.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
@@ -56,6 +58,7 @@ class MemoryPlan:
     loss: int | None
     step: int
     saved_to_resume: int
+    objective_state: int = 0
     quantized_state: str | None = None
     not_estimated: tuple[str, ...] = ()
 
@@ -68,13 +71,14 @@ class MemoryPlan:
             "gradients": self.gradients,
             "activations": self.activations,
             "loss": self.loss,
+            "objective state": self.objective_state or None,
         }
         return {name: size for name, size in parts.items() if size is not None}
 
     @property
     def total(self) -> int:
         """Bytes needed at the least at one time."""
-        return self.weights + (self.optimizer or 0) + self.step
+        return self.weights + (self.optimizer or 0) + self.objective_state + self.step
 
     def table(self, available: int | None = None) -> str:
         """Write the plan for people, one part a line.
@@ -110,6 +114,7 @@ def plan_memory(
     enable_activation_checkpointing: bool = False,
     autocast_dtype: torch.dtype | None = None,
     num_shards: int = 1,
+    objective_state: int = 0,
 ) -> MemoryPlan:
     """Find out what training a model takes, by a training step on the meta device, which has neither memory nor time.
 
@@ -128,6 +133,7 @@ def plan_memory(
             model too, which keeps less than it does uncompiled. Default: False.
         autocast_dtype (torch.dtype | None): dtype of ``torch.autocast`` around the forward pass. Default: None.
         num_shards (int): processes that share weights, gradients and optimizer state. Default: 1.
+        objective_state (int): bytes of the objective's state in each process. Default: 0.
 
     Returns:
         MemoryPlan: the plan; it names what could not be estimated: the activations of a model that does not run on the
@@ -156,7 +162,8 @@ def plan_memory(
         not_estimated.append(f"activations and loss ({type(error).__name__}: {first_line(error)})")
     if loss.head == "torch":
         not_estimated.append("what PyTorch's linear_cross_entropy takes for the time of its work")
-    saved_to_resume = gradients + (optimizer or 0)  # a gradient has the size of its weight
+    # A gradient has the size of its weight; each process saves its own objective.
+    saved_to_resume = gradients + (optimizer or 0) + num_shards * objective_state
     if num_shards > 1:
         # What is gathered for a moment is not counted, as a lower bound may: layers, and gradients on their way.
         gradients = -(-gradients // num_shards)
@@ -172,6 +179,7 @@ def plan_memory(
         loss=loss_bytes,
         step=step,
         saved_to_resume=saved_to_resume,
+        objective_state=objective_state,
         quantized_state=quantized_state,
         not_estimated=tuple(not_estimated),
     )
@@ -195,7 +203,8 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
         f"largest part is {max(parts, key=parts.__getitem__)}:\n{plan.table(available)}\n"
         "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
         "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; weights "
-        "with dtype=bf16, or with LoRA and model.quantize_base=True; refuse_if_too_large=False tries it nevertheless"
+        "with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with a lower "
+        "loss.num_batches; refuse_if_too_large=False tries it nevertheless"
     )
 
 

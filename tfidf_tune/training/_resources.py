@@ -39,6 +39,10 @@ def check_resources(
     """
     world_size, _ = get_world_size_and_rank()
     seq_len = longest_sequence(dataset)
+    vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
+    objective_state = loss.weighting.num_state_bytes(
+        cfg.batch_size, seq_len, vocab_size=vocab_size, num_ranks=world_size
+    )
     plan = plan_memory(
         model,
         loss,
@@ -50,6 +54,7 @@ def check_resources(
         enable_activation_checkpointing=cfg.enable_activation_checkpointing or cfg.compile,
         autocast_dtype=torch.float16 if run.dtype is torch.float16 else None,
         num_shards=world_size,
+        objective_state=objective_state,
     )
     if plan.quantized_state and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(

@@ -72,6 +72,21 @@ class DocumentWindow(nn.Module):
         """Length of the table of document frequencies so far."""
         return self.document_frequency_E.shape[0] - 2
 
+    def num_bytes(self, num_positions: int, vocab_size: int) -> int:
+        """Tell how large the window gets.
+
+        Args:
+            num_positions (int): those of its widest mini-batch, the first of that width.
+            vocab_size (int): entries of the table.
+
+        Returns:
+            int: bytes of all buffers.
+        """
+        entries = self.num_batches * max(num_positions, self.entries_KT.shape[1])
+        table = max(vocab_size, self.vocab_size) + 2
+        sizes = {"entries_KT": entries, "document_frequency_E": table}
+        return sum(buffer.itemsize * sizes.get(name, buffer.numel()) for name, buffer in self.named_buffers())
+
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
         """Put a batch into the window and let the oldest one fall out.
 

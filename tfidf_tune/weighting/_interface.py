@@ -52,6 +52,20 @@ class TokenWeighting(nn.Module, ABC):
             token_ids (Iterable[int]): BOS, EOS and the like. They take the place of those named before.
         """
 
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Tell how large the state is once mini-batches of a shape have been seen, for a plan of memory.
+
+        Args:
+            batch_size (int): rows of a mini-batch.
+            seq_len (int): positions of a row.
+            vocab_size (int): of the model.
+            num_ranks (int): processes, of which each has such a mini-batch. Default: 1.
+
+        Returns:
+            int: bytes on each rank.
+        """
+        return sum(buffer.nbytes for buffer in self.buffers())
+
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> LabelExchange | None:

@@ -47,6 +47,10 @@ class PowerLawWeighting(TokenWeighting):
         self.ignore_index = ignore_index
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
 
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Tell the bytes of the counts, whatever the mini-batch."""
+        return self.counts.itemsize * max(vocab_size, len(self.counts))
+
     @torch.no_grad()
     def forward(
         self,

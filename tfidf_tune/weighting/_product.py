@@ -60,6 +60,13 @@ class ProductWeighting(TokenWeighting):
         self.first.exempt(token_ids)
         self.second.exempt(token_ids)
 
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Tell the bytes of both factors' states."""
+        return sum(
+            factor.num_state_bytes(batch_size, seq_len, vocab_size=vocab_size, num_ranks=num_ranks)
+            for factor in (self.first, self.second)
+        )
+
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> LabelExchange | None:

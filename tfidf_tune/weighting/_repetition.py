@@ -82,6 +82,11 @@ class RepetitionWeighting(TokenWeighting):
         """Whether labels of other ranks are needed: with ``sync``, in ``.train()`` mode, with several processes."""
         return self.sync and self.training and has_other_ranks()
 
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
+        num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
+        return self.window.num_bytes(num_positions, self._size_of_table(num_positions))
+
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> LabelExchange | None:
@@ -129,7 +134,7 @@ class RepetitionWeighting(TokenWeighting):
         if self.window.device != labels.device:
             self.window.to(labels.device)
         union = None if begun is None else begun.wait()
-        size = self._size_of_table(labels if union is None else union.labels)
+        size = self._size_of_table((labels if union is None else union.labels).numel())
         buckets = self._buckets(labels, valid, document_ids, size)
         weights = (1 + self.window.document_frequency(buckets).float()).pow(-self.alpha) * valid
         if self.training:
@@ -139,13 +144,13 @@ class RepetitionWeighting(TokenWeighting):
             self._put_in(buckets, size)
         return weights
 
-    def _size_of_table(self, labels: Tensor) -> int:
+    def _size_of_table(self, num_positions: int) -> int:
         made = self.window.vocab_size
         if made and self.num_buckets not in (None, made):
             raise ValueError(
                 f"num_buckets is {self.num_buckets}, the window that was loaded has {made}: set it to that, or to null"
             )
-        tokens = _BUCKETS_PER_TOKEN * self.window.num_batches * labels.numel()
+        tokens = _BUCKETS_PER_TOKEN * self.window.num_batches * num_positions
         return made or self.num_buckets or min(1 << max(tokens - 1, 0).bit_length(), _MOST_BUCKETS)
 
     def _buckets(self, labels: Tensor, valid: Tensor, document_ids: Tensor | None, size: int) -> Tensor:

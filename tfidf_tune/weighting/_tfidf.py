@@ -145,6 +145,11 @@ class TFIDFWeighting(TokenWeighting):
         """Whether labels of other ranks are needed: with ``sync``, in ``.train()`` mode, with several processes."""
         return self.sync and self.training and has_other_ranks()
 
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
+        num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
+        return self.window.num_bytes(num_positions, vocab_size)
+
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> LabelExchange | None:
