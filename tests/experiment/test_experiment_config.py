@@ -266,6 +266,10 @@ def test_a_learning_rate_is_given_in_one_place(experiment_file, override, told):
         ("overrides.checkpointer.checkpoint_dir=./nowhere", "CE: checkpointer.checkpoint_dir: no such folder nowhere"),
         ("objectives.CE={_component_: torch.nn.CrossEntropyLoss}", "these recipes take tfidf_tune's objectives"),
         ("objectives.CE={_component_: tfidf_tune.loss.Nothing}", "no component 'tfidf_tune.loss.Nothing'"),
+        (
+            "objectives.Other={_component_: tfidf_tune.loss.GoldfishCrossEntropyLoss, k: 1}",
+            "Other: config: loss: k is 1: one token in k",
+        ),
         ("objectives.CE._component_=null", "loss has to be a section with `_component_`"),
         ("objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}", "'CE' and 'ce' would share the folder ce"),
         ("objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}", "makes no folder of its own"),

@@ -139,6 +139,13 @@ def test_the_table_is_made_for_the_window(num_batches, shape, size):
     assert weighting.window.vocab_size == size
 
 
+def test_a_window_of_n_grams_of_another_length_is_refused():
+    saved = RepetitionWeighting(h=3).state_dict()
+    RepetitionWeighting(h=3).load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="n-grams of 3 tokens of context, h is 4: set h to 3, or start with a new"):
+        RepetitionWeighting(h=4).load_state_dict(saved)
+
+
 def test_a_window_with_another_number_of_buckets_is_refused():
     first, labels = RepetitionWeighting(num_buckets=64), torch.zeros(2, 12, dtype=torch.int64)
     first(labels)

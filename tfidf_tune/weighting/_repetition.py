@@ -1,5 +1,7 @@
 """Repetition weights: the more often a token has followed the same context, the less it counts."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,7 @@ class RepetitionWeighting(TokenWeighting):
     """
 
     has_unit_mean = False
+    context_length: Tensor
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class RepetitionWeighting(TokenWeighting):
         self.ignore_index = ignore_index
         self.sync = sync
         self.window = DocumentWindow(num_batches)
+        self.register_buffer("context_length", torch.tensor([h]))  # that of the n-grams in the window
 
     @property
     def communicates(self) -> bool:
@@ -85,7 +89,7 @@ class RepetitionWeighting(TokenWeighting):
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
         """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
         num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
-        return self.window.num_bytes(num_positions, self._size_of_table(num_positions))
+        return self.context_length.nbytes + self.window.num_bytes(num_positions, self._size_of_table(num_positions))
 
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
@@ -143,6 +147,17 @@ class RepetitionWeighting(TokenWeighting):
                 buckets = self._buckets(union.labels, of_all, union.document_ids, size)
             self._put_in(buckets, size)
         return weights
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "context_length")
+        if saved is not None and int(saved) != self.h:
+            error_msgs: list[str] = args[-1]
+            error_msgs.append(
+                f"the saved window holds n-grams of {int(saved)} tokens of context, h is {self.h}: set h to "
+                f"{int(saved)}, or start with a new window"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _size_of_table(self, num_positions: int) -> int:
         made = self.window.vocab_size
