@@ -1,6 +1,7 @@
 """A training step with torchtune's stock cross-entropy, with ours, and with TF-IDF: time and peak memory.
 
     python benchmarks/training_step.py                                      # the demo's model on this CPU
+    python benchmarks/training_step.py --objectives                         # every other objective as well
     python benchmarks/training_step.py --config tinyllama/1.1B_full_memorization --device cuda --dtype bf16
 
 The steps run in one process on the same model and batches, taking turns in a rotating order, and what is
@@ -31,9 +32,20 @@ from torch.optim import Optimizer
 from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
-from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.loss import (
+    CrossEntropyLoss,
+    FocalCrossEntropyLoss,
+    GoldfishCrossEntropyLoss,
+    MiLeCrossEntropyLoss,
+    PowerLawCrossEntropyLoss,
+    ProductCrossEntropyLoss,
+    RepetitionCrossEntropyLoss,
+    TFIDFCrossEntropyLoss,
+    TokenDropCrossEntropyLoss,
+    WeightedCrossEntropyLoss,
+)
 from tfidf_tune.training import LoRASettings, load_config, prepare_head, shift_labels, train_adapters_only, train_step
-from tfidf_tune.weighting import TFIDFWeighting
+from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
@@ -60,6 +72,7 @@ def step_options(description: str | None) -> argparse.ArgumentParser:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = step_options(__doc__)
+    parser.add_argument("--objectives", action="store_true", help="every objective beside TF-IDF too")
     parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
     return parser.parse_args()
 
@@ -77,6 +90,19 @@ def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
+def other_objectives() -> dict[str, WeightedCrossEntropyLoss]:
+    """All beside cross-entropy and TF-IDF, with their defaults."""
+    return {
+        "Goldfish": GoldfishCrossEntropyLoss(),
+        "token dropping": TokenDropCrossEntropyLoss(),
+        "MiLe": MiLeCrossEntropyLoss(),
+        "focal": FocalCrossEntropyLoss(),
+        "power law": PowerLawCrossEntropyLoss(),
+        "repetition": RepetitionCrossEntropyLoss(),
+        "Goldfish and TF-IDF": ProductCrossEntropyLoss(first=GoldfishWeighting(), second=TFIDFWeighting()),
+    }
+
+
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
     """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
     model, optimizer = build_model(options)
@@ -86,6 +112,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
         CHUNKED: CrossEntropyLoss(head="chunked", num_output_chunks=stock.num_output_chunks),
         OURS: CrossEntropyLoss(),
         TFIDF: TFIDFCrossEntropyLoss(),
+        **(other_objectives() if options.objectives else {}),
     }
     if options.compile:
         training.compile_model(model, verbose=False)

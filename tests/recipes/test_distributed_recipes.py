@@ -20,6 +20,15 @@ METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "
 # it does so smoothly; AdamW would divide by what may be almost zero.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 CROSS_ENTROPY = {"loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}
+SHARED_N_GRAMS = {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "sync": True}
+REPETITION = {"loss": SHARED_N_GRAMS | {"_component_": "tfidf_tune.loss.RepetitionCrossEntropyLoss"}}
+PRODUCT = {
+    "loss": {
+        "_component_": "tfidf_tune.loss.ProductCrossEntropyLoss",
+        "first": SHARED_N_GRAMS,
+        "second": {"_component_": "tfidf_tune.weighting.TFIDFWeighting", "sync": True},
+    }
+}
 ADAPTERS_EVERYWHERE = {"model.apply_lora_to_mlp": True, "optimizer.lr": 0.1}
 NF4 = {"lora": True, "dim": 256, "model.quantize_base": True, "optimizer.lr": 0.1}
 
@@ -104,6 +113,8 @@ GROUPS = {
         "gptj": {"model": "gptj", "fsdp_reshard_after_forward": False},
         "accumulated": {"gradient_accumulation_steps": 2, "rows": 8},
         "cross-entropy": CROSS_ENTROPY,
+        "n-grams": REPETITION,
+        "n-grams and TF-IDF": PRODUCT,
     },
     "adapters": {
         "llama": {"lora": True, **ADAPTERS_EVERYWHERE},

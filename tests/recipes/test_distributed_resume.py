@@ -47,6 +47,12 @@ def make_run(tmp_path_factory, base, text_file):
     return make
 
 
+# A window that is shared and weights that need the predictions of a sharded model.
+PRODUCT = {
+    "_component_": "tfidf_tune.loss.ProductCrossEntropyLoss",
+    "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "num_batches": 6, "sync": True},
+    "second": {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
+}
 KINDS = {
     "full, one window": {"loss.sync": True},
     "adapters, windows of their own": {"lora": True, "model.apply_lora_to_mlp": True},
@@ -99,7 +105,7 @@ def assert_same(found, expected, what):
 @pytest.mark.parametrize("lora", [False, True])
 def test_killed_and_resumed_on_two_processes_not_a_bit_differs(make_run, tmp_path, lora):
     """Weights, optimizer, windows, random states, metrics; killed after a checkpoint, in the second epoch."""
-    settings = {"lora": lora, "save_every_n_steps": 4, **({"model.lora_dropout": 0.2} if lora else {})}
+    settings = {"lora": lora, "save_every_n_steps": 4, **({"model.lora_dropout": 0.2} if lora else {"loss": PRODUCT})}
     whole, killed = (make_run(f"{name} {lora}", 2, **settings) for name in ("whole", "killed"))
     run_to_the_end([whole], tmp_path / "whole")
 
@@ -116,6 +122,7 @@ def test_killed_and_resumed_on_two_processes_not_a_bit_differs(make_run, tmp_pat
     for rank in (0, 1):  # windows, random states, schedule
         assert_same_file(killed, whole, f"resume/step_{NUM_STEPS}/process_0000{rank}.pt")
     assert torch.equal(read_metrics(killed), read_metrics(whole))
+    assert (read_metrics(whole)[:, METRICS.index("weight_mean")] < 1 - 1e-3).any() == (not lora), "n-grams come again"
     for file in (whole.folder / "checkpoint_100pct").iterdir():
         assert_same_file(killed, whole, f"checkpoint_100pct/{file.name}")
 

@@ -42,13 +42,8 @@ def section(file, cache, *, torchtunes, packed):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("torchtunes", [False, True])
-@pytest.mark.parametrize("lora", [False, True])
-def test_a_packed_run_is_the_run_of_its_documents(
-    recipe_config, documents, tiny_checkpoint, tmp_path, lora, torchtunes
-):
-    """All documents in each step, for four steps, weighted: metrics and weights agree to what fp32 and AdamW leave."""
-    num_rows = len(text_dataset(hf_tokenizer(str(tiny_checkpoint), ROW), source=str(documents), packed=True))
+def run_both(recipe_config, documents, tmp_path, num_rows, *, lora=False, torchtunes=False, **overrides):
+    """All documents in each step, for four steps: each in a row of its own, and packed."""
     runs = {}
     for packed, batch_size in ((False, 10), (True, num_rows)):
         cfg = recipe_config(
@@ -58,20 +53,62 @@ def test_a_packed_run_is_the_run_of_its_documents(
             epochs=4,
             save_at_percent=[100],
             output_dir=str(tmp_path / str(packed)),
+            **overrides,
         )
         runs[packed] = run_recipe(cfg, lora=lora)
+    return runs
 
+
+@pytest.fixture
+def num_rows(documents, tiny_checkpoint):
+    """Packed rows of all documents."""
+    num_rows = len(text_dataset(hf_tokenizer(str(tiny_checkpoint), ROW), source=str(documents), packed=True))
     assert 1 < num_rows < 10
-    names = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
-    alone, packed = (read_metrics(runs[packed], *names) for packed in (False, True))
+    return num_rows
+
+
+METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
+
+
+@pytest.mark.parametrize("torchtunes", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_packed_run_is_the_run_of_its_documents(recipe_config, documents, num_rows, tmp_path, lora, torchtunes):
+    """Metrics and weights agree to what fp32 and AdamW leave."""
+    runs = run_both(recipe_config, documents, tmp_path, num_rows, lora=lora, torchtunes=torchtunes)
+
+    alone, packed = (read_metrics(runs[packed], *METRICS) for packed in (False, True))
     assert len(alone) == 4
-    assert alone[0][2] > 0.1, "weights differ"
+    assert alone[0][3] > 0.1, "weights differ"
     torch.testing.assert_close(torch.tensor(packed), torch.tensor(alone), rtol=1e-4, atol=0)
     models = [load_model(runs[packed] / "checkpoint_100pct") for packed in (False, True)]
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         expected, logits = (model(tokens).logits for model in models)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"_component_": "tfidf_tune.loss.RepetitionCrossEntropyLoss", "h": 2},
+        {"_component_": "tfidf_tune.loss.GoldfishCrossEntropyLoss", "h": 3},
+        {"_component_": "tfidf_tune.loss.MiLeCrossEntropyLoss"},
+        {
+            "_component_": "tfidf_tune.loss.ProductCrossEntropyLoss",
+            "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2},
+            "second": {"_component_": "tfidf_tune.weighting.FocalWeighting"},
+        },
+    ],
+    ids=["repetition", "goldfish", "mile", "repetition and focal"],
+)
+def test_every_objective_sees_the_documents_of_a_packed_row_apart(recipe_config, documents, num_rows, tmp_path, loss):
+    runs = run_both(recipe_config, documents, tmp_path, num_rows, loss=loss)
+
+    alone, packed = (torch.tensor(read_metrics(runs[packed], *METRICS)) for packed in (False, True))
+    assert len(alone) == 4
+    # An untrained model is about equally uncertain of every token: MiLe's weights differ by a thousandth.
+    assert alone[-1, METRICS.index("weight_std")] > 1e-3, "weights differ"
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-7)
 
 
 def test_several_packed_data_sets_are_one_run(recipe_config, documents, text_file, tmp_path):
