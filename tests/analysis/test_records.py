@@ -12,6 +12,7 @@ from tfidf_tune.analysis import (
     BlockScore,
     describe_machine,
     load_records,
+    provenance_of,
     read_records,
     read_runs,
     records_of,
@@ -182,6 +183,17 @@ def test_files_and_folders_are_loaded_together(tmp_path, file):
     assert load_records([file]) == read_records(file)
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         load_records([tmp_path / "nowhere"])
+
+
+def test_runs_say_themselves_when_and_on_what_they_were_trained(tmp_path):
+    folders = [write_run(tmp_path / name, run(name, [evaluation(samples=targets(1))])) for name in "ABC"]
+    for folder, cpu in zip(folders[:2], ("slow", "fast"), strict=True):
+        (folder / "trained.json").write_text(json.dumps({"provenance": {"date": "2020-02-02", "cpu": cpu}}))
+    assert provenance_of(read_runs(folders[:2])) == {"date": "2020-02-02", "cpu": "slow; fast"}
+    assert load_records(folders[:2])[1] == provenance_of(read_runs(folders[:2]))
+    here = describe_machine()
+    assert provenance_of(read_runs(folders[2:])) == here  # it does not say
+    assert provenance_of(read_runs(folders))["date"] == f"2020-02-02; {here['date']}"
 
 
 def test_a_damaged_manifest_is_named(tmp_path):

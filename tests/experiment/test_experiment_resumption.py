@@ -14,6 +14,7 @@ import time
 import pytest
 from experiment_stubs import __file__ as stubs_file
 
+from tfidf_tune.analysis import describe_machine
 from tfidf_tune.commands.experiment import main as experiment_command
 from tfidf_tune.experiment import (
     _runner,
@@ -106,6 +107,7 @@ def test_what_was_started_from_a_component_of_a_former_name_is_done(experiment_f
     stubbed(experiment_file(), RANDOM_START)
     manifest = json.loads((run_folder / "trained.json").read_text())
     assert manifest["settings"]["start"]["component"] == "tfidf_tune.experiment.random_model"
+    assert manifest["provenance"] == describe_machine()
     manifest["settings"]["start"]["component"] = f"tfidf_tune.experiment.{name}"
     (run_folder / "trained.json").write_text(json.dumps(manifest))
 

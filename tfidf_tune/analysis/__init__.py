@@ -35,7 +35,7 @@ from tfidf_tune.analysis._models import load_model
 from tfidf_tune.analysis._perplexity import token_perplexity
 from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
 from tfidf_tune.analysis._provenance import describe_machine
-from tfidf_tune.analysis._records import RunRecord, load_records, read_records, records_of, write_records
+from tfidf_tune.analysis._records import RunRecord, load_records, provenance_of, read_records, records_of, write_records
 from tfidf_tune.analysis._runs import AnswerScore, BlockScore, Evaluation, Run, SummaryScore
 from tfidf_tune.analysis._samples import ProbeSample, read_samples, write_samples
 from tfidf_tune.analysis._seed_estimates import SeedEstimate, over_seeds
@@ -135,6 +135,7 @@ __all__ = [
     "part_statistics",
     "perplexity_of",
     "probe",
+    "provenance_of",
     "read_blocks",
     "read_records",
     "read_runs",

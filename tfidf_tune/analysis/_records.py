@@ -113,6 +113,22 @@ def records_of(runs: Sequence[Run]) -> list[RunRecord]:
     return [_record(run, run.evaluations[-1]) for run in runs]
 
 
+def provenance_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Say when and with what runs were trained: what their ``trained.json`` say, of others this machine and day.
+
+    Args:
+        runs (Sequence[Run]): of an experiment, or evaluated by hand.
+
+    Returns:
+        dict[str, str]: as :func:`describe_machine`, with the different values of each name.
+
+    Raises:
+        ValueError: If a ``trained.json`` cannot be read.
+    """
+    here = describe_machine()
+    return merge_provenance([_training_manifest(Path(run.folder)).get("provenance", here) for run in runs])
+
+
 def write_records(records: Sequence[RunRecord], file: str | Path, provenance: Mapping[str, str]) -> None:
     """Write records in JSON, one a line, below a line with the provenance; the file appears whole or not at all.
 
@@ -121,8 +137,7 @@ def write_records(records: Sequence[RunRecord], file: str | Path, provenance: Ma
     Args:
         records (Sequence[RunRecord]): what to write, in this order.
         file (str | Path): the ``.jsonl`` file; an older one is replaced.
-        provenance (Mapping[str, str]): when and with what the runs were made: :func:`describe_machine` on the machine
-            that made them.
+        provenance (Mapping[str, str]): when and with what the runs were made, see :func:`provenance_of`.
     """
     passages = list(dict.fromkeys(tuple(record.lms_by_passage) for record in records))
     header = {"format": _FORMAT, "runs": len(records), "provenance": dict(provenance), "passages": passages}
@@ -167,8 +182,8 @@ def load_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], dict[str
         paths (Sequence[str | Path]): a file of :func:`write_records`, or what :func:`read_runs` takes.
 
     Returns:
-        tuple[list[RunRecord], dict[str, str]]: those of the files first, and the provenance; that of runs is this
-            machine's.
+        tuple[list[RunRecord], dict[str, str]]: those of the files first, and the provenance, see
+            :func:`provenance_of`.
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or it has no results of our tasks below it.
@@ -178,7 +193,8 @@ def load_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], dict[str
     folders = [path for path in paths if path not in files]
     read = [read_records(Path(path).expanduser()) for path in files]
     if folders:
-        read.append((records_of(read_runs(folders)), describe_machine()))
+        runs = read_runs(folders)
+        read.append((records_of(runs), provenance_of(runs)))
     return [record for records, _ in read for record in records], merge_provenance([one for _, one in read])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from tfidf_tune._files import atomic_file
+from tfidf_tune.analysis import describe_machine
 from tfidf_tune.experiment._cells import EvaluationCell, PlannedRun, TrainingCell
 from tfidf_tune.experiment._children import SECONDS_TO_END, Children, Stopped
 from tfidf_tune.experiment._config import EvalSettings
@@ -157,7 +158,9 @@ class _Runner:
                 raise Stopped
             told = [line for line in last_lines(cell.log, _LINES_SHOWN) if line.startswith("error: ")]
             return ": ".join([f"the recipe {exit_reason(status)}", *told[-1:]])
-        write_manifest(cell.folder / TRAINED, {"settings": cell.settings, "seconds": time.monotonic() - begun})
+        seconds = time.monotonic() - begun
+        manifest = {"settings": cell.settings, "seconds": seconds, "provenance": describe_machine()}
+        write_manifest(cell.folder / TRAINED, manifest)
         return None
 
     def _make_start(self, cell: TrainingCell, worker: Worker) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfidf_tune.analysis import Frontier, Run, RunRecord, describe_machine, records_of, trace_frontiers, write_records
+from tfidf_tune.analysis import Frontier, Run, RunRecord, provenance_of, records_of, trace_frontiers, write_records
 from tfidf_tune.report._document import Figure, Report
 from tfidf_tune.report._explanations import LMS_EXPLAINED
 from tfidf_tune.report._frontier_figure import frontier_drawing
@@ -58,7 +58,7 @@ def frontier_report(
 def write_frontier(
     runs: Sequence[Run], folder: Path, *, baseline: str | None = None, references: Sequence[str] = ()
 ) -> Report:
-    """Write the records of runs to ``runs.jsonl`` and, beside it, their report, with this machine as provenance.
+    """Write the records of runs to ``runs.jsonl`` and, beside it, their report.
 
     Args:
         runs (Sequence[Run]): of any models, objectives, learning rates and seeds.
@@ -74,7 +74,7 @@ def write_frontier(
             or ``trained.json`` cannot be read.
     """
     require_report_folder(folder)
-    records, provenance = records_of(runs), describe_machine()
+    records, provenance = records_of(runs), provenance_of(runs)
     report = frontier_report(records, baseline=baseline, references=references, provenance=provenance)
     write_report(report, folder)
     write_records(records, folder / RECORDS_FILE, provenance)
