@@ -262,6 +262,17 @@ def test_models_are_apart_and_may_lack_the_baseline():
     assert [one.lms_at_baseline for one in second.curves] == [None, None]
 
 
+def test_of_a_runs_checkpoints_the_last_one_counts():
+    early = [dataclasses.replace(one, progress=50, lms=99.0, log_perplexity=9.0) for one in grown_records()]
+    assert trace_frontiers([*early, *grown_records()]) == trace_frontiers(grown_records())
+    assert trace_frontiers([*grown_records(), *early]) == trace_frontiers(grown_records())
+    only_early = [one for one in early if one.objective == "CE" and one.seed == 0 and one.learning_rate == 1e-3]
+    rest = [one for one in grown_records() if one.title != only_early[0].title]
+    assert traced([*only_early, *rest]).left_out == (
+        "Tiny, CE, lr 0.001, seed 0: evaluated at 50 % of training at most, others at 100 %",
+    )
+
+
 def test_runs_that_lack_something_are_left_out_and_named():
     lacking = [
         record("B", seed=1, progress=50),

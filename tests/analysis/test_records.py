@@ -28,7 +28,7 @@ def file(tmp_path):
     return tmp_path / "runs.jsonl"
 
 
-def test_a_record_is_the_last_checkpoint_of_a_run(tmp_path):
+def test_a_record_is_a_checkpoint_of_a_run(tmp_path):
     samples = [*targets(4, 8), *targets(1, 2, prefix_length=50), *controls(1, 0, prefix_length=50)]
     nothing = [*targets(0, 0), *targets(0, 0, prefix_length=50), *controls(0, 0, prefix_length=50)]
     first = evaluation(50, nothing, blocks=blocks(90.0, 3))
@@ -36,7 +36,9 @@ def test_a_record_is_the_last_checkpoint_of_a_run(tmp_path):
     folder = write_run(tmp_path / "r", made)
     (folder / "trained.json").write_text('{"settings": {"recipe": "lora_finetune"}, "seconds": 7.5}')
     (folder / "config.yaml").write_text("model: {a: 1}\nloss: {_component_: x.YLoss, k: 4}\ncheckpointer: {b: 2}\n")
-    (one,) = records_of(read_runs([folder]))
+    half, one = records_of(read_runs([folder]))
+    assert (half.progress, half.lms, half.log_perplexity) == (50, 0.0, pytest.approx(math.log(90)))
+    assert half.training_seconds == one.training_seconds
     assert (one.model, one.objective, one.learning_rate, one.seed, one.progress) == ("Tiny", "TF-IDF", 2e-3, 3, 100)
     assert (one.recipe, one.loss, one.training_seconds) == ("lora_finetune", {"_component_": "x.YLoss", "k": 4}, 7.5)
     assert (one.lms, one.max_lms, one.control_lms) == (3.75, 8, 0.5)
@@ -50,9 +52,12 @@ def test_a_record_is_the_last_checkpoint_of_a_run(tmp_path):
 
 def test_a_record_agrees_with_the_measures_of_the_comparison():
     runs = grown_runs(seeds=(0, 1), num_passages=4)
-    for made, one in zip(runs, records_of(runs), strict=True):
-        assert one.lms == pytest.approx(LMS.of(made.evaluations[-1:]))
-        assert math.exp(one.log_perplexity) == pytest.approx(PERPLEXITY.of(made.evaluations[-1:]))
+    evaluations = [one for made in runs for one in made.evaluations]
+    assert len(evaluations) > len(runs)
+    for made, one in zip(evaluations, records_of(runs), strict=True):
+        assert one.progress == made.progress
+        assert one.lms == pytest.approx(LMS.of([made]))
+        assert math.exp(one.log_perplexity) == pytest.approx(PERPLEXITY.of([made]))
 
 
 def test_what_is_not_known_or_measured_is_none():

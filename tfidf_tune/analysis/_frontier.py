@@ -141,7 +141,8 @@ def trace_frontiers(
     """Trace each model's objectives through their learning rates and compare them.
 
     Args:
-        records (Sequence[RunRecord]): of any models, objectives, learning rates and seeds.
+        records (Sequence[RunRecord]): of any models, objectives, learning rates and seeds; of a run's checkpoints the
+            last one counts.
         baseline (str | None): objective to compare with. Default: None, "CE" where there is one, else the first
             record's.
         references (Sequence[str]): more objectives to compare with. Default: none.
@@ -160,6 +161,7 @@ def trace_frontiers(
     if unknown := [name for name in references if name not in objectives]:
         raise ValueError(f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}")
     _require_distinct(records)
+    records = _last_checkpoints(records)
     names = tuple(dict.fromkeys((baseline, *references)))
     objectives.sort(key=lambda name: name != baseline)
     return [
@@ -171,10 +173,21 @@ def trace_frontiers(
 def _require_distinct(records: Iterable[RunRecord]) -> None:
     seen = set()
     for record in records:
-        names = (record.model, record.objective, record.learning_rate, record.seed)
+        names = (*_run_of(record), record.progress)
         if names in seen:
             raise ValueError(f"two runs are both {record.title}: leave out one of the files or folders that have them")
         seen.add(names)
+
+
+def _last_checkpoints(records: Iterable[RunRecord]) -> list[RunRecord]:
+    last: dict[tuple[object, ...], RunRecord] = {}
+    for record in sorted(records, key=lambda record: record.progress):
+        last[_run_of(record)] = record
+    return [record for record in records if last[_run_of(record)] is record]
+
+
+def _run_of(record: RunRecord) -> tuple[object, ...]:
+    return record.model, record.objective, record.learning_rate, record.seed
 
 
 def _frontier(

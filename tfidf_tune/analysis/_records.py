@@ -1,4 +1,4 @@
-"""Runs in a line each: what of an evaluation the frontier needs, small enough to be kept beside the documentation."""
+"""Checkpoints of runs in a line each: what of an evaluation is needed, small enough to be kept beside documents."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ _Line: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run at its last checkpoint.
+    """One run at one checkpoint.
 
     Args:
         model (str): what was trained.
@@ -97,20 +97,20 @@ class RunRecord:
 
 
 def records_of(runs: Sequence[Run]) -> list[RunRecord]:
-    """Take of each run what its last checkpoint scored.
+    """Take of each run what its checkpoints scored.
 
     Args:
         runs (Sequence[Run]): of any models, objectives, learning rates and seeds.
 
     Returns:
-        list[RunRecord]: in their order.
+        list[RunRecord]: in their order, of each run by ascending progress.
 
     Raises:
         ValueError: If runs of a model were not asked the same, or a run's ``config.yaml`` or ``trained.json`` cannot
             be read.
     """
     require_comparable(runs)
-    return [_record(run, run.evaluations[-1]) for run in runs]
+    return [_record(run, evaluation) for run in runs for evaluation in run.evaluations]
 
 
 def provenance_of(runs: Sequence[Run]) -> dict[str, str]:
