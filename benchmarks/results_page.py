@@ -24,6 +24,7 @@ from tfidf_tune.analysis import (
     RunRecord,
     SeedDifference,
     SeedEstimate,
+    over_seeds,
     read_records,
     trace_frontiers,
 )
@@ -59,8 +60,9 @@ def filled(page: str) -> str:
 def _provenance(records: Sequence[RunRecord], provenance: dict[str, str]) -> str:
     seeds = sorted({record.seed for record in records if record.seed is not None})
     seconds = [record.training_seconds for record in records if record.training_seconds is not None]
+    runs = {(record.model, record.objective, record.learning_rate, record.seed) for record in records}
     rows = {
-        "runs": f"{len(records)}, seeds {', '.join(map(str, seeds))}",
+        "runs": f"{len(runs)}, seeds {', '.join(map(str, seeds))}",
         "targets, held-out tokens": _numbers_of_questions(records),
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}, two at a time",
         **{name: value for name, value in provenance.items() if name != "platform"},
@@ -121,10 +123,35 @@ def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     return str(markdown_table(columns, rows))
 
 
+def _trajectory(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+    """Each objective at each checkpoint, and minus plain cross-entropy at the same one."""
+    measured = {(one.objective, one.progress, one.seed): _measured(one) for one in records}
+    rows = []
+    for objective, progress in dict.fromkeys((one.objective, one.progress) for one in records):
+        seeds = [seed for name, at, seed in measured if (name, at) == (objective, progress)]
+        ours, theirs = ([measured[name, progress, seed] for seed in seeds] for name in (objective, _BASELINE))
+        lms, log_perplexity = (over_seeds(values) for values in zip(*ours, strict=True))
+        row = [objective, f"{progress} %", _interval(lms), "", _interval(log_perplexity, math.exp), ""]
+        if objective != _BASELINE:
+            pairs = list(zip(ours, theirs, strict=True))
+            row[3] = _interval(over_seeds([one[0] - other[0] for one, other in pairs]), signed=True)
+            row[5] = _percent(over_seeds([one[1] - other[1] for one, other in pairs]))
+        rows.append(row)
+    columns = ("objective", "checkpoint", "LMS", "LMS difference", "perplexity", "perplexity difference")
+    return str(markdown_table(columns, rows))
+
+
+def _measured(record: RunRecord) -> tuple[float, float]:
+    if record.lms is None or record.log_perplexity is None:
+        raise ValueError(f"{record.title}: LMS or perplexity was not measured")
+    return record.lms, record.log_perplexity
+
+
 _TABLES: dict[str, Callable[[Sequence[RunRecord], dict[str, str]], str]] = {
     "provenance": _provenance,
     "operating_points": _operating_points,
     "paper": _paper,
+    "trajectory": _trajectory,
 }
 
 

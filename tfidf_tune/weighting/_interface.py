@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._ranks import LabelExchange
+from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks
 
 
 class Predictions(NamedTuple):
@@ -33,17 +33,19 @@ class TokenWeighting(nn.Module, ABC):
             to be computed before the weights are known.
         has_unit_mean (bool): whether weights are scaled to mean 1 over the valid tokens, as all here are but those of
             :class:`RepetitionWeighting`.
+        sync (bool): whether in training the weights are those of the union of all ranks' mini-batches.
         ignore_index (int): label of the positions that do not count.
     """
 
     needs_predictions: bool = False
     has_unit_mean: bool = True
+    sync: bool = False
     ignore_index: int = -100
 
     @property
     def communicates(self) -> bool:
-        """Whether :meth:`begin` would now start something that other processes take part in."""
-        return False
+        """Whether labels of other ranks are needed: with ``sync``, in ``.train()`` mode, with several processes."""
+        return self.sync and self.training and has_other_ranks()
 
     def exempt(self, token_ids: Iterable[int]) -> None:
         """Name the special tokens of the tokenizer; a weighting that hides tokens from the loss never hides these.
@@ -69,18 +71,23 @@ class TokenWeighting(nn.Module, ABC):
     def begin(
         self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> LabelExchange | None:
-        """Start what the weights of a mini-batch need from other processes; the forward pass of a model can follow.
+        """Start to gather the labels of all ranks, if the weighting needs them now; a model's forward pass can follow.
 
         Args:
-            labels (Tensor): integer ``[b, s]``, those that the weights are for.
-            document_ids (Tensor | None): as in :meth:`forward`.
+            labels (Tensor): those of :meth:`forward`.
+            document_ids (Tensor | None): those of :meth:`forward`.
             shape (tuple[int, int] | None): most rows and most positions of a rank's labels, the same on every rank.
-                Default: None, not known.
+                Default: None, it is found out by another collective, which on a GPU waits for the device.
 
         Returns:
-            LabelExchange | None: what :meth:`forward` takes as ``begun``. None: nothing is needed, as here.
+            LabelExchange | None: what :meth:`forward` takes as ``begun``. None: nothing is needed.
+
+        Raises:
+            ValueError: As in :meth:`forward` for types and shapes, or if the labels are larger than ``shape``.
         """
-        return None
+        if not self.communicates:
+            return None
+        return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @abstractmethod
     def forward(

@@ -10,7 +10,7 @@ from tfidf_tune.weighting._context_hash import hash_contexts, hash_with, positio
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, on_host, valid_labels
-from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks
+from tfidf_tune.weighting._ranks import LabelExchange
 
 # Entries of the table of counts for a token of the window: at most 12 % of new n-grams are then taken for old ones.
 _BUCKETS_PER_TOKEN = 8
@@ -81,35 +81,10 @@ class RepetitionWeighting(TokenWeighting):
         self.window = DocumentWindow(num_batches)
         self.register_buffer("context_length", torch.tensor([h]))  # that of the n-grams in the window
 
-    @property
-    def communicates(self) -> bool:
-        """Whether labels of other ranks are needed: with ``sync``, in ``.train()`` mode, with several processes."""
-        return self.sync and self.training and has_other_ranks()
-
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
         """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
         num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
         return self.context_length.nbytes + self.window.num_bytes(num_positions, self._size_of_table(num_positions))
-
-    def begin(
-        self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
-    ) -> LabelExchange | None:
-        """Start to gather the labels of all ranks, if this is what ``sync`` asks for now.
-
-        Args:
-            labels (Tensor): those of :meth:`forward`.
-            document_ids (Tensor | None): those of :meth:`forward`.
-            shape (tuple[int, int] | None): most rows and most positions of a rank's labels. Default: None, not known.
-
-        Returns:
-            LabelExchange | None: what :meth:`forward` takes as ``begun``.
-
-        Raises:
-            ValueError: As in :meth:`forward` for types and shapes, or if the labels are larger than ``shape``.
-        """
-        if not self.communicates:
-            return None
-        return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @torch.no_grad()
     def forward(

@@ -22,7 +22,7 @@ from tfidf_tune.weighting._labels import (
     known_labels,
     on_host,
 )
-from tfidf_tune.weighting._ranks import LabelExchange, exchange_labels, has_other_ranks, unit_mean_over_ranks
+from tfidf_tune.weighting._ranks import LabelExchange, has_other_ranks, unit_mean_over_ranks
 from tfidf_tune.weighting._term_statistics import (
     TERM_FREQUENCIES,
     TermFrequency,
@@ -140,37 +140,10 @@ class TFIDFWeighting(TokenWeighting):
         self.normalization: Normalization = normalization
         self.window = DocumentWindow(num_batches)
 
-    @property
-    def communicates(self) -> bool:
-        """Whether labels of other ranks are needed: with ``sync``, in ``.train()`` mode, with several processes."""
-        return self.sync and self.training and has_other_ranks()
-
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
         """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
         num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
         return self.window.num_bytes(num_positions, vocab_size)
-
-    def begin(
-        self, labels: Tensor, *, document_ids: Tensor | None = None, shape: tuple[int, int] | None = None
-    ) -> LabelExchange | None:
-        """Start to gather the labels of all ranks, if this is what ``sync`` asks for now.
-
-        Args:
-            labels (Tensor): those of :meth:`forward`.
-            document_ids (Tensor | None): those of :meth:`forward`.
-            shape (tuple[int, int] | None): most rows and most positions of a rank's labels, the same on every rank.
-                Default: None, it is found out by another collective, which on a GPU waits for the device.
-
-        Returns:
-            LabelExchange | None: what :meth:`forward` takes as ``begun``. None: without ``sync``, in ``.eval()`` mode
-            and with one process.
-
-        Raises:
-            ValueError: As in :meth:`forward` for types and shapes, or if the labels are larger than ``shape``.
-        """
-        if not self.communicates:
-            return None
-        return exchange_labels(labels, document_ids, shape=shape, ignore_index=self.ignore_index)
 
     @torch.no_grad()
     def forward(
