@@ -13,7 +13,7 @@ A figure is a file beside the records, one for each model of frontier.jsonl.
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from measuring import markdown_table  # type: ignore[import-not-found]
@@ -86,9 +86,7 @@ def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
                 _rate(curve),
                 _interval(curve.operating.lms),
                 _interval(curve.operating.log_perplexity, math.exp),
-                _change(against.get((curve.objective, _BASELINE))),
-                _words(against.get((curve.objective, _BASELINE))),
-                _words(against.get((curve.objective, _PEER))),
+                *_verdicts(curve, against),
             ]
             for curve in frontier.curves
             if curve.operating is not None
@@ -164,8 +162,21 @@ def _mean_lms(frontier: Frontier, objective: str, rate: float | None) -> float:
     return next(point.lms.mean for point in curve.points if point.learning_rate == rate)
 
 
+def _verdicts(curve: FrontierCurve, against: Mapping[tuple[str, str], SeedDifference]) -> list[str]:
+    if _is_start(curve):
+        return ["", "", ""]
+    to_baseline, to_peer = (against.get((curve.objective, reference)) for reference in (_BASELINE, _PEER))
+    return [_change(to_baseline), _words(to_baseline), _words(to_peer)]
+
+
+def _is_start(curve: FrontierCurve) -> bool:
+    """What was not fine-tuned has no learning rate."""
+    return curve.operating is not None and curve.operating.learning_rate is None
+
+
 def _rate(curve: FrontierCurve) -> str:
-    assert curve.operating is not None
+    if curve.operating is None or _is_start(curve):
+        return ""
     mark = {"lowest": " (lowest)", "highest": " (highest)"}.get(curve.range_end or "", "")
     return f"{curve.operating.learning_rate:g}{mark}"
 

@@ -22,6 +22,7 @@ VERDICTS = {
     (1, 0): "recites more, perplexity not told apart",
     (1, 1): "worse",
 }
+START = "Start"  # the model before it was fine-tuned
 FILES = sorted(set(re.findall(r"<!-- table: \w+ (\S+) -->", PAGE)))
 
 
@@ -47,6 +48,10 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
         points = {}
         for objective, rate, lms, perplexity, *_ in rows[2:]:
+            if objective == START:
+                (own,) = (one for one in records if (one.model, one.objective) == (model, objective))
+                assert [rate, lms, perplexity] == ["", f"{own.lms:.1f}", f"{math.exp(own.log_perplexity):.1f}"]
+                continue
             own = [record for record in records if (record.model, record.objective) == (model, objective)]
             by_rate = {rate: [r for r in own if r.learning_rate == rate] for rate in {r.learning_rate for r in own}}
             common = set.intersection(*({r.seed for r in runs} for runs in by_rate.values()))
@@ -57,7 +62,7 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
             assert rate.split(" ")[0] == f"{best:g}"
             assert lms == _interval([r.lms for r in by_rate[best]])
             assert perplexity == _interval([r.log_perplexity for r in by_rate[best]], math.exp)
-        for objective, *_, against_ce, against_goldfish in rows[2:]:
+        for objective, *_, against_ce, against_goldfish in (row for row in rows[2:] if row[0] != START):
             for reference, verdict in (("CE", against_ce), ("Goldfish", against_goldfish)):
                 assert verdict == _verdict(points[objective], points.get(reference)) or objective == reference
 
@@ -80,6 +85,24 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
         assert cells[3] == _interval([ours[seed].lms - ce[seed].lms for seed in seeds], form="{:+.1f}")
         differences = [ours[seed].log_perplexity - ce[seed].log_perplexity for seed in seeds]
         assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if f"<!-- table: trajectory {file} -->" in PAGE])
+def test_what_is_said_of_checkpoints_follows_from_the_records(file):
+    records, _ = read_records(results_page.RECORDS / file)
+    values = {(one.objective, f"{one.progress} %", one.seed): (one.lms, one.log_perplexity) for one in records}
+    rows = [line.split("|")[1:-1] for line in _block("trajectory", file).splitlines() if line.startswith("|")][2:]
+    assert {(row[0].strip(), row[1].strip()) for row in rows} == {key[:2] for key in values}
+    for objective, checkpoint, *cells in ([cell.strip() for cell in row] for row in rows):
+        ours, theirs = (
+            {seed: value for (name, at, seed), value in values.items() if (name, at) == (of, checkpoint)}
+            for of in (objective, "CE")
+        )
+        assert cells[0] == _interval([lms for lms, _ in ours.values()])
+        assert cells[2] == _interval([log for _, log in ours.values()], math.exp)
+        lms, log = ([ours[seed][measure] - theirs[seed][measure] for seed in ours] for measure in range(2))
+        percent = _interval(log, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
+        assert cells[1::2] == (["", ""] if objective == "CE" else [_interval(lms, form="{:+.1f}"), percent])
 
 
 def test_the_figures_of_the_page_are_there():

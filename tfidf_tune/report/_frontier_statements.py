@@ -71,9 +71,9 @@ def _front(frontier: Frontier) -> list[str]:
     if len(frontier.curves) < 2 or not on_front:
         return []
     names = joined([objective for _, objective in sorted(on_front)])
+    points = ", by ascending perplexity, are the operating points" if len(on_front) > 1 else " is the operating point"
     return [
-        f"On the Pareto front of all points, by ascending perplexity, are the operating points of {names}: no other "
-        "point has less of one without more of the other."
+        f"On the Pareto front of all points{points} of {names}: no other point has less of one without more of the other."
     ]
 
 
