@@ -73,7 +73,8 @@ def _front(frontier: Frontier) -> list[str]:
     names = joined([objective for _, objective in sorted(on_front)])
     points = ", by ascending perplexity, are the operating points" if len(on_front) > 1 else " is the operating point"
     return [
-        f"On the Pareto front of all points{points} of {names}: no other point has less of one without more of the other."
+        f"On the Pareto front of all points{points} of {names}: no other point has less of one without more of the "
+        "other."
     ]
 
 
