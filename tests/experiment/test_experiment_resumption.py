@@ -481,7 +481,8 @@ def test_all_that_is_done_at_once_is_ended_together(experiment_file, stubbed, tm
         wait_for(lambda: hanging.exists() and len(hanging.read_text().splitlines()) == 2)
         os.kill(os.getpid(), sent)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
@@ -489,7 +490,8 @@ def test_all_that_is_done_at_once_is_ended_together(experiment_file, stubbed, tm
             experiment_command([experiment_file(), "seeds=[0,1]", "--jobs", "2"])
     finally:
         thread.join()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     assert time.time() - hanging.stat().st_mtime < SECONDS_TO_END / 2, "nothing is waited for"
     assert is_free(tmp_path / "out" / ".lock"), "nothing that was started is left"
