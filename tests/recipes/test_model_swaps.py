@@ -181,9 +181,16 @@ def test_the_milestones_of_a_model_of_the_paper_give_the_logits_of_the_model_in_
             torch.testing.assert_close(model(TOKENS).logits, expected)
 
 
-@pytest.mark.parametrize("objective", ["CrossEntropyLoss", "TFIDFCrossEntropyLoss"])
-@pytest.mark.parametrize("method", ["full", "lora", "qlora", "lora-merged"])
-@pytest.mark.parametrize("name", FAMILY_MODELS)
+METHODS = ["full", "lora", "qlora", "lora-merged"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "objective"),
+    [
+        *((name, method, "TFIDFCrossEntropyLoss") for name in FAMILY_MODELS for method in METHODS),
+        *(("llama", method, "CrossEntropyLoss") for method in METHODS),
+    ],
+)
 def test_every_family_learns_and_saves_by_both_recipes(
     name, method, objective, make_base, recipe_config, watched_saves
 ):

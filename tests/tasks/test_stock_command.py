@@ -73,7 +73,7 @@ def command(monkeypatch, capfd):
     return run
 
 
-@pytest.mark.parametrize(("family", "tokenizer"), [("gpt_neox", "plain"), ("gptj", "plain"), ("llama", "llama")])
+@pytest.mark.parametrize(("family", "tokenizer"), [("gpt_neox", "plain"), ("llama", "llama")])
 def test_the_four_groups_run_with_prompts_of_text_whose_lms_is_approximate(
     family, tokenizer, tokenizers, settings, tmp_path
 ):
