@@ -79,6 +79,43 @@ def test_num_blocks_takes_the_first(num_blocks, llama, wiki_file, tmp_path):
     assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("num_blocks", [None, 2])
+def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks, llama, wiki_file, tmp_path):
+    """Seen are most of a block, the end of the last, 11 tokens of another, and 16 over a border, 8 on each side."""
+    tokenizer, blocks = hf_tokenizer(str(llama)), blocks_of(llama, wiki_file, 32)
+    assert len(blocks) >= 6
+    over_a_border = [*blocks[3, 24:], *blocks[4, :8]]
+    seen = [blocks[1, 4:28], blocks[2, 20:31], over_a_border, blocks[-1, 18:]]
+    train = tmp_path / "train.txt"
+    train.write_text("\n".join(tokenizer.decode([int(token) for token in ids]) for ids in seen))
+    lines = train.read_text().split("\n")
+    trained = [tokenizer.encode(line.strip(), add_bos=False, add_eos=False) for line in lines]
+
+    def shares(block):
+        runs = {tuple(ids[at : at + 12]) for ids in trained for at in range(len(ids) - 11)}
+        return any(tuple(block[at : at + 12]) in runs for at in range(len(block) - 11))
+
+    expected = [block for block in blocks.tolist() if not shares(block)][:num_blocks]
+    assert shares(blocks[1].tolist())
+    assert shares(blocks[-1].tolist())
+    assert not shares(blocks[3].tolist())
+    with embedded_ids() as calls:
+        run_tasks(
+            llama, TASK, tmp_path / "out", wikitext2_source=wiki_file, block_size=32, train_source=train,
+            shared_tokens=12, **({} if num_blocks is None else {"num_blocks": num_blocks}),
+        )  # fmt: skip
+    assert sorted(prompts_seen(calls)) == sorted(block[:-1] for block in expected)
+
+
+def test_text_that_was_all_trained_on_is_refused(llama, wiki_file, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name other text"
+    ):
+        run_tasks(
+            llama, TASK, tmp_path, wikitext2_source=wiki_file, block_size=32, train_source=wiki_file, shared_tokens=8
+        )
+
+
 @pytest.mark.parametrize("tokenizer", ["pythia", "adds_bos", "sentencepiece", "llama"])
 def test_no_bos_is_seen_whatever_the_tokenizer_adds(tokenizer, tokenizers, wiki_file, tmp_path):
     folder = tokenizers[tokenizer]
@@ -139,6 +176,9 @@ def test_perplexity_pools_all_tokens():
         ({"block_size": 257}, "sequences of 257 tokens exceed the model's 256 positions: lower block_size"),
         ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
         ({"num_blocks": "all"}, "num_blocks must be .*, got 'all'"),
+        ({"shared_tokens": 1}, "shared_tokens must be a whole number of at least 2, got 1"),
+        ({"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20, more than block_size 8: lower it"),
+        ({"train_source": "/gone.txt"}, "no such file or folder: '/gone.txt'"),
         ({"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
         ({"wikitext2_column": "words"}, r"has no column 'words': name one of its columns \['text'\]"),
     ],

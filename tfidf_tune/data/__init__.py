@@ -18,7 +18,7 @@ from tfidf_tune.data._sft import PromptTargetDataset, encode_prompts
 from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
 from tfidf_tune.data._squad import squad_dataset, squad_prompt
 from tfidf_tune.data._text import TextDataset, text_dataset
-from tfidf_tune.data._text_blocks import TextBlocksDataset, text_blocks, text_blocks_dataset
+from tfidf_tune.data._text_blocks import TextBlocksDataset, text_blocks, text_blocks_dataset, without_shared_text
 from tfidf_tune.data._tokenizer import HFTokenizer, hf_tokenizer
 
 __all__ = [
@@ -60,5 +60,6 @@ __all__ = [
     "tokenizer_fingerprint",
     "tokenizer_name",
     "train_embedded_tokenizer",
+    "without_shared_text",
     "write_probe_file",
 ]

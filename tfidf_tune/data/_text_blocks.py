@@ -7,6 +7,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._encoding import (
     TextTokenizer,
     TokenArray,
@@ -51,6 +52,26 @@ def text_blocks(
         if num_blocks is not None and num_tokens >= num_blocks * block_size:
             break
     return cut_blocks(pieces, block_size)[:num_blocks]
+
+
+def without_shared_text(
+    tokenizer: TextTokenizer, blocks: TokenArray, documents: Iterable[str], num_tokens: int
+) -> TokenArray:
+    """Leave out the blocks that have a stretch of text in common with some documents.
+
+    Args:
+        tokenizer (TextTokenizer): that of the blocks.
+        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
+        documents (Iterable[str]): all of them are read.
+        num_tokens (int): tokens in a row that make a stretch, at least 2 and at most ``block_size``.
+
+    Returns:
+        TokenArray: the other blocks, in their order.
+    """
+    corpus = join_documents(ids for _, ids in encode_texts(tokenizer, documents))
+    block_size = blocks.shape[1]
+    shared = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
+    return blocks[~shared[:: block_size + 1]]  # the windows that are a whole block
 
 
 class TextBlocksDataset(Dataset[dict[str, list[int]]]):

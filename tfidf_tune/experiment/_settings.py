@@ -46,6 +46,11 @@ TASK_SETTINGS = {
         "wikitext2_column",
         "block_size",
         "num_blocks",
+        "train_source",
+        "train_name",
+        "train_split",
+        "train_column",
+        "shared_tokens",
     ),
     "tfidf_cnn_dailymail": (
         "cnn_dailymail_source",

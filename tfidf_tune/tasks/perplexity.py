@@ -9,15 +9,18 @@ Blocks know nothing of each other and no BOS opens them. The harness's own ``wik
 word, over whole pages: another quantity.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from datasets import Dataset
 
-from tfidf_tune.data import load_documents, text_blocks
+from tfidf_tune.data import load_documents, text_blocks, without_shared_text
 from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
 from tfidf_tune.tasks._task import check_length, setting, test_split
+
+logger = logging.getLogger(__name__)
 
 
 def documents(
@@ -28,6 +31,11 @@ def documents(
     wikitext2_column: str = "text",
     block_size: int = 256,
     num_blocks: int | None = None,
+    train_source: str | None = None,
+    train_name: str | None = None,
+    train_split: str = "train",
+    train_column: str = "text",
+    shared_tokens: int = 20,
     **metadata: Any,
 ) -> dict[str, Dataset]:
     """Make a document of each block.
@@ -39,6 +47,12 @@ def documents(
         wikitext2_column (str): the column that holds the text.
         block_size (int): tokens in a block.
         num_blocks (int | None): the first so many alone. Default: None, all.
+        train_source (str | None): text that the model has seen, as for ``wikitext2_source``; blocks that have
+            ``shared_tokens`` tokens in a row in common with it are left out. Default: None, nothing is.
+        train_name (str | None): configuration of a hub data set.
+        train_split (str): split of a hub data set or of ``embedded``.
+        train_column (str): the column that holds the text.
+        shared_tokens (int): from 2 to ``block_size``.
         **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
 
     Returns:
@@ -46,22 +60,42 @@ def documents(
 
     Raises:
         FileNotFoundError: If the source looks like a path and nothing is there.
-        ValueError: If the source cannot be read or has not one block, a setting is out of range, or the
+        ValueError: If a source cannot be read, not one block is there or left, a setting is out of range, or the
             model has too few positions.
     """
     block_size = setting("block_size", block_size, 2)
     if num_blocks is not None:
         setting("num_blocks", num_blocks, 1)
+    shared_tokens = setting("shared_tokens", shared_tokens, 2)
+    if train_source is not None and shared_tokens > block_size:
+        raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
     settings = prompt_settings(metadata)
     check_length(metadata, block_size, "block_size")
     prompts = prompts_of(settings)
     texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
-    blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=num_blocks)
+    # What is left out is not known before all has been read.
+    read = num_blocks if train_source is None else None
+    blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
         raise ValueError(
             f"{wikitext2_source!r} has not one block of {block_size} tokens: name more text by wikitext2_source, or "
             "lower block_size"
         )
+    if train_source is not None:
+        seen = load_documents(train_source, name=train_name, split=train_split, column=train_column)
+        unseen = without_shared_text(prompts.tokenizer, blocks, seen, shared_tokens)
+        logger.info(
+            "%d of %d blocks left out: in part they are text of %r",
+            len(blocks) - len(unseen),
+            len(blocks),
+            train_source,
+        )
+        if not len(unseen):
+            raise ValueError(
+                f"each of the {len(blocks)} blocks of {wikitext2_source!r} shares {shared_tokens} tokens in a row with "
+                f"{train_source!r}: name other text by wikitext2_source, or raise shared_tokens"
+            )
+        blocks = unseen[:num_blocks]
     rows = []
     for index, ids in enumerate(blocks.tolist()):
         text = prompts.scored_text(ids)
