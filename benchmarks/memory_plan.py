@@ -55,15 +55,18 @@ def plan(name: str) -> dict[str, Any]:
         train_adapters_only(model)
     data = cfg.dataset
     seq_len = data.get("block_size") or data.get("max_seq_len") or data.max_source_tokens + data.max_target_tokens
+    loss = build_loss(cfg)
+    vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     make_plan = partial(
         plan_memory,
         model,
-        build_loss(cfg),
+        loss,
         partial(instantiate, cfg, "optimizer"),
         batch_size=cfg.batch_size,
         seq_len=seq_len,
         device=_CPU,
         autocast_dtype=dtype if dtype is torch.float16 else None,
+        objective_state=loss.weighting.num_state_bytes(cfg.batch_size, seq_len, vocab_size=vocab_size),
     )
     whole = make_plan()
     return {

@@ -33,6 +33,7 @@ from tfidf_tune.report import frontier_drawing
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RECORDS = PAGE.parent / "results"
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
+_START = "Start"  # the model before it was fine-tuned
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -60,11 +61,10 @@ def filled(page: str) -> str:
 def _provenance(records: Sequence[RunRecord], provenance: dict[str, str]) -> str:
     seeds = sorted({record.seed for record in records if record.seed is not None})
     seconds = [record.training_seconds for record in records if record.training_seconds is not None]
-    runs = {(record.model, record.objective, record.learning_rate, record.seed) for record in records}
     rows = {
-        "runs": f"{len(runs)}, seeds {', '.join(map(str, seeds))}",
+        "runs": f"{len({record.run for record in records})}, seeds {', '.join(map(str, seeds))}",
         "targets, held-out tokens": _numbers_of_questions(records),
-        "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}, two at a time",
+        "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}",
         **{name: value for name, value in provenance.items() if name != "platform"},
     }
     return str(markdown_table(("", ""), [list(row) for row in rows.items()]))
@@ -123,6 +123,8 @@ def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
 
 def _trajectory(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     """Each objective at each checkpoint, and minus plain cross-entropy at the same one."""
+    if len(settings := {(one.model, one.learning_rate) for one in records}) > 1:
+        raise ValueError(f"checkpoints are compared in one setting, not in {len(settings)}")
     measured = {(one.objective, one.progress, one.seed): _measured(one) for one in records}
     rows = []
     for objective, progress in dict.fromkeys((one.objective, one.progress) for one in records):
@@ -163,19 +165,14 @@ def _mean_lms(frontier: Frontier, objective: str, rate: float | None) -> float:
 
 
 def _verdicts(curve: FrontierCurve, against: Mapping[tuple[str, str], SeedDifference]) -> list[str]:
-    if _is_start(curve):
+    if curve.objective == _START:
         return ["", "", ""]
     to_baseline, to_peer = (against.get((curve.objective, reference)) for reference in (_BASELINE, _PEER))
     return [_change(to_baseline), _words(to_baseline), _words(to_peer)]
 
 
-def _is_start(curve: FrontierCurve) -> bool:
-    """What was not fine-tuned has no learning rate."""
-    return curve.operating is not None and curve.operating.learning_rate is None
-
-
 def _rate(curve: FrontierCurve) -> str:
-    if curve.operating is None or _is_start(curve):
+    if curve.operating is None or curve.operating.learning_rate is None:
         return ""
     mark = {"lowest": " (lowest)", "highest": " (highest)"}.get(curve.range_end or "", "")
     return f"{curve.operating.learning_rate:g}{mark}"

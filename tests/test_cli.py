@@ -82,6 +82,10 @@ def test_validate_knows_configs_that_build_on_others(run_command, capsys, name):
             PRODUCT.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"),
             "loss: first is {.*}: it has to be a w",
         ),
+        (
+            "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}",
+            "take tfidf_tune's obj",
+        ),
         ("base: nowhere", "no config file nowhere"),
         ("a: [", "error: "),
     ],

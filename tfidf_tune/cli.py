@@ -64,12 +64,20 @@ def _check_config(name: str) -> None:
     from torchtune.config import validate
     from torchtune.config._errors import ConfigError
 
-    from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, load_config
+    from tfidf_tune.training import (
+        FinetuneConfig,
+        LoRAFinetuneConfig,
+        SetupError,
+        build_loss,
+        check_config,
+        load_config,
+    )
 
     try:
         cfg = load_config(name)
         if "HFCheckpointer" in str(cfg.get("checkpointer")):
-            check_config(cfg, LoRAFinetuneConfig if "lora_attn_modules" in cfg.get("model", {}) else FinetuneConfig)
+            schema = LoRAFinetuneConfig if "lora_attn_modules" in cfg.get("model", {}) else FinetuneConfig
+            build_loss(check_config(cfg, schema))  # what its arguments may be only its constructor knows
         else:
             validate(cfg)
     except (SetupError, ConfigError, YAMLError) as error:

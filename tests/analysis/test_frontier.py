@@ -162,6 +162,8 @@ def test_the_operating_point_is_chosen_by_the_seeds_that_all_learning_rates_have
     assert (found.operating.learning_rate, found.chosen_by) == (2e-3, (1,))
     assert found.operating.lms.num_seeds == 3
 
+    assert found.on_front  # by that seed too
+
     diverged = [record(seed=1, learning_rate=4e-3, log_perplexity=math.inf)]
     (found,) = traced([*lucky, *first[:1], *diverged]).curves
     assert (found.operating.learning_rate, found.chosen_by) == (1e-3, ())  # no seed in common: each by its own
@@ -266,6 +268,8 @@ def test_of_a_runs_checkpoints_the_last_one_counts():
     early = [dataclasses.replace(one, progress=50, lms=99.0, log_perplexity=9.0) for one in grown_records()]
     assert trace_frontiers([*early, *grown_records()]) == trace_frontiers(grown_records())
     assert trace_frontiers([*grown_records(), *early]) == trace_frontiers(grown_records())
+    with pytest.raises(ValueError, match="two runs are both Tiny, CE"):  # a training of its own
+        trace_frontiers([dataclasses.replace(early[0], training_seconds=1.0), *grown_records()])
     only_early = [one for one in early if one.objective == "CE" and one.seed == 0 and one.learning_rate == 1e-3]
     rest = [one for one in grown_records() if one.title != only_early[0].title]
     assert traced([*only_early, *rest]).left_out == (

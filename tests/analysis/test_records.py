@@ -184,7 +184,7 @@ def test_files_and_folders_are_loaded_together(tmp_path, file):
     assert [one.objective for one in records] == ["CE", "B", "C", "Goldfish"]
     assert provenance["date"].startswith("2026-11-22; 2026-11-23")
     assert provenance["cpu"].startswith(PROVENANCE["cpu"])
-    assert provenance["torch"] == describe_machine()["torch"]
+    assert provenance["torch"] == "unknown"
     assert load_records([file]) == read_records(file)
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         load_records([tmp_path / "nowhere"])
@@ -196,9 +196,8 @@ def test_runs_say_themselves_when_and_on_what_they_were_trained(tmp_path):
         (folder / "trained.json").write_text(json.dumps({"provenance": {"date": "2020-02-02", "cpu": cpu}}))
     assert provenance_of(read_runs(folders[:2])) == {"date": "2020-02-02", "cpu": "slow; fast"}
     assert load_records(folders[:2])[1] == provenance_of(read_runs(folders[:2]))
-    here = describe_machine()
-    assert provenance_of(read_runs(folders[2:])) == here  # it does not say
-    assert provenance_of(read_runs(folders))["date"] == f"2020-02-02; {here['date']}"
+    assert set(provenance_of(read_runs(folders[2:])).values()) == {"unknown"}
+    assert provenance_of(read_runs(folders))["date"] == "2020-02-02; unknown"
 
 
 def test_a_damaged_manifest_is_named(tmp_path):

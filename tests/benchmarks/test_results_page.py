@@ -1,14 +1,16 @@
 """The tables of docs/results.md are those of the records beside it, and say what the records say."""
 
+import dataclasses
 import math
 import re
 import statistics
 
 import pytest
 import results_page
+from frontier_fakes import grown_records, record
 from scipy import stats
 
-from tfidf_tune.analysis import read_records
+from tfidf_tune.analysis import read_records, write_records
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")
 VERDICTS = {
@@ -26,6 +28,10 @@ START = "Start"  # the model before it was fine-tuned
 FILES = sorted(set(re.findall(r"<!-- table: \w+ (\S+) -->", PAGE)))
 
 
+def files_of(table):
+    return sorted(set(re.findall(rf"<!-- table: {table} (\S+) -->", PAGE)))
+
+
 def test_the_tables_of_the_page_are_those_of_the_records():
     assert results_page.filled(PAGE) == PAGE
 
@@ -38,7 +44,7 @@ def test_all_records_are_used_and_all_tables_have_rows():
         assert len(re.findall(r"^\|", block, re.MULTILINE)) > 2
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
     """Worked out here once more, from the records alone."""
     records, _ = read_records(results_page.RECORDS / file)
@@ -67,14 +73,14 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
                 assert verdict == _verdict(points[objective], points.get(reference)) or objective == reference
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if f"<!-- table: paper {file} -->" in PAGE])
+@pytest.mark.parametrize("file", files_of("paper"))
 def test_what_is_said_of_the_paper_follows_from_the_records(file):
     records, _ = read_records(results_page.RECORDS / file)
     rows = [line.split("|")[1:-1] for line in _block("paper", file).splitlines() if line.startswith("|")][2:]
     assert rows
     for model, rate, *cells in ([cell.strip() for cell in row] for row in rows):
         ce, ours = (
-            {r.seed: r for r in records if (r.model, r.objective, f"{r.learning_rate:g}") == (model, name, rate)}
+            {r.seed: r for r in records if (r.model, r.objective) == (model, name) and f"{r.learning_rate:g}" == rate}
             for name in ("CE", "TF-IDF")
         )
         seeds = ce.keys() & ours.keys()
@@ -87,7 +93,7 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
         assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if f"<!-- table: trajectory {file} -->" in PAGE])
+@pytest.mark.parametrize("file", files_of("trajectory"))
 def test_what_is_said_of_checkpoints_follows_from_the_records(file):
     records, _ = read_records(results_page.RECORDS / file)
     values = {(one.objective, f"{one.progress} %", one.seed): (one.lms, one.log_perplexity) for one in records}
@@ -108,6 +114,28 @@ def test_what_is_said_of_checkpoints_follows_from_the_records(file):
 def test_the_figures_of_the_page_are_there():
     for figure in re.findall(r"!\[.*?\]\((.+?)\)", PAGE):
         assert (results_page.PAGE.parent / figure).is_file()
+
+
+def test_tables_of_made_up_records(tmp_path, monkeypatch):
+    """The start has a row without a verdict, runs count once, and checkpoints of two settings are not mixed."""
+    monkeypatch.setattr(results_page, "RECORDS", tmp_path)
+    early = [dataclasses.replace(one, progress=50, lms=1.0) for one in grown_records()]
+    start = record("Start", 2.5, 33.0, seed=None, learning_rate=None)
+    write_records([*early, *grown_records(), start], tmp_path / "a.jsonl", {"date": "2020-02-02"})
+
+    def table(name):
+        return results_page.filled(f"<!-- table: {name} a.jsonl -->\n<!-- end -->")
+
+    assert re.search(r"^\| Start +\| +\| +2\.5 \| +33\.0 \| +\| +\| +\|$", table("operating_points"), re.MULTILINE)
+    assert re.search(r"^\| runs +\| +28, seeds 0, 1, 2 \|$", table("provenance"), re.MULTILINE)
+    with pytest.raises(ValueError, match="compared in one setting, not in 4"):
+        table("trajectory")
+    one_rate = [one for one in (*early, *grown_records()) if one.learning_rate == 1e-3]
+    write_records(one_rate, tmp_path / "a.jsonl", {})
+    lines = [line for line in table("trajectory").splitlines() if "%" in line]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    objectives = ["CE", "TF-IDF", "Goldfish"]
+    assert [row[:2] for row in rows] == [[name, at] for at in ("50 %", "100 %") for name in objectives]
 
 
 def _verdict(ours, theirs):

@@ -33,6 +33,17 @@ def test_the_demo_the_frontier_and_one_experiment_for_each_table_of_the_paper_ar
     assert shipped_experiments().keys() >= {"demo", "frontier", "frontier_reduced", *PAPER}
 
 
+def test_the_trajectory_is_that_of_the_frontiers_setting():
+    frontier, trajectory = (load_experiment(name) for name in ("frontier_reduced", "trajectory"))
+    model, other = (one.models["Llama high"] for one in (frontier, trajectory))
+    assert (other.recipe, other.config, other.overrides, other.start) == (
+        model.recipe, model.config, model.overrides, model.start,
+    )  # fmt: skip
+    assert (trajectory.overrides, trajectory.eval) == (frontier.overrides, frontier.eval)
+    assert trajectory.objectives.items() <= frontier.objectives.items()
+    assert (trajectory.seeds, trajectory.tasks) == (frontier.seeds, frontier.tasks)
+
+
 @pytest.mark.parametrize("name", sorted(shipped_experiments().keys() - PAPER.keys()))
 def test_an_experiment_is_right_as_far_as_can_be_seen_without_training(name):
     experiment = load_experiment(name, ["seeds=[0]", "learning_rates=[0.001]"])

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import re
 
@@ -177,6 +178,17 @@ def test_learning_rates_of_different_seeds_are_told():
         "Not every learning rate of CE has the same seeds: the operating point is chosen by those that all have."
     ]
     assert not any("same seeds" in text for text in frontier_report(grown_records()).statements)
+    apart = [one for one in grown_records() if (one.objective, one.seed) != ("CE", int(one.learning_rate != 1e-3))]
+    apart = [one for one in apart if (one.objective, one.seed) != ("CE", 2)]
+    told = [text for text in frontier_report(apart).statements if "same seeds" in text]
+    assert [text.partition("chosen by ")[2] for text in told] == ["each one's own, since none is common to all."]
+    diverged = [record("CE", seed=0, learning_rate=0.1, log_perplexity=math.inf)]
+    assert not any("same seeds" in text for text in frontier_report([*grown_records(), *diverged]).statements)
+
+
+def test_several_checkpoints_of_a_run_are_one_run():
+    early = [dataclasses.replace(one, progress=50) for one in grown_records()]
+    assert ("Runs", "27") in frontier_report([*early, *grown_records()]).provenance
 
 
 def test_the_lead_and_the_provenance_say_what_the_runs_are():

@@ -331,8 +331,9 @@ def test_the_config_selects_the_head(recipe_config, name, settings, expected):
     ],
 )
 def test_a_head_that_makes_no_sense_is_refused(recipe_config, overrides, message):
+    cfg = check_config(recipe_config(**overrides), FinetuneConfig)
     with pytest.raises(SetupError, match=message):
-        check_config(recipe_config(**overrides), FinetuneConfig)
+        build_loss(cfg)
 
 
 def test_a_misspelt_setting_is_named(recipe_config):

@@ -8,7 +8,7 @@ from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
 from ways import WAYS, going
 
-from tfidf_tune.weighting import RepetitionWeighting
+from tfidf_tune.weighting import GoldfishWeighting, ProductWeighting, RepetitionWeighting
 
 VOCAB_SIZE = 6
 # The weight is one float32 power of a small whole number.
@@ -139,11 +139,25 @@ def test_the_table_is_made_for_the_window(num_batches, shape, size):
     assert weighting.window.vocab_size == size
 
 
+def in_a_product(h):
+    return ProductWeighting(RepetitionWeighting(h=h), GoldfishWeighting())
+
+
 def test_a_window_of_n_grams_of_another_length_is_refused():
     saved = RepetitionWeighting(h=3).state_dict()
     RepetitionWeighting(h=3).load_state_dict(saved)
-    with pytest.raises(RuntimeError, match="n-grams of 3 tokens of context, h is 4: set h to 3, or start with a new"):
-        RepetitionWeighting(h=4).load_state_dict(saved)
+    message = "n-grams of 3 tokens of context, h is 4: set h to 3, or start with a new"
+    for make in (RepetitionWeighting, in_a_product):
+        saved, other = make(h=3), make(h=4)
+        for one in (saved, other):
+            one(torch.arange(40).view(2, 20))
+        own = {name: value.clone() for name, value in other.state_dict().items()}
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(saved.state_dict())
+        torch.testing.assert_close(other.state_dict(), own)
+        without = {name: value for name, value in saved.state_dict().items() if not name.endswith("context_length")}
+        with pytest.raises(ValueError, match="does not say how many tokens of context .*: start a new one"):
+            make(h=3).load_state_dict(without)
 
 
 def test_a_window_with_another_number_of_buckets_is_refused():

@@ -55,10 +55,10 @@ class FrontierCurve:
         range_end (str | None): "lowest" or "highest" where that learning rate is an end of those tried, so that a
             better one may lie beyond; "only" where there was one; None where it lies inside, or there is none.
         on_front (bool): whether no point of the model has as low an LMS and as low a perplexity as the operating
-            point, one of them lower: by the means.
+            point, one of them lower: by the means over the seeds that all points of the model have, if there are such.
         lms_at_baseline (float | None): LMS at the perplexity of the baseline's operating point, interpolated linearly
-            in log perplexity between learning rates; where the curve has it more than once, at the lowest. None
-            where it never has it.
+            in log perplexity between learning rates, over the same seeds; where the curve has it more than once, at
+            the lowest. None where it never has it.
     """
 
     objective: str
@@ -171,23 +171,22 @@ def trace_frontiers(
 
 
 def _require_distinct(records: Iterable[RunRecord]) -> None:
-    seen = set()
+    """A run may have several checkpoints, but not the same one twice, nor checkpoints of different trainings."""
+    seen: dict[tuple[object, ...], dict[int, RunRecord]] = {}
     for record in records:
-        names = (*_run_of(record), record.progress)
-        if names in seen:
+        others = seen.setdefault(record.run, {})
+        if record.progress in others or any(_training_of(record) != _training_of(one) for one in others.values()):
             raise ValueError(f"two runs are both {record.title}: leave out one of the files or folders that have them")
-        seen.add(names)
+        others[record.progress] = record
 
 
-def _last_checkpoints(records: Iterable[RunRecord]) -> list[RunRecord]:
-    last: dict[tuple[object, ...], RunRecord] = {}
-    for record in sorted(records, key=lambda record: record.progress):
-        last[_run_of(record)] = record
-    return [record for record in records if last[_run_of(record)] is record]
+def _training_of(record: RunRecord) -> tuple[object, ...]:
+    return record.recipe, record.loss, record.training_seconds, record.asked
 
 
-def _run_of(record: RunRecord) -> tuple[object, ...]:
-    return record.model, record.objective, record.learning_rate, record.seed
+def _last_checkpoints(records: Sequence[RunRecord]) -> list[RunRecord]:
+    last = {record.run: record for record in sorted(records, key=lambda record: record.progress)}
+    return [record for record in records if last[record.run] is record]
 
 
 def _frontier(
@@ -202,6 +201,7 @@ def _frontier(
     operating = {name: _operating_point(found, common[name]) for name, found in points.items()}
     at_baseline = operating.get(references[0])
     everywhere = [point for found in points.values() for point in found if point.finite]
+    shared = _common_seeds(everywhere)
     curves = tuple(
         FrontierCurve(
             objective=name,
@@ -209,8 +209,8 @@ def _frontier(
             operating=chosen,
             chosen_by=common[name],
             range_end=_range_end(found, chosen),
-            on_front=chosen is not None and not any(_dominates(point, chosen) for point in everywhere),
-            lms_at_baseline=None if at_baseline is None else _lms_at(found, at_baseline.log_perplexity.mean),
+            on_front=chosen is not None and not any(_dominates(point, chosen, shared) for point in everywhere),
+            lms_at_baseline=None if at_baseline is None else _lms_at(found, at_baseline, shared),
         )
         for name, found in points.items()
         for chosen in (operating[name],)
@@ -279,13 +279,16 @@ def _common_seeds(points: Sequence[FrontierPoint]) -> tuple[int | None, ...]:
 
 
 def _operating_point(points: Sequence[FrontierPoint], seeds: Sequence[int | None]) -> FrontierPoint | None:
-    """The first of the lowest, which is that of the lower learning rate; by these seeds, by all where there is none."""
+    """The first of the lowest, which is that of the lower learning rate."""
+    finite = [point for point in points if point.finite]
+    return min(finite, key=lambda point: _means(point, seeds)[1], default=None)
 
-    def log_perplexity(point: FrontierPoint) -> float:
-        counted = [record for record in point.records if record.seed in seeds] or point.records
-        return float(np.mean([_measured(record)[1] for record in counted]))
 
-    return min((point for point in points if point.finite), key=log_perplexity, default=None)
+def _means(point: FrontierPoint, seeds: Sequence[int | None]) -> tuple[float, float]:
+    """LMS and log perplexity by these seeds, by all that there are if none is given."""
+    counted = [record for record in point.records if record.seed in seeds] or point.records
+    lms, log_perplexity = np.mean([_measured(record) for record in counted], axis=0)
+    return float(lms), float(log_perplexity)
 
 
 def _range_end(points: Sequence[FrontierPoint], chosen: FrontierPoint | None) -> str | None:
@@ -296,18 +299,19 @@ def _range_end(points: Sequence[FrontierPoint], chosen: FrontierPoint | None) ->
     return "lowest" if chosen is points[0] else "highest" if chosen is points[-1] else None
 
 
-def _dominates(point: FrontierPoint, other: FrontierPoint) -> bool:
-    ours, theirs = ((one.lms.mean, one.log_perplexity.mean) for one in (point, other))
+def _dominates(point: FrontierPoint, other: FrontierPoint, seeds: Sequence[int | None]) -> bool:
+    ours, theirs = (_means(one, seeds) for one in (point, other))
     return ours != theirs and ours[0] <= theirs[0] and ours[1] <= theirs[1]
 
 
-def _lms_at(points: Sequence[FrontierPoint], log_perplexity: float) -> float | None:
-    path = [point for point in points if point.finite]
-    crossing = first_crossing(np.array([point.log_perplexity.mean for point in path]), log_perplexity) if path else None
+def _lms_at(points: Sequence[FrontierPoint], other: FrontierPoint, seeds: Sequence[int | None]) -> float | None:
+    """Where the curve has the other point's perplexity."""
+    path = [_means(point, seeds) for point in points if point.finite]
+    crossing = first_crossing(np.array([log for _, log in path]), _means(other, seeds)[1]) if path else None
     if crossing is None:
         return None
     before, after, weight = crossing
-    return (1 - weight) * path[before].lms.mean + weight * path[after].lms.mean
+    return (1 - weight) * path[before][0] + weight * path[after][0]
 
 
 def _difference(objective: str, point: FrontierPoint, reference: str, other: FrontierPoint) -> SeedDifference:

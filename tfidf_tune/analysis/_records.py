@@ -88,6 +88,11 @@ class RunRecord:
     num_injections: tuple[int, ...]
 
     @property
+    def run(self) -> tuple[str, str, float | None, int | None]:
+        """Of which run it is a checkpoint: model, objective, learning rate, seed."""
+        return self.model, self.objective, self.learning_rate, self.seed
+
+    @property
     def title(self) -> str:
         """Which run it is: "Tiny, TF-IDF, lr 0.001, seed 0"."""
         rate = [] if self.learning_rate is None else [f"lr {self.learning_rate:g}"]
@@ -114,19 +119,20 @@ def records_of(runs: Sequence[Run]) -> list[RunRecord]:
 
 
 def provenance_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Say when and with what runs were trained: what their ``trained.json`` say, of others this machine and day.
+    """Say when and with what runs were trained, as their ``trained.json`` have it.
 
     Args:
         runs (Sequence[Run]): of an experiment, or evaluated by hand.
 
     Returns:
-        dict[str, str]: as :func:`describe_machine`, with the different values of each name.
+        dict[str, str]: as :func:`describe_machine`, with the different values of each name; "unknown" among them where
+            a run does not say.
 
     Raises:
         ValueError: If a ``trained.json`` cannot be read.
     """
-    here = describe_machine()
-    return merge_provenance([_training_manifest(Path(run.folder)).get("provenance", here) for run in runs])
+    unknown = dict.fromkeys(describe_machine(), "unknown")
+    return merge_provenance([_training_manifest(Path(run.folder)).get("provenance", unknown) for run in runs])
 
 
 def write_records(records: Sequence[RunRecord], file: str | Path, provenance: Mapping[str, str]) -> None:

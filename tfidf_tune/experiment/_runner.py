@@ -145,10 +145,10 @@ class _Runner:
 
     def _train(self, cell: TrainingCell, worker: Worker) -> str | None:
         """Train from an empty folder; give what went wrong in a line, or None."""
-        begun = time.monotonic()
         clear_run(cell)
         if reason := self._make_start(cell, worker):
             return reason
+        begun = time.monotonic()
         config = cell.folder / "recipe.yaml"
         with atomic_file(config) as file:
             OmegaConf.save(cell.config, file)

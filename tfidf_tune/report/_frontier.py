@@ -47,7 +47,7 @@ def frontier_report(
         examples=(),
         provenance=(
             ("Compared with", joined(frontiers[0].references)),
-            ("Runs", str(len(records))),
+            ("Runs", str(len({record.run for record in records}))),
             ("Intervals", "95 %, Student's t over seeds, differences paired by seed"),
             *(provenance or {}).items(),
         ),

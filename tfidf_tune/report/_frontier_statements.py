@@ -96,16 +96,19 @@ def _range_ends(frontier: Frontier) -> list[str]:
 
 def _unequal_seeds(frontier: Frontier) -> list[str]:
     unequal = [
-        curve.objective
+        curve
         for curve in frontier.curves
-        if len({frozenset(record.seed for record in point.records) for point in curve.points}) > 1
+        if len({frozenset(record.seed for record in point.records) for point in curve.points if point.finite}) > 1
     ]
-    if not unequal:
-        return []
-    return [
-        f"Not every learning rate of {joined(unequal)} has the same seeds: the operating point is chosen by those that "
-        "all have."
-    ]
+    statements = []
+    for has_common, how in ((True, "those that all have"), (False, "each one's own, since none is common to all")):
+        objectives = [curve.objective for curve in unequal if bool(curve.chosen_by) == has_common]
+        if objectives:
+            statements.append(
+                f"Not every learning rate of {joined(objectives)} has the same seeds: the operating point is chosen by "
+                f"{how}."
+            )
+    return statements
 
 
 def _diverged(frontier: Frontier) -> list[str]:

@@ -44,7 +44,8 @@ class MemoryPlan:
             come as activations go, so it is less than their sum.
         saved_to_resume (int): bytes of a resume checkpoint on the disk: weights that are trained, optimizer state,
             and the objective's state of each process.
-        objective_state (int): bytes of the objective's state, a window for example, once it is in use.
+        objective_state (int): bytes of the objective's state, a window for example, once it is in use with mini-batches
+            of this size from the first on.
         quantized_state (str | None): class of optimizer state that is made of several tensors. None: there is none.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
@@ -203,8 +204,8 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
         f"largest part is {max(parts, key=parts.__getitem__)}:\n{plan.table(available)}\n"
         "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
         "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; weights "
-        "with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with a lower "
-        "loss.num_batches; refuse_if_too_large=False tries it nevertheless"
+        "with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with fewer "
+        "mini-batches in its window (num_batches); refuse_if_too_large=False tries it nevertheless"
     )
 
 

@@ -124,14 +124,17 @@ class RepetitionWeighting(TokenWeighting):
         return weights
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Raised at once, before the window is loaded, so that whoever catches it keeps one that fits.
         saved = state_dict.get(prefix + "context_length")
+        if saved is None and prefix + "window.entries_KT" in state_dict:
+            raise ValueError(
+                "the saved window does not say how many tokens of context its n-grams have: start a new one"
+            )
         if saved is not None and int(saved) != self.h:
-            error_msgs: list[str] = args[-1]
-            error_msgs.append(
+            raise ValueError(
                 f"the saved window holds n-grams of {int(saved)} tokens of context, h is {self.h}: set h to "
                 f"{int(saved)}, or start with a new window"
             )
-            return
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _size_of_table(self, num_positions: int) -> int:
