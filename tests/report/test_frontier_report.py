@@ -186,6 +186,13 @@ def test_learning_rates_of_different_seeds_are_told():
     assert not any("same seeds" in text for text in frontier_report([*grown_records(), *diverged]).statements)
 
 
+def test_a_run_of_no_known_seed_is_no_seed_more():
+    start = record("Start", seed=None, learning_rate=None)
+    assert "3 objectives" in frontier_report(grown_records()).lead
+    assert ", 3 seeds, " in frontier_report([*grown_records(), start]).lead
+    assert ", 1 seed, " in frontier_report([start]).lead
+
+
 def test_several_checkpoints_of_a_run_are_one_run():
     early = [dataclasses.replace(one, progress=50) for one in grown_records()]
     assert ("Runs", "27") in frontier_report([*early, *grown_records()]).provenance

@@ -86,7 +86,7 @@ def _lead(records: Sequence[RunRecord]) -> str:
     objectives = len({record.objective for record in records})
     rates = sorted({record.learning_rate for record in records if record.learning_rate is not None})
     through = f" at learning rates {joined([f'{rate:g}' for rate in rates])}" if rates else ""
-    seeds = len({record.seed for record in records})
+    seeds = len({record.seed for record in records if record.seed is not None}) or 1
     return (
         f"Runs of {models} under {objectives} objective{'s' * (objectives > 1)}{through}, {seeds} "
         f"seed{'s' * (seeds > 1)}, at their last checkpoint. {LMS_EXPLAINED}."
