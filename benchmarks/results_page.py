@@ -114,7 +114,7 @@ def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
             "" if one.log_perplexity is None else _percent(one.log_perplexity),
         ]
         for frontier in _frontiers(records)
-        for one in frontier.at_equal_rates
+        for one in frontier.at_equal_rates or frontier.at_operating_points  # of a single rate they are the same
         if (one.objective, one.reference) == (_PAPER, _BASELINE)
     ]
     columns = ("setting", "lr", f"LMS {_BASELINE}", f"LMS {_PAPER}", "reduction", "LMS difference", "perplexity")
@@ -174,7 +174,7 @@ def _verdicts(curve: FrontierCurve, against: Mapping[tuple[str, str], SeedDiffer
 def _rate(curve: FrontierCurve) -> str:
     if curve.operating is None or curve.operating.learning_rate is None:
         return ""
-    mark = {"lowest": " (lowest)", "highest": " (highest)"}.get(curve.range_end or "", "")
+    mark = {"lowest": " (lowest)", "highest": " (highest)", "only": " (only)"}.get(curve.range_end or "", "")
     return f"{curve.operating.learning_rate:g}{mark}"
 
 
