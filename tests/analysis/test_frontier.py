@@ -163,6 +163,8 @@ def test_the_operating_point_is_chosen_by_the_seeds_that_all_learning_rates_have
     assert found.operating.lms.num_seeds == 3
 
     assert found.on_front  # by that seed too
+    start = record("Start", 99.0, learning_rate=None, seed=None, log_perplexity=4.0)
+    assert curve(traced([*lucky, *first, start]), "CE").on_front  # what has no seed does not count
 
     diverged = [record(seed=1, learning_rate=4e-3, log_perplexity=math.inf)]
     (found,) = traced([*lucky, *first[:1], *diverged]).curves

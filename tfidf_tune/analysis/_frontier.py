@@ -273,8 +273,9 @@ def _measured(record: RunRecord) -> tuple[float, float]:
 
 
 def _common_seeds(points: Sequence[FrontierPoint]) -> tuple[int | None, ...]:
-    """The seeds of the first that all have, points with a diverged run left out."""
-    seeds = [[record.seed for record in point.records] for point in points if point.finite]
+    """The seeds that all have; points with a diverged run, or of one without a known seed, are left out."""
+    of_points = [[record.seed for record in point.records] for point in points if point.finite]
+    seeds = [of_point for of_point in of_points if None not in of_point]
     return tuple(seed for seed in seeds[0] if all(seed in others for others in seeds)) if seeds else ()
 
 
