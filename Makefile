@@ -3,9 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Of the tests' time a third is waiting for processes: one worker more than there are cores.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())) + 1))')
-
 .PHONY: install demo test faults lint types benchmark clean
 
 install: $(VENV)/installed
@@ -20,7 +17,7 @@ demo: install
 	$(BIN)/tfidf-tune demo
 
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 faults: install
 	$(BIN)/python tests/faults/run.py
