@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfidf_tune.data import load_documents, text_blocks, text_blocks_dataset
+from tfidf_tune.data import load_documents, text_blocks, text_blocks_dataset, without_shared_text
 
 
 def test_documents_are_concatenated_and_cut(tokenizer):
@@ -95,3 +95,32 @@ def test_impossible_settings_are_refused(tokenizer, corpus_file, tmp_path, chang
     with pytest.raises(ValueError, match=message):
         text_blocks_dataset(tokenizer, **({"source": str(corpus_file), "cache_dir": str(tmp_path)} | change))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_which_blocks_share_text_is_found_out_once_for_each_question(tokenizer, corpus_file, tmp_path, monkeypatch):
+    blocks = text_blocks(tokenizer, load_documents(str(corpus_file)), block_size=16)[:20]
+    source, reads = tmp_path / "seen.txt", []
+
+    def read(source, **names):
+        reads.append(source)
+        return load_documents(source, **names)
+
+    def shares(block, length, trained):
+        runs = {tuple(ids[at : at + length]) for ids in trained for at in range(len(ids) - length + 1)}
+        return any(tuple(block[at : at + length]) in runs for at in range(17 - length))
+
+    def check(blocks, length, num_reads):
+        unseen = without_shared_text(tokenizer, blocks, length, source=str(source), cache_dir=str(tmp_path))
+        trained = [tokenizer.encode(line, add_bos=False, add_eos=False) for line in source.read_text().splitlines()]
+        assert unseen.tolist() == [block for block in blocks.tolist() if not shares(block, length, trained)]
+        assert len(reads) == num_reads
+        return len(unseen)
+
+    monkeypatch.setattr("tfidf_tune.data._text_blocks.load_documents", read)
+    source.write_text(tokenizer.decode(blocks[4].tolist()).strip())
+    once = check(blocks, 12, num_reads=1)
+    assert check(blocks, 12, num_reads=1) == once
+    assert check(blocks, 5, num_reads=2) < once < 20
+    assert check(blocks[5:], 12, num_reads=3) < once
+    source.write_text("\n".join(tokenizer.decode(block.tolist()).strip() for block in blocks[:5]))
+    assert check(blocks, 12, num_reads=4) < once

@@ -1,5 +1,6 @@
 """Plain text as blocks of equal length: for perplexity, and for fine-tuning on one's own text."""
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,23 +56,58 @@ def text_blocks(
 
 
 def without_shared_text(
-    tokenizer: TextTokenizer, blocks: TokenArray, documents: Iterable[str], num_tokens: int
+    tokenizer: TextTokenizer,
+    blocks: TokenArray,
+    num_tokens: int,
+    *,
+    source: str,
+    source_name: str | None = None,
+    source_split: str = "train",
+    source_column: str = "text",
+    cache_dir: str | None = None,
 ) -> TokenArray:
-    """Leave out the blocks that have a stretch of text in common with some documents.
+    """Leave out the blocks that have a stretch of text in common with a source.
+
+    Which blocks those are is cached: every model is asked for the same ones, and the source may be large.
 
     Args:
         tokenizer (TextTokenizer): that of the blocks.
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
-        documents (Iterable[str]): all of them are read.
         num_tokens (int): tokens in a row that make a stretch, at least 2 and at most ``block_size``.
+        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`; all of it is read.
+        source_name (str | None): configuration of a hub data set. Default: None
+        source_split (str): split of a hub data set or of ``embedded``. Default: "train"
+        source_column (str): the column that holds the text. Default: "text"
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
         TokenArray: the other blocks, in their order.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and nothing is there.
+        ValueError: If the source cannot be read.
     """
-    corpus = join_documents(ids for _, ids in encode_texts(tokenizer, documents))
     block_size = blocks.shape[1]
-    shared = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
-    return blocks[~shared[:: block_size + 1]]  # the windows that are a whole block
+
+    def build(folder: Path) -> dict[str, int]:
+        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
+        corpus = join_documents(ids for _, ids in encode_texts(tokenizer, documents))
+        windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
+        shared = windows[:: block_size + 1]  # the windows that are a whole block
+        np.save(folder / "shared.npy", shared)
+        return {"num_shared": int(shared.sum())}
+
+    settings = {
+        "kind": "shared_blocks",
+        "format_version": FORMAT_VERSION,
+        "block_size": block_size,
+        "blocks": hashlib.sha256(blocks.tobytes()).hexdigest(),
+        "num_tokens": num_tokens,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+    }
+    unseen: TokenArray = blocks[~np.load(cached_folder(cache_dir, settings, build) / "shared.npy")]
+    return unseen
 
 
 class TextBlocksDataset(Dataset[dict[str, list[int]]]):

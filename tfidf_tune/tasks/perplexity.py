@@ -82,8 +82,15 @@ def documents(
             "lower block_size"
         )
     if train_source is not None:
-        seen = load_documents(train_source, name=train_name, split=train_split, column=train_column)
-        unseen = without_shared_text(prompts.tokenizer, blocks, seen, shared_tokens)
+        unseen = without_shared_text(
+            prompts.tokenizer,
+            blocks,
+            shared_tokens,
+            source=train_source,
+            source_name=train_name,
+            source_split=train_split,
+            source_column=train_column,
+        )
         logger.info(
             "%d of %d blocks left out: in part they are text of %r",
             len(blocks) - len(unseen),
