@@ -7,7 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["TFIDF_TUNE_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Files of the tests need not outlive a power cut; a test that asks for it looks at the calls."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

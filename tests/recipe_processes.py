@@ -1,7 +1,6 @@
 """Recipes in several processes, as torchrun starts them; forked from a process that has done the imports."""
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -10,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fork_server import CONTEXT
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed import TCPStore
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tfidf_tune.recipes.full_finetune", "tfidf_tune.recipes.lora_finetune", "peft"])
 _POLL_SECONDS = 0.005
 _TORCHRUN_POLL_SECONDS = 0.1
 
@@ -95,7 +93,7 @@ class Processes:
             OmegaConf.save(run.cfg, folder / f"{number}.yaml")
             work.append((run.recipe, str(folder / f"{number}.yaml"), store.port))
         self._processes = [
-            _CONTEXT.Process(target=_run, args=(work, self._log, rank, num_processes, before, after))
+            CONTEXT.Process(target=_run, args=(work, self._log, rank, num_processes, before, after))
             for rank in range(num_processes)
         ]
         for process in self._processes:
@@ -160,7 +158,7 @@ def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: in
 def run_command_line(recipe: str, arguments: Sequence[str], cwd: Path) -> Ended:
     """Start a recipe by its arguments in a folder, as one process without torchrun, and wait for its end."""
     log = cwd / "output.txt"
-    process = _CONTEXT.Process(target=_run_arguments, args=(recipe, list(arguments), cwd, log))
+    process = CONTEXT.Process(target=_run_arguments, args=(recipe, list(arguments), cwd, log))
     process.start()
     process.join()
     return Ended([process.exitcode], log.read_text(errors="replace"))

@@ -28,19 +28,25 @@ def imported(monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What the script printed, wrote and drew, with small sizes."""
+    """What the script printed, wrote and drew, with small sizes, and the lines of the targets that are read from it."""
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peak memory is read from Linux's /proc")
     folder = tmp_path_factory.mktemp("weights")
+    rows = ["weights", "sweep", "authors"]
     finished = subprocess.run(
         [
-            sys.executable, BENCHMARKS / "weights.py", "--quick", "--rounds", "3",
-            "--output", folder / "out.json", "--plot", folder / "out.png",
+            *(sys.executable, BENCHMARKS / "targets.py", "--quick", "--device", "cpu"),
+            *("--output-dir", folder, "--only", *rows),
         ],
         capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
-    return finished.stdout, json.loads((folder / "out.json").read_text()), folder / "out.png"
+    files = {file.name: file for file in folder.iterdir()}
+    assert files.keys() == {f"{name}.{suffix}" for name in ("weights_cpu", "targets") for suffix in ("json", "md")} | {
+        "weights_cpu.png"
+    }
+    result, targets = (json.loads(files[f"{name}.json"].read_text()) for name in ("weights_cpu", "targets"))
+    return files["weights_cpu.md"].read_text(), result, files["weights_cpu.png"], targets["lines"]
 
 
 def table(printed, first_cell):
@@ -55,14 +61,14 @@ def table(printed, first_cell):
 
 
 def test_the_base_case_is_printed_as_it_is_written(run):
-    printed, result, _ = run
+    printed, result, *_ = run
     base = result["base_case"]
     assert f"2 x 32, V = 100, window of 4 batches: {base['median_ms']:.3f} ms a batch, median of 3\n" in printed
     assert base["cuda_graph"] is None
 
 
 def test_the_sweep_has_every_shape_with_every_window(run):
-    printed, result, _ = run
+    printed, result, *_ = run
     sweep = result["sweep"]
     assert [(row["tokens"], row["num_batches"]) for row in sweep] == [
         (tokens, window) for tokens in (32, 64, 128, 256) for window in (2, 8)
@@ -80,7 +86,7 @@ def test_the_sweep_has_every_shape_with_every_window(run):
 
 
 def test_the_summary_follows_from_the_sweep(run):
-    printed, result, _ = run
+    printed, result, *_ = run
     longest = [row for row in result["sweep"] if row["num_batches"] == 8]
     tokens, times = ([math.log2(row[key]) for row in longest] for key in ("tokens", "median_ms"))
     for name, first in {"slope": 0, "last_slope": -3}.items():
@@ -93,7 +99,7 @@ def test_the_summary_follows_from_the_sweep(run):
 
 
 def test_the_windows_memory_is_counted_without_the_vocabularys_table(run, imported):
-    _, result, _ = run
+    _, result, *_ = run
     weights = imported("weights")
     drawn = weights.label_batches((2, 16), 1000, "cpu")  # the batches that the script drew
     weights.full_window(2, drawn, 1000)
@@ -107,7 +113,7 @@ def test_the_windows_memory_is_counted_without_the_vocabularys_table(run, import
 
 
 def test_the_authors_way_is_compared_with_ours(run):
-    printed, result, _ = run
+    printed, result, *_ = run
     authors = result["authors"]
     base, large = table(printed, " ")
     assert base[0] == "2 x 32, V = 100"
@@ -126,7 +132,7 @@ def test_the_authors_way_is_compared_with_ours(run):
 
 
 def test_the_plot_is_drawn(run):
-    *_, plot = run
+    _, _, plot, _ = run
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -155,3 +161,12 @@ def test_a_presence_tensor_larger_than_the_memory_allowed_is_reported_and_harms_
     weights = imported("weights")
     sizes = {"shape": (8, 4096), "vocab_size": 32_000, "num_batches": 16, "device": "cpu"}
     assert weights.authors_seconds(**sizes, memory=4 * 2**30) is None
+
+
+def test_the_targets_read_what_it_writes(run):
+    *_, lines = run
+    on_cpu = [line for line in lines if line["device"] == "cpu"]
+    assert len(on_cpu) == 3
+    for line in on_cpu:  # the sizes are not those of the targets, but everything was read
+        assert line["reason"] == "quick is True and not False"
+        assert any(character.isdigit() for character in line["measured"])

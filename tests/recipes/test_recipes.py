@@ -358,16 +358,3 @@ def test_a_run_that_is_ended_saves_and_leaves_no_half_checkpoint(recipe_config, 
     assert (checkpoint / "manifest.json").is_file()
     assert "Traceback" not in stderr
     assert not list((tmp_path / "run").rglob(".*"))
-
-
-def test_an_error_of_the_users_ends_the_process_with_one_message(recipe_config, tmp_path):
-    OmegaConf.save(recipe_config(batch_sise=3), tmp_path / "mine.yaml")
-
-    finished = run_process(
-        "torchtune._cli.tune", "run", "tfidf_tune/recipes/full_finetune.py", "--config", "mine.yaml", cwd=tmp_path
-    )
-
-    assert finished.returncode == 1
-    assert finished.stderr.strip().splitlines()[-1] == "error: config: no key 'batch_sise'; did you mean 'batch_size'?"
-    assert "Traceback" not in finished.stderr
-    assert not (tmp_path / "run").exists()
