@@ -219,6 +219,19 @@ def test_every_learning_rate_makes_a_run_of_its_own(experiment_file, tmp_path):
     assert runs[0].config.optimizer._component_ == "torch.optim.AdamW"
 
 
+def test_a_model_may_have_learning_rates_of_its_own(experiment_file, tmp_path):
+    file = experiment_file()
+    own = f"models.Other={{recipe: full_finetune, config: {tmp_path}/training.yaml, learning_rates: [0.02]}}"
+    runs = plan_runs(load_experiment(file, [own, "learning_rates=[5e-4,1e-3]"]))
+
+    assert [(run.training.model, run.training.learning_rate, run.training.objective) for run in runs] == [
+        *(("Tiny (full)", rate, objective) for rate in (0.0005, 0.001) for objective in ("CE", "TF-IDF")),
+        ("Other", 0.02, "CE"),
+        ("Other", 0.02, "TF-IDF"),
+    ]
+    assert runs[-1].training.config.optimizer.lr == 0.02
+
+
 def test_without_learning_rates_the_training_config_has_its_own(experiment_file, tmp_path):
     run = plan_runs(load_experiment(experiment_file(), ["learning_rates=null"]))[0].training
 
@@ -242,6 +255,19 @@ def test_a_learning_rate_is_given_in_one_place(experiment_file, override, told):
 
 
 @pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ("[]", r"experiment: models: Tiny \(full\): learning_rates is empty"),
+        ("[0.1,0.1]", r"models: Tiny \(full\): learning_rates holds 0.1 more than once"),
+        ("[-1]", r"models: Tiny \(full\): learning_rates is \[-1.0\], possible are numbers above 0"),
+    ],
+)
+def test_learning_rates_of_a_model_are_checked_as_the_experiments_are(experiment_file, own, told):
+    with pytest.raises(SetupError, match=told):
+        load_experiment(experiment_file(), ["learning_rates=[0.1]", f"models[Tiny (full)].learning_rates={own}"])
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("sedes=[1]", "experiment: no key 'sedes'; did you mean 'seeds'?"),
@@ -261,6 +287,7 @@ def test_a_learning_rate_is_given_in_one_place(experiment_file, override, told):
         ("learning_rates=[.nan]", r"learning_rates is \[nan\], possible are numbers above 0"),
         ("learning_rates=[.inf]", r"learning_rates is \[inf\], possible are numbers above 0"),
         ("learning_rates=[a]", "could not be converted to Float"),
+        ("models[Tiny (full)].learning_rates=[0.1]", r"Tiny \(full\): learning_rates: the experiment has none; name"),
         ("references=[TF-IDF]", "references are for the frontier, which needs learning_rates: name some"),
         ("references=[TFIDF]", "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
         ("milestones=[0]", r"milestones is \[0\], possible are whole percents from 1 to 100"),

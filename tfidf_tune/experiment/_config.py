@@ -32,12 +32,15 @@ class Model:
         start (dict[str, Any] | None): component that makes the checkpoint folder to start from, called with
             ``(folder, model, seed)``, ``model`` being the training config's section and ``seed`` the run's, or for all
             runs the one that is given here. Default: None, the training config's checkpoint.
+        learning_rates (list[float] | None): of this model, where others are of use to it: adapters learn at higher
+            ones than whole models. Default: None, the experiment's.
     """
 
     recipe: str = MISSING
     config: str = MISSING
     overrides: dict[str, Any] = field(default_factory=dict)
     start: dict[str, Any] | None = None
+    learning_rates: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -183,14 +186,8 @@ def _check_keys(schema: type, section: Any, where: str) -> None:
 
 
 def _check_values(experiment: Experiment) -> None:
-    for key in ("models", "objectives", "learning_rates", "seeds", "milestones", "tasks"):
-        if getattr(experiment, key) is None:
-            continue
-        values = list(getattr(experiment, key))
-        if not values:
-            raise SetupError(f"experiment: {key} is empty, it has to name at least one")
-        if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
-            raise SetupError(f"experiment: {key} holds {', '.join(repeated)} more than once")
+    for key in ("models", "objectives", "seeds", "milestones", "tasks"):
+        _check_list(key, list(getattr(experiment, key)))
     if not all(0 < percent <= 100 for percent in experiment.milestones):
         raise SetupError(
             f"experiment: milestones is {experiment.milestones}, possible are whole percents from 1 to 100"
@@ -210,6 +207,13 @@ def _check_values(experiment: Experiment) -> None:
         raise SetupError(f"experiment: eval: dtype is {experiment.eval.dtype!r}, possible are {', '.join(DTYPES)}")
 
 
+def _check_list(where: str, values: Sequence[Any]) -> None:
+    if not values:
+        raise SetupError(f"experiment: {where} is empty, it has to name at least one")
+    if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
+        raise SetupError(f"experiment: {where} holds {', '.join(repeated)} more than once")
+
+
 def _check_learning_rates(experiment: Experiment) -> None:
     for name in experiment.references:
         if name not in experiment.objectives:
@@ -218,10 +222,19 @@ def _check_learning_rates(experiment: Experiment) -> None:
             )
     if experiment.learning_rates is None and experiment.references:
         raise SetupError("experiment: references are for the frontier, which needs learning_rates: name some")
+    own = {
+        f"models: {name}: ": model.learning_rates
+        for name, model in experiment.models.items()
+        if model.learning_rates is not None
+    }
     if experiment.learning_rates is None:
+        for where in own:
+            raise SetupError(f"experiment: {where}learning_rates: the experiment has none; name some for all models")
         return
-    if not all(0 < rate < math.inf for rate in experiment.learning_rates):
-        raise SetupError(f"experiment: learning_rates is {experiment.learning_rates}, possible are numbers above 0")
+    for where, rates in ({"": experiment.learning_rates} | own).items():
+        _check_list(f"{where}learning_rates", rates)
+        if not all(0 < rate < math.inf for rate in rates):
+            raise SetupError(f"experiment: {where}learning_rates is {rates}, possible are numbers above 0")
     overrides = {"": experiment.overrides} | {
         f"models: {name}: ": own.overrides for name, own in experiment.models.items()
     }

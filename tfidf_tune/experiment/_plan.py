@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -46,7 +46,6 @@ def plan_runs(experiment: Experiment) -> list[PlannedRun]:
     fingerprint.cache_clear()
     _read_config.cache_clear()
     _check_tasks(experiment)
-    learning_rates = [None] if experiment.learning_rates is None else experiment.learning_rates
     models, objectives = _slugs(experiment.models, "models"), _slugs(experiment.objectives, "objectives")
     starts: dict[str, Path] = {}
     return [
@@ -55,7 +54,7 @@ def plan_runs(experiment: Experiment) -> list[PlannedRun]:
         )
         for model in experiment.models
         for seed in experiment.seeds
-        for learning_rate in learning_rates
+        for learning_rate in _learning_rates(experiment, experiment.models[model])
         for objective in experiment.objectives
     ]
 
@@ -70,6 +69,10 @@ def slug(name: str) -> str:
         str: ``pythia-1.4b-lora`` for "Pythia 1.4B (LoRA)".
     """
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
+def _learning_rates(experiment: Experiment, model: Model) -> Sequence[float | None]:
+    return model.learning_rates or experiment.learning_rates or (None,)
 
 
 def _slugs(names: Mapping[str, Any], key: str) -> dict[str, str]:
