@@ -48,7 +48,8 @@ def test_the_trajectory_is_that_of_the_frontiers_setting():
 def test_an_experiment_is_right_as_far_as_can_be_seen_without_training(name):
     experiment = load_experiment(name, ["seeds=[0]", "learning_rates=[0.001]"])
 
-    assert len(plan_runs(experiment)) == len(experiment.models) * len(experiment.objectives)
+    rates = sum(len(model.learning_rates or [0.001]) for model in experiment.models.values())
+    assert len(plan_runs(experiment)) == rates * len(experiment.objectives)
 
 
 @pytest.mark.parametrize("name", PAPER)
