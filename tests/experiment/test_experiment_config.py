@@ -2,13 +2,16 @@
 
 import inspect
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from run_fakes import blocks, evaluation, run, targets
+from torchtune import config
 
+from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.experiment import load_experiment, shipped_experiments
 from tfidf_tune.experiment._plan import plan_runs, slug
 from tfidf_tune.experiment._run import _write_frontier
@@ -50,6 +53,24 @@ def test_an_experiment_is_right_as_far_as_can_be_seen_without_training(name):
 
     rates = sum(len(model.learning_rates or [0.001]) for model in experiment.models.values())
     assert len(plan_runs(experiment)) == rates * len(experiment.objectives)
+
+
+@pytest.mark.parametrize("name", ["demo", "frontier"])  # the others that need no hub have settings of the frontier
+def test_there_is_text_for_every_run_of_an_experiment(name, tmp_path):
+    experiment = load_experiment(name, ["seeds=[0]"])
+    models = {model: replace(settings, learning_rates=[0.001]) for model, settings in experiment.models.items()}
+    one_objective = {"CE": experiment.objectives["CE"]}
+    experiment = replace(experiment, models=models, objectives=one_objective, learning_rates=[0.001], references=[])
+    num_blocks = {}
+    for planned in plan_runs(experiment):
+        training = planned.training
+        size = training.config.model.vocab_size
+        tokenizer = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / f"tokenizer-{size}", vocab_size=size)))
+        training.config.output_dir = str(tmp_path / slug(training.model))
+        num_blocks[training.model] = len(config.instantiate(training.config.dataset, tokenizer))
+
+    assert num_blocks.keys() == experiment.models.keys()
+    assert min(num_blocks.values()) >= 100
 
 
 @pytest.mark.parametrize("name", PAPER)
