@@ -44,6 +44,15 @@ def test_all_records_are_used_and_all_tables_have_rows():
         assert len(re.findall(r"^\|", block, re.MULTILINE)) > 2
 
 
+def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
+    files = "frontier.jsonl", "frontier_reduced.jsonl"
+    first, again = (read_records(results_page.RECORDS / file)[0] for file in files)
+    numbers = {one.run: dataclasses.replace(one, training_seconds=None) for one in first}
+    assert len(again) == 63
+    for one in again:
+        assert dataclasses.replace(one, training_seconds=None) == numbers[one.run]
+
+
 @pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
     """Worked out here once more, from the records alone."""
