@@ -174,7 +174,7 @@ def _verdicts(curve: FrontierCurve, against: Mapping[tuple[str, str], SeedDiffer
 def _rate(curve: FrontierCurve) -> str:
     if curve.operating is None or curve.operating.learning_rate is None:
         return ""
-    mark = {"lowest": " (lowest)", "highest": " (highest)", "only": " (only)"}.get(curve.range_end or "", "")
+    mark = f" ({curve.range_end})" if curve.range_end else ""
     return f"{curve.operating.learning_rate:g}{mark}"
 
 

@@ -222,16 +222,17 @@ def _check_learning_rates(experiment: Experiment) -> None:
             )
     if experiment.learning_rates is None and experiment.references:
         raise SetupError("experiment: references are for the frontier, which needs learning_rates: name some")
-    own = {
+    of_models = {
         f"models: {name}: ": model.learning_rates
         for name, model in experiment.models.items()
         if model.learning_rates is not None
     }
     if experiment.learning_rates is None:
-        for where in own:
+        if of_models:
+            where = next(iter(of_models))
             raise SetupError(f"experiment: {where}learning_rates: the experiment has none; name some for all models")
         return
-    for where, rates in ({"": experiment.learning_rates} | own).items():
+    for where, rates in ({"": experiment.learning_rates} | of_models).items():
         _check_list(f"{where}learning_rates", rates)
         if not all(0 < rate < math.inf for rate in rates):
             raise SetupError(f"experiment: {where}learning_rates is {rates}, possible are numbers above 0")
