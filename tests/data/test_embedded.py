@@ -25,10 +25,49 @@ def test_there_is_about_a_megabyte_or_more():
     assert sum(map(len, embedded_documents("train"))) > 1_000_000
 
 
-def test_documents_keep_their_order():
-    first = embedded_documents("train")
+@pytest.fixture
+def corpus_of(tmp_path, monkeypatch):
+    """The docstrings of a standard library of one file, as a process just started would read them."""
+    library, file = tmp_path / "library", tmp_path / "library" / "module.py"
+    library.mkdir()
+    monkeypatch.setattr(_embedded.sysconfig, "get_path", lambda name: str(library))
+    monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "cache"))
+
+    def read(docstring=None):
+        if docstring is not None:
+            file.write_text(f'"""{docstring}"""')
+        _embedded._splits.cache_clear()
+        return embedded_documents("docstrings_train")
+
+    yield read
     _embedded._splits.cache_clear()
-    assert embedded_documents("train") == first
+
+
+def _in_train(beginning):
+    """A text of more than 200 characters whose hash puts it into the training split."""
+    texts = (f"{beginning} {'word ' * 40}{number}" for number in range(99))
+    return next(text for text in texts if not _embedded._is_validation(text))
+
+
+def test_the_standard_library_is_parsed_once_and_not_by_each_process(monkeypatch):
+    first = {split: embedded_documents(split) for split in ("train", "validation")}
+    monkeypatch.setattr(_embedded.ast, "parse", lambda source: pytest.fail("parsed again"))
+    _embedded._splits.cache_clear()
+    assert {split: embedded_documents(split) for split in first} == first
+
+
+def test_a_standard_library_that_has_changed_is_read_anew(corpus_of):
+    old, new = _in_train("old"), _in_train("entirely new")
+    assert corpus_of(old) == [old]
+    assert corpus_of() == [old]
+    assert corpus_of(new) == [new]
+
+
+def test_where_nothing_can_be_cached_the_corpus_is_the_same(corpus_of, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "file"))
+    text = _in_train("uncached")
+    assert corpus_of(text) == [text]
 
 
 def test_help_topics_and_docstrings_are_in():

@@ -8,7 +8,9 @@ Python version to the next, and is the same wherever the version is the same.
 import ast
 import gc
 import hashlib
+import json
 import os
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune._files import atomic_folder
+from tfidf_tune.data._cache import cached_folder, digest
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -42,6 +45,7 @@ _SKIPPED_FOLDERS = {
     "turtledemo",
 }
 _REFERENCE, _DOCSTRINGS = "reference", "docstrings"
+_FORMAT_VERSION = 1
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -127,13 +131,11 @@ def _check_same(folder: Path, vocab_size: int) -> None:
 
 @cache
 def _splits() -> dict[str, list[str]]:
-    with _garbage_collection_paused():
-        kinds = {_REFERENCE: topics.values(), _DOCSTRINGS: _standard_library_docstrings()}
-        kind_of: dict[str, str] = {}
-        for kind, texts in kinds.items():
-            for text in map(str.strip, texts):
-                if len(text) >= _MIN_CHARACTERS:
-                    kind_of.setdefault(text, kind)
+    kinds = {_REFERENCE: _long_enough(topics.values()), _DOCSTRINGS: _cached_docstrings()}
+    kind_of: dict[str, str] = {}
+    for kind, texts in kinds.items():
+        for text in texts:
+            kind_of.setdefault(text, kind)
     names = (
         f"{prefix}{part}" for prefix in ("", f"{_REFERENCE}_", f"{_DOCSTRINGS}_") for part in ("train", "validation")
     )
@@ -143,6 +145,34 @@ def _splits() -> dict[str, list[str]]:
         splits[part].append(text)
         splits[f"{kind}_{part}"].append(text)
     return splits
+
+
+def _long_enough(texts: Iterable[str]) -> list[str]:
+    return [text for text in map(str.strip, texts) if len(text) >= _MIN_CHARACTERS]
+
+
+def _cached_docstrings() -> list[str]:
+    """Read the docstrings from the cache: to parse the standard library takes every process a second or more."""
+
+    def build(folder: Path) -> dict[str, int]:
+        texts = _docstrings_of(files)
+        (folder / "docstrings.json").write_text(json.dumps(texts), encoding="utf-8")
+        return {"num_docstrings": len(texts)}
+
+    files = list(_standard_library_files())
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    settings = {
+        "kind": "embedded_docstrings",
+        "format_version": _FORMAT_VERSION,
+        "python": sys.version,
+        "files": digest(states),
+    }
+    try:
+        cached = cached_folder(None, settings, build) / "docstrings.json"
+    except OSError:  # nowhere to write to: it is a matter of a second
+        return _docstrings_of(files)
+    texts: list[str] = json.loads(cached.read_text(encoding="utf-8"))
+    return texts
 
 
 @contextmanager
@@ -161,15 +191,16 @@ def _is_validation(text: str) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] < _VALIDATION_SHARE * 256
 
 
-def _standard_library_docstrings() -> Iterator[str]:
+def _standard_library_files() -> Iterator[Path]:
     for folder, subfolders, files in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
-        for file in sorted(files):
-            if file.endswith(".py"):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # odd escapes in the standard library's own strings
-                    module = ast.parse(Path(folder, file).read_bytes())
-                yield from _docstrings([module])
+        yield from (Path(folder, file) for file in sorted(files) if file.endswith(".py"))
+
+
+def _docstrings_of(files: Iterable[Path]) -> list[str]:
+    with _garbage_collection_paused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # odd escapes in the standard library's own strings
+        return _long_enough(text for file in files for text in _docstrings([ast.parse(file.read_bytes())]))
 
 
 def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
