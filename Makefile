@@ -17,7 +17,7 @@ demo: install
 	$(BIN)/tfidf-tune demo
 
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 8
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 faults: install
 	$(BIN)/python tests/faults/run.py
