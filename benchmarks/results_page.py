@@ -21,6 +21,7 @@ from measuring import markdown_table  # type: ignore[import-not-found]
 from tfidf_tune.analysis import (
     Frontier,
     FrontierCurve,
+    FrontierPoint,
     RunRecord,
     SeedDifference,
     SeedEstimate,
@@ -101,6 +102,29 @@ def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     return "\n\n".join(parts)
 
 
+def _curves(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+    """The means over seeds of each objective at each learning rate."""
+    parts = []
+    for frontier in _frontiers(records):
+        points = {
+            curve.objective: {point.learning_rate: point for point in curve.points if point.learning_rate is not None}
+            for curve in frontier.curves
+        }
+        rates = sorted({rate for of_objective in points.values() for rate in of_objective})
+        rows = [
+            [objective, *(_means(of_objective[rate]) if rate in of_objective else "" for rate in rates)]
+            for objective, of_objective in points.items()
+            if of_objective
+        ]
+        columns = ["objective", *(f"{rate:g}" for rate in rates)]
+        parts.append(f"**{frontier.model}**\n\n" + markdown_table(columns, rows))
+    return "\n\n".join(parts)
+
+
+def _means(point: FrontierPoint) -> str:
+    return f"{point.lms.mean:.1f} / {point.perplexity:.1f}"
+
+
 def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     """The paper's objective against plain cross-entropy at each learning rate alone."""
     rows = [
@@ -150,6 +174,7 @@ def _measured(record: RunRecord) -> tuple[float, float]:
 _TABLES: dict[str, Callable[[Sequence[RunRecord], dict[str, str]], str]] = {
     "provenance": _provenance,
     "operating_points": _operating_points,
+    "curves": _curves,
     "paper": _paper,
     "trajectory": _trajectory,
 }

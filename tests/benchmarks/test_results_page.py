@@ -60,7 +60,7 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
     models = re.split(r"^\*\*(.+?)\*\* .*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
     assert models[::2] == list(dict.fromkeys(record.model for record in records))
     for model, table in zip(models[::2], models[1::2], strict=True):
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+        rows = _cells(table)
         points = {}
         for objective, rate, lms, perplexity, *_ in rows[2:]:
             if objective == START:
@@ -82,12 +82,36 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
                 assert verdict == _verdict(points[objective], points.get(reference)) or objective == reference
 
 
+@pytest.mark.parametrize("file", files_of("curves"))
+def test_the_curves_are_the_means_of_the_records(file):
+    records, _ = read_records(results_page.RECORDS / file)
+    found = {}
+    models = re.split(r"^\*\*(.+)\*\*$", _block("curves", file), flags=re.MULTILINE)[1:]
+    for model, table in zip(models[::2], models[1::2], strict=True):
+        (_, *rates), _, *rows = _cells(table)
+        found |= {
+            (model, objective, rate): cell
+            for objective, *cells in rows
+            for rate, cell in zip(rates, cells, strict=True)
+            if cell
+        }
+    runs = {}
+    for one in records:
+        if one.objective != START:
+            runs.setdefault((one.model, one.objective, f"{one.learning_rate:g}"), []).append(one)
+    assert found == {
+        point: f"{statistics.fmean(r.lms for r in own):.1f} / "
+        f"{math.exp(statistics.fmean(r.log_perplexity for r in own)):.1f}"
+        for point, own in runs.items()
+    }
+
+
 @pytest.mark.parametrize("file", files_of("paper"))
 def test_what_is_said_of_the_paper_follows_from_the_records(file):
     records, _ = read_records(results_page.RECORDS / file)
-    rows = [line.split("|")[1:-1] for line in _block("paper", file).splitlines() if line.startswith("|")][2:]
+    rows = _cells(_block("paper", file))[2:]
     assert rows
-    for model, rate, *cells in ([cell.strip() for cell in row] for row in rows):
+    for model, rate, *cells in rows:
         ce, ours = (
             {r.seed: r for r in records if (r.model, r.objective) == (model, name) and f"{r.learning_rate:g}" == rate}
             for name in ("CE", "TF-IDF")
@@ -106,9 +130,9 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
 def test_what_is_said_of_checkpoints_follows_from_the_records(file):
     records, _ = read_records(results_page.RECORDS / file)
     values = {(one.objective, f"{one.progress} %", one.seed): (one.lms, one.log_perplexity) for one in records}
-    rows = [line.split("|")[1:-1] for line in _block("trajectory", file).splitlines() if line.startswith("|")][2:]
-    assert {(row[0].strip(), row[1].strip()) for row in rows} == {key[:2] for key in values}
-    for objective, checkpoint, *cells in ([cell.strip() for cell in row] for row in rows):
+    rows = _cells(_block("trajectory", file))[2:]
+    assert {(objective, checkpoint) for objective, checkpoint, *_ in rows} == {key[:2] for key in values}
+    for objective, checkpoint, *cells in rows:
         ours, theirs = (
             {seed: value for (name, at, seed), value in values.items() if (name, at) == (of, checkpoint)}
             for of in (objective, "CE")
@@ -141,8 +165,7 @@ def test_tables_of_made_up_records(tmp_path, monkeypatch):
         table("trajectory")
     one_rate = [one for one in (*early, *grown_records()) if one.learning_rate == 1e-3]
     write_records(one_rate, tmp_path / "a.jsonl", {})
-    lines = [line for line in table("trajectory").splitlines() if "%" in line]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = _cells(table("trajectory"))[2:]
     objectives = ["CE", "TF-IDF", "Goldfish"]
     assert [row[:2] for row in rows] == [[name, at] for at in ("50 %", "100 %") for name in objectives]
 
@@ -157,6 +180,11 @@ def _verdict(ours, theirs):
         low, high = _ends([ours[seed][measure] - theirs[seed][measure] for seed in seeds])
         signs.append((low > 0) - (high < 0))
     return VERDICTS[tuple(signs)]
+
+
+def _cells(text):
+    """Of each line of a table, its head and the line under that included."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
 
 
 def _block(name, file):
