@@ -56,6 +56,10 @@ def test_the_standard_library_is_parsed_once_and_not_by_each_process(monkeypatch
     assert {split: embedded_documents(split) for split in first} == first
 
 
+def test_what_is_cached_is_what_the_standard_library_says():
+    assert _embedded._cached_docstrings() == _embedded._docstrings_of(_embedded._standard_library_files())
+
+
 def test_a_standard_library_that_has_changed_is_read_anew(corpus_of):
     old, new = _in_train("old"), _in_train("entirely new")
     assert corpus_of(old) == [old]
