@@ -1,5 +1,7 @@
 import ast
 import gc
+import os
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -26,52 +28,87 @@ def test_there_is_about_a_megabyte_or_more():
 
 
 @pytest.fixture
-def corpus_of(tmp_path, monkeypatch):
-    """The docstrings of a standard library of one file, as a process just started would read them."""
-    library, file = tmp_path / "library", tmp_path / "library" / "module.py"
-    library.mkdir()
-    monkeypatch.setattr(_embedded.sysconfig, "get_path", lambda name: str(library))
+def library(tmp_path, monkeypatch):
+    """A folder that stands for the standard library, and a cache of its own."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    monkeypatch.setattr(_embedded.sysconfig, "get_path", lambda name: str(folder))
     monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "cache"))
-
-    def read(docstring=None):
-        if docstring is not None:
-            file.write_text(f'"""{docstring}"""')
-        _embedded._splits.cache_clear()
-        return embedded_documents("docstrings_train")
-
-    yield read
+    yield folder
     _embedded._splits.cache_clear()
 
 
-def _in_train(beginning):
-    """A text of more than 200 characters whose hash puts it into the training split."""
-    texts = (f"{beginning} {'word ' * 40}{number}" for number in range(99))
-    return next(text for text in texts if not _embedded._is_validation(text))
+def _docstrings():
+    """As a process that has just started reads them."""
+    _embedded._splits.cache_clear()
+    return embedded_documents("docstrings_train")
+
+
+def _write(file, beginning):
+    """A module whose docstring is in the training split; gives that."""
+    texts = (f"{beginning} {'word ' * 40}{number:02}" for number in range(99))
+    text = next(text for text in texts if not _embedded._is_validation(text))
+    file.write_text(f'"""{text}"""')
+    return text
 
 
 def test_the_standard_library_is_parsed_once_and_not_by_each_process(monkeypatch):
+    _embedded._splits.cache_clear()
     first = {split: embedded_documents(split) for split in ("train", "validation")}
     monkeypatch.setattr(_embedded.ast, "parse", lambda source: pytest.fail("parsed again"))
     _embedded._splits.cache_clear()
     assert {split: embedded_documents(split) for split in first} == first
 
 
-def test_what_is_cached_is_what_the_standard_library_says():
+def test_what_is_cached_is_what_the_files_say():
     assert _embedded._cached_docstrings() == _embedded._docstrings_of(_embedded._standard_library_files())
 
 
-def test_a_standard_library_that_has_changed_is_read_anew(corpus_of):
-    old, new = _in_train("old"), _in_train("entirely new")
-    assert corpus_of(old) == [old]
-    assert corpus_of() == [old]
-    assert corpus_of(new) == [new]
+def test_a_standard_library_that_has_changed_is_read_anew(library):
+    old = _write(library / "a.py", "old")
+    assert _docstrings() == [old]
+    size, time = (library / "a.py").stat().st_size, (library / "a.py").stat().st_mtime_ns
+
+    new = _write(library / "a.py", "new")
+    assert (library / "a.py").stat().st_size == size
+    os.utime(library / "a.py", ns=(time + 1, time + 1))
+    assert _docstrings() == [new]
+
+    longer = _write(library / "a.py", "longer")
+    os.utime(library / "a.py", ns=(time + 1, time + 1))
+    assert _docstrings() == [longer]
+
+    another = _write(library / "b.py", "another")
+    assert _docstrings() == [longer, another]
+    (library / "a.py").unlink()
+    assert _docstrings() == [another]
 
 
-def test_where_nothing_can_be_cached_the_corpus_is_the_same(corpus_of, tmp_path, monkeypatch):
+def test_where_nothing_can_be_cached_the_corpus_is_the_same(library, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "file"))
-    text = _in_train("uncached")
-    assert corpus_of(text) == [text]
+    text = _write(library / "a.py", "uncached")
+    assert _docstrings() == [text]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text('["cut o')])
+def test_a_damaged_cache_does_no_harm(library, tmp_path, damage):
+    text = _write(library / "a.py", "whole")
+    assert _docstrings() == [text]
+    (file,) = (tmp_path / "cache").glob("*/docstrings.json")
+    damage(file)
+    assert _docstrings() == [text]
+
+
+def test_a_user_without_a_home_has_the_corpus_too(library, monkeypatch):
+    monkeypatch.delenv("TFIDF_TUNE_CACHE")
+    monkeypatch.setattr(Path, "expanduser", _no_home)
+    text = _write(library / "a.py", "homeless")
+    assert _docstrings() == [text]
+
+
+def _no_home(path):
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_help_topics_and_docstrings_are_in():

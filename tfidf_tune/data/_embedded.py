@@ -45,7 +45,7 @@ _SKIPPED_FOLDERS = {
     "turtledemo",
 }
 _REFERENCE, _DOCSTRINGS = "reference", "docstrings"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 1  # of the cached docstrings: another one where other docstrings are taken from the same files
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -53,7 +53,8 @@ def embedded_documents(split: str) -> list[str]:
     """Return the documents of the embedded corpus, distinct and in a fixed order.
 
     A document's split follows from a hash of its text, about 10 % being validation, so no document is in both. Each
-    kind of text has splits of its own too, parts of the others, for what needs text of two kinds.
+    kind of text has splits of its own too, parts of the others, for what needs text of two kinds. The docstrings are
+    kept in the cache, ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``.
 
     Args:
         split (str): ``"train"`` or ``"validation"``; ``"reference_train"``, ``"reference_validation"``,
@@ -164,14 +165,15 @@ def _cached_docstrings() -> list[str]:
     settings = {
         "kind": "embedded_docstrings",
         "format_version": _FORMAT_VERSION,
+        "min_characters": _MIN_CHARACTERS,
         "python": sys.version,
         "files": digest(states),
     }
     try:
-        cached = cached_folder(None, settings, build) / "docstrings.json"
-    except OSError:  # nowhere to write to: it is a matter of a second
+        file = cached_folder(None, settings, build) / "docstrings.json"
+        texts: list[str] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, RuntimeError, ValueError):  # nowhere to write to, no home, a damaged file: it is a second's work
         return _docstrings_of(files)
-    texts: list[str] = json.loads(cached.read_text(encoding="utf-8"))
     return texts
 
 
