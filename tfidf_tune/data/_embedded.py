@@ -161,7 +161,7 @@ def _cached_docstrings() -> list[str]:
         return {"num_docstrings": len(texts)}
 
     files = list(_standard_library_files())
-    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    states = [(str(file), state.st_size, state.st_mtime_ns) for file in files for state in [file.stat()]]
     settings = {
         "kind": "embedded_docstrings",
         "format_version": _FORMAT_VERSION,
@@ -170,8 +170,8 @@ def _cached_docstrings() -> list[str]:
         "files": digest(states),
     }
     try:
-        file = cached_folder(None, settings, build) / "docstrings.json"
-        texts: list[str] = json.loads(file.read_text(encoding="utf-8"))
+        cached = cached_folder(None, settings, build) / "docstrings.json"
+        texts: list[str] = json.loads(cached.read_text(encoding="utf-8"))
     except (OSError, RuntimeError, ValueError):  # nowhere to write to, no home, a damaged file: it is a second's work
         return _docstrings_of(files)
     return texts
