@@ -98,7 +98,7 @@ def test_a_folder_is_replaced_where_that_is_asked_for(tmp_path):
     folder = tmp_path / "folder"
     write(folder, "old")
 
-    with atomic_folder(folder, replace=True) as temporary:
+    with atomic_folder(folder, replace=["old*"]) as temporary:
         (temporary / "new").write_text("new")
         assert [path.name for path in folder.iterdir()] == ["old"], "until the new one is whole"
 
@@ -106,11 +106,39 @@ def test_a_folder_is_replaced_where_that_is_asked_for(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_files_of_others_stay_in_a_folder_that_is_replaced(tmp_path):
+    folder = tmp_path / "folder"
+    write(folder, "both")
+    (folder / "both").write_text("old")
+    (folder / "notes" / "deep").mkdir(parents=True)
+    (folder / "notes" / "deep" / "a.txt").write_text("of the user")
+    (folder / "link").symlink_to("nowhere")
+    (folder / "stale.bin").touch()
+
+    with atomic_folder(folder, replace=["*.bin"]) as temporary:
+        (temporary / "both").write_text("new")
+
+    assert sorted(path.name for path in folder.iterdir()) == ["both", "link", "notes"]
+    assert (folder / "both").read_text() == "new"
+    assert (folder / "notes" / "deep" / "a.txt").read_text() == "of the user"
+    assert str((folder / "link").readlink()) == "nowhere"
+
+
+def test_a_file_that_cannot_be_kept_keeps_the_folder_from_being_replaced(tmp_path):
+    write(tmp_path / "folder", "old")
+    os.mkfifo(tmp_path / "folder" / "pipe")
+
+    with pytest.raises(OSError, match="named pipe"):
+        write(tmp_path / "folder", "new", replace=["old"])
+
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["old", "pipe"]
+
+
 def test_a_replacement_that_fails_leaves_the_old_one(tmp_path):
     write(tmp_path / "folder", "old")
 
     def fail():
-        with atomic_folder(tmp_path / "folder", replace=True) as temporary:
+        with atomic_folder(tmp_path / "folder", replace=()) as temporary:
             (temporary / "half").write_text("half")
             raise RuntimeError
 
@@ -121,7 +149,7 @@ def test_a_replacement_that_fails_leaves_the_old_one(tmp_path):
 
 
 def test_what_replaces_nothing_is_just_written(tmp_path):
-    write(tmp_path / "folder", "new", replace=True)
+    write(tmp_path / "folder", "new", replace=())
 
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
 
@@ -145,7 +173,7 @@ def test_a_folder_is_removed_from_its_name_at_once(tmp_path, monkeypatch):
 
     write(folder, "old")
     seen.clear()
-    write(folder, "new", replace=True)
+    write(folder, "new", replace=())
     assert seen[0] == (False, tmp_path, True)
 
 
@@ -203,6 +231,34 @@ def test_a_folder_that_is_held_is_nobody_elses_until_the_process_ends(tmp_path, 
         with locked_folder(folder):
             pass
     assert list(folder.iterdir()) == [], "nothing is left to be removed by hand"
+
+
+def test_folders_made_for_a_lock_are_removed_where_nothing_was_written(tmp_path):
+    with locked_folder(tmp_path / "runs" / "mine"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+    with locked_folder(tmp_path / "runs" / "mine"):
+        (tmp_path / "runs" / "other").touch()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+
+
+def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monkeypatch):
+    """The first process leaves no files, so it removes the folder that the second is about to lock."""
+    flock, folder = _files.fcntl.flock, tmp_path / "run"
+
+    def late(descriptor, how):
+        if folder.stat().st_ino == inodes.setdefault("first", folder.stat().st_ino):
+            folder.rename(tmp_path / "moved")
+            folder.mkdir()
+        flock(descriptor, how)
+
+    inodes = {}
+    monkeypatch.setattr(_files.fcntl, "flock", late)
+    with locked_folder(folder):
+        monkeypatch.undo()
+        with pytest.raises(BlockingIOError), locked_folder(folder):
+            pass
 
 
 def test_a_folder_is_free_after_an_error(tmp_path):

@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -47,27 +47,32 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> Iterator[Path]:
     """Give a temporary folder to write into and rename it to ``folder`` when the block ends without an error.
 
     Args:
         folder (Path): the final name; its parents are made.
-        replace (bool): remove an earlier folder of that name, once the new one is whole. Default: False.
+        replace (Collection[str] | None): replace an existing folder of that name once the new one is whole. Files of
+            the existing folder that the new one lacks are copied into it, except those whose names match one of these
+            patterns. Default: None, an existing folder is not replaced.
 
     Yields:
         Path: the temporary folder, beside the final one.
 
     Raises:
-        OSError: If ``folder`` exists and is not empty, and is not to be replaced.
+        OSError: If ``folder`` exists and is not empty, and ``replace`` is None.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
         yield temporary
+        if replace is not None:
+            _copy_other_files(folder, temporary, replaced=replace)
         for path in [*temporary.rglob("*"), temporary]:
-            sync_to_disk(path)
-        if replace:
+            if not path.is_symlink():
+                sync_to_disk(path)
+        if replace is not None:
             remove_folder(folder)
         temporary.replace(folder)
         sync_to_disk(folder.parent)
@@ -97,28 +102,67 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone; the lock ends with the block, or with the process, however that ends.
+    """Lock a folder for this process; the lock ends with the block, or with the process, however that ends.
+
+    Folders that are made for the lock and are still empty at the end of the block are removed.
 
     Args:
-        folder (Path): made if it is not there. Where its file system has no locks, or the system none, nothing is held.
+        folder (Path): made if it does not exist. Where the file system or the operating system has no locks, there is
+            no lock.
 
     Raises:
-        BlockingIOError: If another process holds it.
+        BlockingIOError: If another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
+    descriptor = _lock(folder)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if isinstance(error, BlockingIOError):
-                raise
         yield
     finally:
+        with suppress(OSError):  # not empty
+            for path in made:
+                path.rmdir()
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    """Make a folder and lock it; return the descriptor that holds the lock."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            return None
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # removed by the process that made it
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:  # no locks here
+            return descriptor
+        if _is_at(folder, descriptor):
+            return descriptor
         os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether a path is that of an open descriptor, and not of a newer file or folder."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) -> None:
+    for path in source.iterdir() if source.is_dir() else ():
+        if (target / path.name).exists() or any(path.match(pattern) for pattern in replaced):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, target / path.name, follow_symlinks=False)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -34,6 +34,8 @@ from tfidf_tune.training._weight_files import (
 
 # What makes a folder of weights a model that others can load: config, tokenizer, prompt templates.
 _COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
+# Weights of an existing folder never stay beside those that are written: transformers might load them.
+_WEIGHTS = ("*model*.safetensors", "*.index.json")
 _SAMPLE_BYTES = 2**20
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -184,7 +186,8 @@ class HFCheckpointer:
 
         Args:
             model (nn.Module): torchtune model.
-            folder (Path): what to write; an earlier folder of that name is replaced.
+            folder (Path): what to write. In an existing folder of that name, files of a model are replaced and all
+                others are kept.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -193,7 +196,7 @@ class HFCheckpointer:
         dtype = next(iter(meta.values())).dtype
 
         def write(parts: Iterator[StateDict]) -> None:
-            with atomic_folder(folder, replace=True) as temporary:
+            with atomic_folder(folder, replace=_WEIGHTS) as temporary:
                 self._copy_companions(temporary)
                 write_json(temporary / "config.json", _with_dtype(self._config_file, dtype))
                 write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
@@ -207,7 +210,8 @@ class HFCheckpointer:
 
         Args:
             model (nn.Module): torchtune model with LoRA.
-            folder (Path): what to write; an earlier folder of that name is replaced.
+            folder (Path): what to write. In an existing folder of that name, files of a model are replaced and all
+                others are kept.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -235,7 +239,7 @@ class HFCheckpointer:
         adapter_config.target_modules = sorted(adapter_config.target_modules or ())
 
         def write(parts: Iterator[StateDict]) -> None:
-            with atomic_folder(folder, replace=True) as temporary:
+            with atomic_folder(folder, replace=_WEIGHTS) as temporary:
                 self._copy_companions(temporary)
                 adapter_config.save_pretrained(temporary)
                 for part in parts:
