@@ -17,40 +17,45 @@ from tfidf_tune import training
 @training.recipe
 def recipe_main(user_cfg: DictConfig) -> None:
     """Check everything, then load, train, and save at the milestones."""
-    with training.setup_errors():  # what is wrong is told here, before the first weight is read
+    with training.setup_errors():
         cfg = training.check_config(user_cfg, training.FinetuneConfig)
-        run = training.open_run(cfg)
-        checkpointer = training.instantiate(cfg, "checkpointer")
-        model = training.build_model(cfg, run)
-        training.require_no_lora(model)
-        checkpointer.check_model(model)
-        loss = training.build_loss(cfg).to(run.device)
-        training.check_optimizer(cfg)
-        tokenizer = training.build_tokenizer(cfg, model)
-        training.exempt_special_tokens(loss, tokenizer)
-        resume = training.open_resume(cfg, run)
-        dataset = training.build_dataset(cfg, tokenizer)
-        resume.check_inputs(dataset, checkpointer)
-        training.check_resources(cfg, model, loss, dataset, run)
-        dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
+    with training.open_run(cfg) as run:
+        with training.setup_errors():  # report setup errors here, before the first weight is read
+            checkpointer = training.instantiate(cfg, "checkpointer")
+            model = training.build_model(cfg, run)
+            training.require_no_lora(model)
+            checkpointer.check_model(model)
+            loss = training.build_loss(cfg).to(run.device)
+            training.check_optimizer(cfg)
+            tokenizer = training.build_tokenizer(cfg, model)
+            training.exempt_special_tokens(loss, tokenizer)
+            resume = training.open_resume(cfg, run)
+            dataset = training.build_dataset(cfg, tokenizer)
+            resume.check_inputs(dataset, checkpointer)
+            training.check_resources(cfg, model, loss, dataset, run)
+            dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
 
-    training.prepare_model(model, loss, cfg)
-    training.shard_model(model, cfg, run)
-    training.load_model(model, checkpointer, run)
-    total_steps = training.count_steps(cfg, dataloader)
-    optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
-    state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
-    with training.open_progress(cfg, run, total_steps, first_step=resume.step + 1) as progress:
-        training.train(
-            cfg,
-            state,
-            dataloader,
-            total_steps=total_steps,
-            run=run,
-            progress=progress,
-            resume=resume,
-            save=partial(checkpointer.save_model, model),
-        )
+        training.prepare_model(model, loss, cfg)
+        training.shard_model(model, cfg, run)
+        training.load_model(model, checkpointer, run)
+        total_steps = training.count_steps(cfg, dataloader)
+        optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
+        state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
+        resume.restore(state)
+        with training.open_progress(
+            cfg, run, total_steps, first_step=resume.step + 1, tokens_seen=resume.tokens_seen
+        ) as progress:
+            training.write_probe_files(cfg, dataset)
+            training.train(
+                cfg,
+                state,
+                dataloader,
+                total_steps=total_steps,
+                run=run,
+                progress=progress,
+                resume=resume,
+                save=partial(checkpointer.save_model, model),
+            )
 
 
 if __name__ == "__main__":

@@ -114,14 +114,12 @@ KEYS = [
         "batch_size",
         1000,
         r"the data set has 80 sequences, one step takes batch_size .* = 1000: lower .*or add data",
-        leaves=["probe.jsonl"],  # of a data set that had to be built to be counted
     ),
     value("gradient_accumulation_steps", 0, r"gradient_accumulation_steps is 0, it has to be at least 1"),
     value(
         "gradient_accumulation_steps",
         30,
         r"the data set has 80 sequences, one step takes .* = 120: lower ",
-        leaves=["probe.jsonl"],
     ),
     value("epochs", -1, r"epochs is -1, it has to be at least 1"),
     value("max_steps", 0, r"max_steps is 0, it has to be at least 1, or null for no limit"),
@@ -237,7 +235,6 @@ COMPONENTS = [
         "metric_logger",
         {"_component_": "torch.nn.Identity"},
         r"metric_logger: torch\.nn\.Identity has no log_config.*DiskLogger",
-        leaves=["probe.jsonl"],
     ),
     value(
         "collate_fn",
@@ -248,7 +245,6 @@ COMPONENTS = [
         "collate_fn",
         "torchtune.data.padded_collate_dpo",
         r"collate_fn: torchtune\.data\.padded_collate_dpo makes no batch of .* \(KeyError: 'chosen_",
-        leaves=["probe.jsonl"],
     ),
     value("collate_fn", "foo.bar", r"collate_fn: no component 'foo\.bar'"),
     value("collate_fn", "tfidf_tune.data", r"collate_fn: 'tfidf_tune\.data' is no class or function"),

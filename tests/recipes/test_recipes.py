@@ -262,9 +262,7 @@ def test_bad_input_is_refused_and_leaves_nothing_behind(recipe_config, tmp_path,
     with pytest.raises(SetupError, match=message):
         run_recipe(cfg, lora=lora)
 
-    # Only a data set that was built and found too small has written its probe file.
-    left = [path.name for path in (tmp_path / "run").glob("*")]
-    assert left == (["probe.jsonl"] if "12 sequences" in message else [])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_logger_whose_package_is_missing_is_refused(recipe_config, monkeypatch):

@@ -89,11 +89,16 @@ def test_a_name_that_is_no_config_lists_those_there_are():
         config_path("tinyllama/2B")
 
 
+def start(cfg):
+    with open_run(check_config(cfg, FinetuneConfig)):
+        pass
+
+
 def test_a_folder_with_checkpoints_is_not_written_to(recipe_config, tmp_path):
     (tmp_path / "run" / "checkpoint_10pct").mkdir(parents=True)
 
     with pytest.raises(ValueError, match="already holds checkpoint_10pct: choose another output_dir"):
-        open_run(check_config(recipe_config(), FinetuneConfig))
+        start(recipe_config())
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:99", "meta", "tpu"])
@@ -101,14 +106,14 @@ def test_a_device_that_is_not_there_is_refused_and_never_replaced_by_another(rec
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     with pytest.raises(SetupError, match=f"device '{device}' cannot be had here, possible are cpu, cuda where present"):
-        open_run(check_config(recipe_config(device=device), FinetuneConfig))
+        start(recipe_config(device=device))
 
 
 def test_an_output_dir_that_cannot_be_a_folder_is_refused(recipe_config, tmp_path):
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(SetupError, match="cannot be written: .*/file is no folder"):
-        open_run(check_config(recipe_config(output_dir=str(tmp_path / "file" / "run")), FinetuneConfig))
+    with pytest.raises(SetupError, match="cannot be written: .*/file is not a writable folder"):
+        start(recipe_config(output_dir=str(tmp_path / "file" / "run")))
 
 
 def test_a_home_folder_is_written_out(recipe_config, monkeypatch, tmp_path):

@@ -1,6 +1,5 @@
 """The plan that a recipe prints, and what it refuses."""
 
-import shutil
 from collections import namedtuple
 from functools import partial
 from pathlib import Path
@@ -91,9 +90,8 @@ def test_what_cannot_fit_into_memory_is_refused_before_anything_is_loaded(recipe
         SetupError, match=r"(?s)needs .* MiB of memory or more, 0\.29 MiB are available; the largest part"
     ):
         recipe(cfg)
-    assert [path.name for path in Path(cfg.output_dir).glob("*")] == ["probe.jsonl"]
+    assert not Path(cfg.output_dir).exists()
 
-    shutil.rmtree(cfg.output_dir)
     cfg.refuse_if_too_large = False
     recipe(cfg)
     assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
@@ -112,7 +110,6 @@ def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch, key,
         full_finetune.recipe_main.__wrapped__(cfg)
 
     cfg[key] = value
-    shutil.rmtree(cfg.output_dir)
     full_finetune.recipe_main.__wrapped__(cfg)
 
 

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import signal
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tfidf_tune.recipes import full_finetune, lora_finetune
 
 from tfidf_tune import training
@@ -382,14 +381,18 @@ def test_milestones_after_the_step_are_written_anew_and_those_before_stay(small_
     inodes = {}
     for percent in (20, 60, 100):
         inodes[percent] = (folder / f"checkpoint_{percent}pct").stat().st_ino
-        (folder / f"checkpoint_{percent}pct" / "marker").touch()
+        (folder / f"checkpoint_{percent}pct" / "scores").mkdir()
+        (folder / f"checkpoint_{percent}pct" / "scores" / "mine.txt").write_text("of the user")
+        (folder / f"checkpoint_{percent}pct" / "model-00001-of-00002.safetensors").touch()  # transformers might read it
 
     run(cfg, resume=True)
 
-    assert (folder / "checkpoint_20pct").stat().st_ino == inodes[20]
-    assert [(folder / f"checkpoint_{percent}pct" / "marker").exists() for percent in (20, 60, 100)] == [
+    assert [(folder / f"checkpoint_{percent}pct").stat().st_ino == inodes[percent] for percent in inodes] == [
         True, False, False,
     ]  # fmt: skip
+    for percent in (20, 60, 100):
+        assert (folder / f"checkpoint_{percent}pct" / "scores" / "mine.txt").read_text() == "of the user"
+    assert [path.parent.name for path in folder.glob("*/model-00001*")] == ["checkpoint_20pct"]
     for percent in (20, 60, 100):
         name = f"checkpoint_{percent}pct/model.safetensors"
         assert (folder / name).read_bytes() == (expected / name).read_bytes()
@@ -452,18 +455,19 @@ class Payload:
         return (Path.touch, (self.file,))
 
 
-def test_a_pickle_that_would_do_something_is_refused(small_config, end_after, tmp_path):
+def test_a_pickle_that_would_do_something_is_refused(small_config, end_after, tmp_path, capsys):
     """The manifest matches: whoever made the checkpoint made both."""
     end_after(5, small_config(), how=signal.SIGTERM)
     checkpoint = tmp_path / "run" / "resume" / "step_5"
     torch.save({"loss": Payload(tmp_path / "done")}, checkpoint / "process_00000.pt")
     seal(checkpoint)
 
-    with pytest.raises(
-        SetupError,
-        match=r"process_00000\.pt holds something other than tensors and plain values, .*: move .*step_5 away",
-    ):
-        run(small_config(), resume=True)
+    run(small_config(), resume=True)
+
+    assert (
+        "step_5 is damaged: process_00000.pt holds something other than tensors and plain values, which is never "
+        "loaded; the one before it is used"
+    ) in capsys.readouterr().err
     assert not (tmp_path / "done").exists()
 
 
@@ -476,6 +480,86 @@ def seal(checkpoint):
         content = (checkpoint / name).read_bytes()
         manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def without_key(checkpoint, key):
+    part = torch.load(checkpoint / "process_00000.pt", weights_only=True)
+    del part[key]
+    torch.save(part, checkpoint / "process_00000.pt")
+    seal(checkpoint)
+
+
+def rewritten(checkpoint, name, content):
+    (checkpoint / name).write_bytes(content)
+    seal(checkpoint)
+
+
+def listing(checkpoint, change):
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"] = change(manifest["files"])
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def without(name):
+    return lambda files: {listed: entry for listed, entry in files.items() if name not in listed}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: listing(folder, lambda files: {}),
+            "its manifest does not list process_00000.pt, settings.yaml",
+        ),
+        (lambda folder: listing(folder, without("settings")), "its manifest does not list settings.yaml"),
+        (lambda folder: listing(folder, without("shard")), "none of its files holds model.layers.0"),
+        (lambda folder: rewritten(folder, "settings.yaml", b"seed: [0"), "ParserError: while parsing a flow sequence"),
+        (lambda folder: rewritten(folder, "settings.yaml", b"- seed"), "settings.yaml does not hold keys and values"),
+        (lambda folder: rewritten(folder, "process_00000.pt", b"PK\3\4"), "process_00000.pt cannot be read"),
+        (lambda folder: without_key(folder, "loss"), "process_00000.pt lacks loss"),
+        (lambda folder: without_key(folder, "random_states"), "process_00000.pt lacks random_states"),
+    ],
+    ids=["no file", "no settings", "no weights", "no YAML", "a list", "no process file", "no loss", "no random states"],
+)
+def test_a_checkpoint_that_lacks_something_is_named_and_the_one_before_used(
+    small_config, end_after, tmp_path, capsys, damage, message
+):
+    """What its manifest lists is what was written, but it is not all that the run needs."""
+    expected = run(small_config("expected"))
+    end_after(6, small_config(save_every_n_steps=3), how=signal.SIGTERM)
+    damage(tmp_path / "run" / "resume" / "step_6")
+
+    assert_same_run(run(small_config(), resume=True), expected)
+
+    said = capsys.readouterr().err
+    assert re.search(rf"step_6 is damaged: {re.escape(message)}.*; the one before it is used\n", said)
+    assert re.search(r"going on from .*step_4\n", said)
+
+
+@pytest.mark.parametrize("name", ["zz-extra.safetensors", "._shard-00001-model-00001-of-00001.safetensors"])
+def test_files_that_the_manifest_does_not_list_are_not_read(small_config, end_after, tmp_path, name):
+    expected = run(small_config("expected"))
+    end_after(5, small_config(), how=signal.SIGTERM)
+    checkpoint = tmp_path / "run" / "resume" / "step_5"
+    if name.startswith("."):
+        (checkpoint / name).write_bytes(b"Mac OS X")
+    else:
+        save_file({key: torch.ones_like(value) for key, value in load_tensors(checkpoint).items()}, checkpoint / name)
+
+    assert_same_run(run(small_config(), resume=True), expected)
+
+
+def test_a_value_that_does_not_fit_is_one_message(small_config, end_after, tmp_path):
+    end_after(5, small_config(), how=signal.SIGTERM)
+    checkpoint = tmp_path / "run" / "resume" / "step_5"
+    part = torch.load(checkpoint / "process_00000.pt", weights_only=True)
+    torch.save(part | {"optimizer_groups": [{"lr": 0.1}, {}]}, checkpoint / "process_00000.pt")
+    seal(checkpoint)
+
+    with pytest.raises(
+        TrainingError, match=r"step_5 cannot be restored \(ValueError: zip.*\): move it away, and the one"
+    ):
+        run(small_config(), resume=True)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(small_config, end_after, tmp_path, capsys):
@@ -509,7 +593,7 @@ def test_tokens_seen_go_on_with_the_log(small_config, end_after, tmp_path):
 
     part = torch.load(tmp_path / "run" / "resume" / "step_2" / "process_00000.pt", weights_only=True)
 
-    assert part["progress"] == {"tokens_seen": 2 * 4 * 31}
+    assert part["tokens_seen"] == 2 * 4 * 31
 
 
 def test_an_error_while_training_names_the_checkpoint_to_go_on_from(small_config, monkeypatch, tmp_path):
@@ -729,7 +813,7 @@ def test_quantized_state_that_is_sharded_is_refused_before_work_begins(small_con
         match=r"optimizer: torchao\.optim\.AdamW8bit keeps its state as OptimState8bit, .*keep_last_n_checkpoints=0$",
     ):
         run(small_config(**EIGHT_BITS))
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["probe.jsonl"]
+    assert not (tmp_path / "run").exists()
 
     run(small_config("none_kept", **EIGHT_BITS, keep_last_n_checkpoints=0))
     run(small_config("plain"))
@@ -756,9 +840,42 @@ def test_a_run_keeps_others_out_of_its_folder_until_it_ends(small_config, monkey
         pass
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["", "first run begins while the second is set up"])
+@pytest.mark.parametrize("step", ["check_resources", "count_steps", "open_progress"])
+def test_a_run_that_is_set_up_keeps_others_out_of_its_folder(small_config, monkeypatch, tmp_path, step):
+    """Else a run that is held up would replace what another has finished meanwhile."""
+    original, refused = getattr(training, step), []
+
+    def held_up(*args, **kwargs):
+        with pytest.raises(SetupError, match="another process is writing into output_dir"):
+            run(small_config(seed=1))
+        refused.append(1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(training, step, held_up)
+    run(small_config())
+
+    assert refused == [1]
+    assert OmegaConf.load(tmp_path / "run" / "config.yaml").seed == 0
+
+
+def test_a_refused_run_leaves_the_probe_file_of_the_folder_as_it_is(small_config, end_after, tmp_path):
+    """Checkpoints of one text are never evaluated on the passages of another."""
+    source = shutil.copyfile(small_config().dataset.source, tmp_path / "source.txt")
+    cfg = small_config(**{"dataset.target_source": str(source)})
+    end_after(5, cfg, how=signal.SIGTERM)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert tmp_path / "run" / "probe.jsonl" in before
+    first, *others = source.read_text().splitlines()
+    source.write_text("\n".join([*others, first]))
+
+    with pytest.raises(SetupError, match="was written with other inputs: data set was"):
+        run(cfg, resume=True)
+
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_second_run_is_refused_and_leaves_all_as_it_is(small_config, end_after, monkeypatch, tmp_path, resume, late):
+def test_a_second_run_is_refused_and_leaves_all_as_it_is(small_config, end_after, tmp_path, resume):
     folder = tmp_path / "run"
     if resume:
         end_after(5, small_config(), how=signal.SIGTERM)
@@ -768,25 +885,14 @@ def test_a_second_run_is_refused_and_leaves_all_as_it_is(small_config, end_after
     (folder / f".config.{'0' * 32}.yaml").touch()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    with ExitStack() as first:
-        if late:
-            count = training.count_steps
-
-            def count_steps(*args):
-                first.enter_context(locked_folder(folder))
-                return count(*args)
-
-            monkeypatch.setattr(training, "count_steps", count_steps)
-        else:
-            first.enter_context(locked_folder(folder))
-        with pytest.raises(SetupError) as refusal:
-            run(small_config(), resume=resume)
+    with locked_folder(folder), pytest.raises(SetupError) as refusal:
+        run(small_config(), resume=resume)
 
     assert str(refusal.value) == (
         f"another process is writing into output_dir {folder}: wait for its end, or choose another output_dir"
     )
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert after == before if resume or not late else after.keys() - before.keys() == {folder / "probe.jsonl"}
+    assert after == before
 
 
 def test_an_error_of_the_run_is_not_taken_for_a_second_one(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from tfidf_tune.training import SetupError, TrainingError
 from tfidf_tune.training import _resume_files as resume_files
-from tfidf_tune.training._resume_files import ResumeFolder, read_manifest
+from tfidf_tune.training._resume_files import ResumeFolder, checkpoint_files
 
 FILES = {"a.safetensors": b"weights" * 40, "process_00000.pt": b"states", "settings.yaml": b"seed: 0\n"}
 
@@ -16,6 +16,11 @@ FILES = {"a.safetensors": b"weights" * 40, "process_00000.pt": b"states", "setti
 def write_files(folder, files=FILES):
     for name, content in files.items():
         (folder / name).write_bytes(content)
+
+
+def nothing_lacks(checkpoint, names):
+    """Whatever the manifest lists is enough."""
+    assert (checkpoint / "manifest.json").is_file()
 
 
 @pytest.fixture
@@ -42,17 +47,40 @@ def test_a_checkpoint_is_what_was_written_and_a_manifest(resume):
     }
 
     assert manifest["files"]["process_00000.pt"]["sha256"] == hashlib.sha256(b"states").hexdigest()
-    assert read_manifest(checkpoint) == manifest
+    assert checkpoint_files(checkpoint) == sorted(FILES)
 
 
 def test_the_newest_is_that_of_the_highest_step(resume):
-    assert resume.newest_whole() == (resume.folder / "step_10", [])
+    assert resume.newest_whole(nothing_lacks) == (resume.folder / "step_10", [])
+
+
+def test_a_checkpoint_that_lacks_something_is_damaged(resume):
+    asked = []
+
+    def find_problem(checkpoint, names):
+        asked.append(names)
+        return "its manifest does not list b" if checkpoint.name == "step_10" else None
+
+    assert resume.newest_whole(find_problem) == (
+        resume.folder / "step_9",
+        [f"{resume.folder / 'step_10'} is damaged: its manifest does not list b"],
+    )
+    assert asked == [sorted(FILES)] * 2
+
+
+def test_hidden_files_of_a_file_system_are_no_part_of_a_checkpoint(tmp_path):
+    """macOS writes ._name beside each file on some network folders."""
+    ResumeFolder(tmp_path, keep_last_n=1).write(
+        5, lambda folder: write_files(folder, {**FILES, "._a.safetensors": b""})
+    )
+
+    assert checkpoint_files(tmp_path / "step_5") == sorted(FILES)
 
 
 def test_there_may_be_none(tmp_path):
-    assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_whole() == (None, [])
+    assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_whole(nothing_lacks) == (None, [])
     (tmp_path / "present").mkdir()
-    assert ResumeFolder(tmp_path / "present", keep_last_n=1).newest_whole() == (None, [])
+    assert ResumeFolder(tmp_path / "present", keep_last_n=1).newest_whole(nothing_lacks) == (None, [])
 
 
 def test_the_newest_are_kept(resume):
@@ -119,7 +147,7 @@ def test_any_damaged_file_is_told_and_the_checkpoint_before_is_used(resume, name
 
     size = len(FILES[name])
     expected = told.format(name=name, size=size, less=size - 1)
-    assert resume.newest_whole() == (
+    assert resume.newest_whole(nothing_lacks) == (
         resume.folder / "step_9",
         [f"{resume.folder / 'step_10'} is damaged: {expected}"],
     )
@@ -133,19 +161,19 @@ def halve(path):
 def test_a_damaged_manifest_is_told_and_the_checkpoint_before_is_used(resume, damage):
     damage(resume.folder / "step_10" / "manifest.json")
 
-    found, [told] = resume.newest_whole()
+    found, [told] = resume.newest_whole(nothing_lacks)
 
     assert found == resume.folder / "step_9"
     assert told.startswith(f"{resume.folder / 'step_10'} is damaged: manifest.json cannot be read (")
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"files": []}', '{"files": {"settings.yaml": 3}, "format_version": 1}', '"text"', "null"]
+    "content", ["[]", "{}", '{"files": []}', '{"files": {"settings.yaml": 3}, "format_version": 2}', '"text"', "null"]
 )
 def test_a_manifest_that_is_something_else_is_damage_and_no_crash(resume, content):
     (resume.folder / "step_10" / "manifest.json").write_text(content)
 
-    found, damages = resume.newest_whole()
+    found, damages = resume.newest_whole(nothing_lacks)
 
     assert found == resume.folder / "step_9"
     assert "manifest.json cannot be read" in damages[0]
@@ -155,7 +183,7 @@ def test_a_manifest_of_a_later_format_is_refused(resume):
     file = resume.folder / "step_10" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 7}))
 
-    assert "step_10 is damaged: manifest.json is of format 7, known is 1" in resume.newest_whole()[1][0]
+    assert "step_10 is damaged: manifest.json is of format 7, known is 2" in resume.newest_whole(nothing_lacks)[1][0]
 
 
 def test_a_manifest_of_another_step_is_damage(resume):
@@ -163,14 +191,16 @@ def test_a_manifest_of_another_step_is_damage(resume):
     file = resume.folder / "step_10" / "manifest.json"
     file.write_text(file.read_text().replace('"step": 10', '"step": 11'))
 
-    assert resume.newest_whole()[1] == [f"{resume.folder / 'step_10'} is damaged: manifest.json is of step 11"]
+    assert resume.newest_whole(nothing_lacks)[1] == [
+        f"{resume.folder / 'step_10'} is damaged: manifest.json is of step 11"
+    ]
 
 
 def test_a_damaged_newer_one_takes_no_place(resume):
     """The run went on from step 2 and saves at step 5: what it abandoned must not push that out."""
     for step in (9, 10):
         zero(resume.folder / f"step_{step}" / "a.safetensors")
-    assert resume.newest_whole()[0] == resume.folder / "step_2"
+    assert resume.newest_whole(nothing_lacks)[0] == resume.folder / "step_2"
 
     ResumeFolder(resume.folder, keep_last_n=1).write(5, write_files)
 
@@ -181,7 +211,7 @@ def test_each_damage_is_told_the_newest_first(resume):
     delete(resume.folder / "step_10" / "settings.yaml")
     zero(resume.folder / "step_9" / "a.safetensors")
 
-    found, damages = resume.newest_whole()
+    found, damages = resume.newest_whole(nothing_lacks)
 
     assert found == resume.folder / "step_2"
     assert [told.split(" is damaged: ")[1] for told in damages] == [
@@ -194,7 +224,7 @@ def test_when_none_is_whole_all_are_named(resume):
         delete(resume.folder / f"step_{step}" / "settings.yaml")
 
     with pytest.raises(SetupError) as refusal:
-        resume.newest_whole()
+        resume.newest_whole(nothing_lacks)
 
     message = str(refusal.value)
     assert message.startswith(f"no resume checkpoint is whole: {resume.folder / 'step_10'} is damaged: settings.yaml")
@@ -206,7 +236,7 @@ def test_what_is_no_checkpoint_is_passed_over(resume):
     for name in (".step_11.partial", "step_12.old", "step_x", "notes"):
         (resume.folder / name).mkdir()
 
-    assert resume.newest_whole() == (resume.folder / "step_10", [])
+    assert resume.newest_whole(nothing_lacks) == (resume.folder / "step_10", [])
     resume.write(13, write_files)
     assert {"step_12.old", "step_x", "notes"} < set(names(resume))
 
@@ -240,7 +270,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(resume):
 
     resume.write(10, write_files)
 
-    assert resume.newest_whole() == (resume.folder / "step_10", [])
+    assert resume.newest_whole(nothing_lacks) == (resume.folder / "step_10", [])
     assert not (resume.folder / "step_10" / "stray").exists()
 
 

@@ -3,7 +3,13 @@
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate
-from tfidf_tune.training._data import build_dataloader, build_dataset, build_tokenizer, exempt_special_tokens
+from tfidf_tune.training._data import (
+    build_dataloader,
+    build_dataset,
+    build_tokenizer,
+    exempt_special_tokens,
+    write_probe_files,
+)
 from tfidf_tune.training._entry_point import config_path, load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
@@ -71,4 +77,5 @@ __all__ = [
     "train",
     "train_adapters_only",
     "train_step",
+    "write_probe_files",
 ]

@@ -1,12 +1,17 @@
 """Tokenizer, data set and loader; the tokenizer is checked against the model."""
 
+import copy
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -15,13 +20,13 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
-from tfidf_tune.data import collate_packed, is_packed
+from tfidf_tune.data import collate_packed, injected_corpus_dataset, is_packed, write_probe_file
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._config import FinetuneConfig, instantiate
-from tfidf_tune.training._distributed import main_process_first
+from tfidf_tune.training._distributed import is_main_process, main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
-from tfidf_tune.training._run import Run
+from tfidf_tune.training._run import Run, require_writable
 
 _NUM_SAMPLES = 64
 
@@ -69,6 +74,8 @@ def exempt_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> Non
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """Build the data set of the config.
 
+    A probe file that the config names is not written here but by :func:`write_probe_files`, when the run begins.
+
     Args:
         cfg (FinetuneConfig): the checked config.
         tokenizer (Any): a torchtune tokenizer, each data set's first argument.
@@ -79,10 +86,15 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 
     Raises:
         SetupError: If it cannot be built from the settings given, several cannot be mixed, packed rows would need
-            another ``collate_fn``, there are too few sequences for one step, or every label is masked.
+            another ``collate_fn``, there are too few sequences for one step, every label is masked, or the probe file
+        cannot be written.
     """
+    without_probe_files = copy.deepcopy(cfg)
+    for section in filter(_writes_probe_file, _sections(without_probe_files)):
+        require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
+        section.probe_file = None
     with main_process_first():
-        dataset = _mix(instantiate(cfg, "dataset", tokenizer))
+        dataset = _mix(instantiate(without_probe_files, "dataset", tokenizer))
     if is_packed(dataset) and cfg.collate_fn != FinetuneConfig.collate_fn:
         raise SetupError(
             f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
@@ -103,6 +115,32 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             "prompt; raise the limit of tokens, or unmask some"
         )
     return dataset
+
+
+def write_probe_files(cfg: FinetuneConfig, dataset: Dataset[Any]) -> None:
+    """Write the passages of a data set with injected passages to the file that the config names.
+
+    Args:
+        cfg (FinetuneConfig): the checked config.
+        dataset (Dataset[Any]): of :func:`build_dataset`.
+    """
+    if is_main_process():
+        for section, part in zip(_sections(cfg), _parts(dataset), strict=True):
+            if _writes_probe_file(section):
+                write_probe_file(section.probe_file, part.passages)
+
+
+def _sections(cfg: FinetuneConfig) -> list[Any]:
+    return list(cfg.dataset) if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]
+
+
+def _parts(dataset: Any) -> list[Any]:
+    return list(dataset._datasets) if isinstance(dataset, ConcatDataset) else [dataset]
+
+
+def _writes_probe_file(section: Any) -> bool:
+    component = _get_component_from_path(section._component_)
+    return component is injected_corpus_dataset and bool(section.get("probe_file"))
 
 
 def _has_label(sample: Mapping[str, Any]) -> bool:
@@ -140,7 +178,7 @@ def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[.
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
-    """Tell a data set from another by its number of items and the tokens of up to 64 that lie evenly over it.
+    """Identify a data set by its number of items, its injected passages, and the tokens of up to 64 items.
 
     Args:
         dataset (Dataset[Any]): map-style data set.
@@ -154,6 +192,8 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
         item = dataset[index]
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
+    for passage in (passage for part in _parts(dataset) for passage in getattr(part, "passages", ())):
+        digest.update(json.dumps(asdict(passage)).encode())
     return f"{length} items ({digest.hexdigest()[:16]})"
 
 

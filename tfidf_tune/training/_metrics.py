@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,7 +20,7 @@ from tfidf_tune._files import atomic_file
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError
-from tfidf_tune.training._run import Run, hold_folder
+from tfidf_tune.training._run import Run
 
 # One batch whose labels are all masked is no error; a run that begins with so many steps of them is.
 _STEPS_WITHOUT_LABELS = 10
@@ -82,7 +82,11 @@ class ProgressLog:
         total_steps (int): optimizer steps of the run.
         log_every_n_steps (int): steps between two entries; the last step gets one in any case.
         first_step (int): step to begin with. Default: 1.
+        tokens_seen (int): label tokens of earlier steps. Default: 0.
         memory_device (torch.device | None): CUDA device whose peak memory is logged. Default: None.
+
+    Attributes:
+        tokens_seen (int): label tokens of the whole run so far, on all processes.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class ProgressLog:
         total_steps: int,
         log_every_n_steps: int,
         first_step: int = 1,
+        tokens_seen: int = 0,
         memory_device: torch.device | None = None,
     ) -> None:
         self._loggers = loggers
@@ -101,7 +106,7 @@ class ProgressLog:
         self._memory_device = memory_device
         self._bar: Any = None  # not before there is progress: loading may show a bar of its own
         self._tokens = 0  # since the last entry
-        self._tokens_seen = 0  # in the whole run
+        self.tokens_seen = tokens_seen
         self._start = time.perf_counter()
 
     def start(self) -> None:
@@ -131,11 +136,11 @@ class ProgressLog:
             TrainingError: If, at an entry, ten steps (or the whole run) had no token at all.
         """
         self._tokens = self._tokens + num_tokens
-        self._tokens_seen = self._tokens_seen + num_tokens
+        self.tokens_seen = self.tokens_seen + num_tokens
         self._bar.update()
         if not self.is_due(step):
             return
-        if not self._tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
+        if not self.tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
             raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
         on_device = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
         # One transfer for all: each would wait for the device.
@@ -162,14 +167,6 @@ class ProgressLog:
             if isinstance(logger, JSONLinesLogger):
                 logger.sync_to_disk()
 
-    def state_dict(self) -> dict[str, int]:
-        """What a run that goes on from here has to know of the log."""
-        return {"tokens_seen": self._tokens_seen}
-
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Go on from another log's :meth:`state_dict`."""
-        self._tokens_seen = state_dict["tokens_seen"]
-
     def restart_clock(self) -> None:
         """Leave what was done since the last entry (writing a checkpoint) out of the tokens per second."""
         self._tokens = 0
@@ -184,8 +181,10 @@ class ProgressLog:
 
 
 @contextmanager
-def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step: int = 1) -> Iterator[ProgressLog]:
-    """Open the run's folder: the resolved config, ``metrics.jsonl``, the config's metric logger, the progress bar.
+def open_progress(
+    cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step: int = 1, tokens_seen: int = 0
+) -> Iterator[ProgressLog]:
+    """Write the resolved config, and open ``metrics.jsonl``, the config's metric logger and the progress bar.
 
     On other processes than the first the log is silent.
 
@@ -194,25 +193,26 @@ def open_progress(cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step
         run (Run): gives folder and device.
         total_steps (int): optimizer steps of the run.
         first_step (int): step to begin with; entries of earlier ones stay in ``metrics.jsonl``. Default: 1.
+        tokens_seen (int): label tokens of earlier steps. Default: 0.
 
     Yields:
         ProgressLog: closed with its loggers at the end.
 
     Raises:
-        SetupError: If the metric logger cannot be built from the settings given, or another run has the folder.
+        SetupError: If the metric logger cannot be built from the settings given.
     """
-    with hold_folder(run.output_dir) if is_main_process() else nullcontext():
-        progress = ProgressLog(
-            _open_loggers(cfg, run, first_step) if is_main_process() else [],
-            total_steps=total_steps,
-            log_every_n_steps=cfg.log_every_n_steps,
-            first_step=first_step,
-            memory_device=run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None,
-        )
-        try:
-            yield progress
-        finally:
-            progress.close()
+    progress = ProgressLog(
+        _open_loggers(cfg, run, first_step) if is_main_process() else [],
+        total_steps=total_steps,
+        log_every_n_steps=cfg.log_every_n_steps,
+        first_step=first_step,
+        tokens_seen=tokens_seen,
+        memory_device=run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None,
+    )
+    try:
+        yield progress
+    finally:
+        progress.close()
 
 
 def _open_loggers(cfg: FinetuneConfig, run: Run, first_step: int) -> list[Any]:

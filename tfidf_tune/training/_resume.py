@@ -5,23 +5,28 @@ process its shards, so that another number of processes can read them. What is n
 of which nothing but tensors and plain values is unpickled.
 """
 
+import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
+from yaml import YAMLError
 
 from tfidf_tune._differences import differences
 from tfidf_tune._files import remove_leftovers
@@ -29,9 +34,9 @@ from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
+from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
 from tfidf_tune.training._metrics import ProgressLog
-from tfidf_tune.training._resume_files import ResumeFolder, read_manifest
+from tfidf_tune.training._resume_files import ResumeFolder, checkpoint_files, step_of
 from tfidf_tune.training._resume_settings import lasting_settings
 from tfidf_tune.training._resume_state import (
     apart,
@@ -51,6 +56,22 @@ from tfidf_tune.training._state import TrainState
 _SETTINGS_FILE = "settings.yaml"
 
 
+class _ProcessState(TypedDict):
+    """What one process of a run writes besides its shards of weights and optimizer state."""
+
+    inputs: dict[str, Any]
+    num_processes: int
+    tensors: list[str]
+    optimizer_has_state: bool
+    optimizer_values: dict[str, Any]
+    optimizer_groups: list[dict[str, Any]]
+    lr_scheduler: dict[str, Any] | None
+    scaler: dict[str, Any]
+    loss: dict[str, Tensor]
+    tokens_seen: int
+    random_states: dict[str, Any]
+
+
 class ResumePoint:
     """Where a run begins, and where it can go on from.
 
@@ -58,6 +79,7 @@ class ResumePoint:
         step (int): optimizer steps that are done already.
         checkpoint (Path | None): the newest checkpoint, which the run goes on from or has written.
         is_kept (bool): whether the run writes resume checkpoints at all.
+        tokens_seen (int): label tokens that it has been trained on.
     """
 
     def __init__(self, folder: ResumeFolder, checkpoint: Path | None, settings: dict[str, Any]) -> None:
@@ -66,7 +88,9 @@ class ResumePoint:
         self.checkpoint = checkpoint
         self.is_kept = folder.keep_last_n > 0
         self._inputs: dict[str, Any] = {}
-        self.step: int = 0 if checkpoint is None else read_manifest(checkpoint)["step"]
+        self._random_states: dict[str, Any] | None = None
+        self.step: int = 0 if checkpoint is None else step_of(checkpoint)
+        self.tokens_seen: int = 0 if checkpoint is None else _read_process_file(checkpoint, 0)["tokens_seen"]
 
     def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
         """Make sure that a run goes on with the data and from the weights that it began with.
@@ -92,47 +116,61 @@ class ResumePoint:
             return "no resume checkpoint was written; milestones written so far are whole"
         return f"the last good checkpoint is {self.checkpoint}: resume_from_checkpoint=True goes on from there"
 
-    def restore(self, state: TrainState, progress: ProgressLog) -> None:
-        """Bring model, optimizer, schedule, loss, scaler, random states and the log back to where they were.
+    def restore(self, state: TrainState) -> None:
+        """Restore model, optimizer, schedule, loss and scaler.
 
-        What a killed process left half written is removed on the way.
+        Temporary files of a process that was killed are removed on the way.
 
         Args:
             state (TrainState): freshly built; changed in place.
-            progress (ProgressLog): of this run; changed in place.
+
+        Raises:
+            TrainingError: If the checkpoint does not fit the run.
         """
         self._folder.remove_leftovers()
         if is_main_process():
             remove_leftovers(self._folder.folder.parent)
         if self.checkpoint is None:
             return
+        try:
+            self._restore_from(self.checkpoint, state)
+        except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
+            raise TrainingError(
+                f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away, and the one before it is used"
+            ) from error
+
+    def restore_random_states(self) -> None:
+        """Restore the random states, the last thing before training."""
+        if self._random_states is not None:
+            set_random_states(self._random_states)
+
+    def _restore_from(self, checkpoint: Path, state: TrainState) -> None:
         world_size, rank = get_world_size_and_rank()
-        first = _read_process_file(self.checkpoint, 0)
+        first = _read_process_file(checkpoint, 0)
         saved_world_size: int = first["num_processes"]
         same_processes = world_size == saved_world_size
-        own = _read_process_file(self.checkpoint, rank) if same_processes else first
+        own = _read_process_file(checkpoint, rank) if same_processes else first
         optimizer = optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
         tensors = {**trained_parameters(state.model), **plain_tensors(optimizer)}
         if other := set(own["tensors"]) ^ tensors.keys():
             raise TrainingError(
-                f"{self.checkpoint} has not the weights and optimizer state that this run has: {min(other)} is in one "
-                "alone; it may be of another version of the optimizer"
+                f"{checkpoint} does not have the weights and optimizer state of this run: only one of them has "
+                f"{min(other)}; the checkpoint may be of another version of the optimizer"
             )
         with _no_word_of_one_process():
-            load(tensors, storage_reader=HuggingFaceStorageReader(str(self.checkpoint)))
+            load(tensors, storage_reader=_tensor_reader(checkpoint))
         set_optimizer_state(state.model, state.optimizer, {**optimizer, **own["optimizer_values"]})
         set_group_settings(state.optimizer, own["optimizer_groups"])
         if state.lr_scheduler is not None:
             state.lr_scheduler.load_state_dict(own["lr_scheduler"])
         state.scaler.load_state_dict(own["scaler"])
-        progress.load_state_dict(own["progress"])
         same_loss = same_processes or all(
-            _equal(_read_process_file(self.checkpoint, other)["loss"], own["loss"]) for other in range(saved_world_size)
+            _equal(_read_process_file(checkpoint, other)["loss"], own["loss"]) for other in range(saved_world_size)
         )
         if same_loss:
             state.loss.load_state_dict(own["loss"])
         if same_processes:
-            set_random_states(own["random_states"])
+            self._random_states = own["random_states"]
         else:
             self._tell_what_changed(saved_world_size, world_size, same_loss=same_loss)
 
@@ -160,7 +198,7 @@ class ResumePoint:
                 save(apart(tensors), storage_writer=writer)
         except CheckpointException as error:
             raise OSError(cause_of(error)) from error
-        part = {
+        part: _ProcessState = {
             "inputs": self._inputs,
             "num_processes": get_world_size_and_rank()[0],
             "tensors": sorted(tensors),
@@ -170,7 +208,7 @@ class ResumePoint:
             "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
             "scaler": state.scaler.state_dict(),
             "loss": {name: value.cpu() for name, value in state.loss.state_dict().items()},
-            "progress": progress.state_dict(),
+            "tokens_seen": progress.tokens_seen,
             "random_states": random_states(),
         }
         torch.save(part, _process_file(folder, rank))
@@ -211,7 +249,7 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     settings = lasting_settings(cfg)
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, None, settings)
-    checkpoint, damages = folder.newest_whole()
+    checkpoint, damages = folder.newest_whole(_find_problem)
     if checkpoint is not None:
         _check_settings(checkpoint, settings)
     if is_main_process():
@@ -234,15 +272,57 @@ def _process_file(folder: Path, rank: int) -> Path:
     return folder / f"process_{rank:05d}.pt"
 
 
-def _read_process_file(folder: Path, rank: int) -> dict[str, Any]:
+def _find_problem(checkpoint: Path, names: Sequence[str]) -> str | None:
+    """Return what the files of a checkpoint lack of a run's state; each process reads its share of them."""
+    world_size, own_rank = get_world_size_and_rank()
+    try:
+        _require_listed(names, [_SETTINGS_FILE, _process_file(checkpoint, 0).name])
+        if not isinstance(OmegaConf.load(checkpoint / _SETTINGS_FILE), DictConfig):
+            raise ValueError(f"{_SETTINGS_FILE} does not hold keys and values")
+        first = _read_process_file(checkpoint, 0)
+        ranks = range(first["num_processes"])
+        _require_listed(names, [_process_file(checkpoint, rank).name for rank in ranks])
+        for rank in ranks[own_rank::world_size]:
+            _read_process_file(checkpoint, rank)
+        stored = _tensor_reader(checkpoint).read_metadata().state_dict_metadata
+        if lacking := set(first["tensors"]) - stored.keys():
+            raise ValueError(f"none of its files holds {min(lacking)}")
+    except (ValueError, TypeError, KeyError, OSError, YAMLError, OmegaConfBaseException, SafetensorError) as error:
+        return first_line(error) if isinstance(error, ValueError) else cause_of(error)
+    return None
+
+
+def _require_listed(names: Sequence[str], needed: Sequence[str]) -> None:
+    if lacking := sorted(set(needed) - set(names)):
+        raise ValueError(f"its manifest does not list {', '.join(lacking)}")
+
+
+class _ListedFiles(FileSystem):
+    """Shows PyTorch's reader the files that the manifest lists, whatever else is in the folder."""
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [str(Path(path) / name) for name in checkpoint_files(Path(path))]
+
+
+def _tensor_reader(checkpoint: Path) -> HuggingFaceStorageReader:
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    reader.fs = _ListedFiles()
+    return reader
+
+
+def _read_process_file(folder: Path, rank: int) -> _ProcessState:
     file = _process_file(folder, rank)
     try:
-        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        content: _ProcessState = torch.load(file, map_location="cpu", weights_only=True)
+        lacking = _ProcessState.__required_keys__ - content.keys()
     except UnpicklingError as error:
-        raise SetupError(
-            f"{file} holds something other than tensors and plain values, which is never loaded: move {folder} away, "
-            "and the one before it is used"
+        raise ValueError(
+            f"{file.name} holds something other than tensors and plain values, which is never loaded"
         ) from error
+    except (RuntimeError, EOFError, AttributeError) as error:
+        raise ValueError(f"{file.name} cannot be read ({cause_of(error)})") from error
+    if lacking:
+        raise ValueError(f"{file.name} lacks {', '.join(sorted(lacking))}")
     return content
 
 

@@ -4,7 +4,7 @@
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from tfidf_tune.training._distributed import gather_objects, is_lost_process, is
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._weight_files import read_json, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FindProblem = Callable[[Path, Sequence[str]], str | None]
 _MANIFEST = "manifest.json"
 
 
@@ -33,8 +34,12 @@ class ResumeFolder:
         self.folder = folder
         self.keep_last_n = keep_last_n
 
-    def newest_whole(self) -> tuple[Path | None, list[str]]:
+    def newest_whole(self, find_problem: FindProblem) -> tuple[Path | None, list[str]]:
         """Find the newest checkpoint of which every file is what was written.
+
+        Args:
+            find_problem (FindProblem): called with a checkpoint and the names of its files once these are what was
+                written; returns what they lack, or None.
 
         Returns:
             tuple[Path | None, list[str]]: its folder, None if there is no checkpoint at all; and what is wrong with
@@ -46,6 +51,9 @@ class ResumeFolder:
         damages: list[str] = []
         for checkpoint in self._checkpoints():
             damage = next((found for found in gather_objects(_damage(checkpoint)) if found), None)
+            if damage is None:
+                problem = find_problem(checkpoint, checkpoint_files(checkpoint))
+                damage = next((found for found in gather_objects(problem) if found), None)
             if damage is None:
                 return checkpoint, damages
             damages.append(f"{checkpoint} is damaged: {damage}")
@@ -96,7 +104,7 @@ class ResumeFolder:
     def _checkpoints(self) -> list[Path]:
         """Folders of checkpoints, the newest first."""
         found = [path for path in self.folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
-        return sorted(found, key=_step_of, reverse=True)
+        return sorted(found, key=step_of, reverse=True)
 
     def _finish(self, temporary: Path, final: Path, step: int, files: dict[str, Any]) -> None:
         manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
@@ -107,7 +115,7 @@ class ResumeFolder:
         temporary.replace(final)
         sync_to_disk(self.folder)
         for checkpoint in self._checkpoints():
-            if _step_of(checkpoint) > step:  # damaged, or the run would have gone on from it
+            if step_of(checkpoint) > step:  # damaged, or the run would have gone on from it
                 aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
                 remove_folder(aside)
                 checkpoint.replace(aside)
@@ -132,13 +140,18 @@ class ResumeFolder:
         return [value for value, _ in outcomes]
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint that :meth:`ResumeFolder.newest_whole` has found whole."""
-    return read_json(checkpoint / _MANIFEST)
+def checkpoint_files(checkpoint: Path) -> list[str]:
+    """Return the names of the files that a checkpoint's manifest lists; others in the folder are not part of it."""
+    return sorted(_read_manifest(checkpoint)["files"])
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Return the number of optimizer steps that are done in a checkpoint, which is in its name."""
     return int(checkpoint.name.removeprefix("step_"))
+
+
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+    return read_json(checkpoint / _MANIFEST)
 
 
 def _make_empty(folder: Path) -> None:
@@ -153,7 +166,8 @@ def _own_share(names: list[str]) -> list[str]:
 
 
 def _describe_own_files(folder: Path) -> dict[str, dict[str, Any]]:
-    names = [path.name for path in folder.iterdir()]
+    # Some file systems add hidden files of their own, ._* on macOS for example.
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     for name in _own_share(names):
         sync_to_disk(folder / name)
     return {
@@ -165,14 +179,14 @@ def _describe_own_files(folder: Path) -> dict[str, dict[str, Any]]:
 def _damage(checkpoint: Path) -> str | None:
     """What this process finds wrong with its share of a checkpoint's files."""
     try:
-        manifest = read_manifest(checkpoint)
+        manifest = _read_manifest(checkpoint)
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format_version"] != FORMAT_VERSION:
             return f"{_MANIFEST} is of format {manifest['format_version']}, known is {FORMAT_VERSION}"
-        if manifest["step"] != _step_of(checkpoint):
+        if manifest["step"] != step_of(checkpoint):
             return f"{_MANIFEST} is of step {manifest['step']}"
         for name in _own_share(list(files)):
-            path, expected = checkpoint / name, files[name]
+            path, expected = checkpoint / Path(name).name, files[name]
             if not path.is_file():
                 return f"{name} is missing"
             if (size := path.stat().st_size) != expected["size"]:

@@ -1,7 +1,7 @@
 """The run itself: device, dtype, seed, folder."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -43,21 +43,32 @@ class Run:
         return torch.device("cpu") if self.fsdp_cpu_offload else self.device
 
 
-def open_run(cfg: FinetuneConfig) -> Run:
-    """Settle device, dtype and seed, and connect the processes that torchrun started; nothing is written yet.
+@contextmanager
+def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
+    """Lock the run's folder, choose device, dtype and seed, and connect the processes that torchrun started.
+
+    The main process holds the lock until the block ends, so that what is checked in the block is still true when the
+    run writes. Nothing is written here.
 
     Args:
         cfg (FinetuneConfig): the checked config.
 
-    Returns:
+    Yields:
         Run: the run.
 
     Raises:
-        SetupError: If the folder already holds checkpoints that the run is not to go on from, or cannot be written, or
-            the device cannot be had.
+        SetupError: If another process holds the folder, the folder already holds checkpoints that the run does not
+            resume from, or cannot be written, or the device is not available.
     """
     output_dir = Path(cfg.output_dir)
-    _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
+    with hold_folder(output_dir) if is_main_process() else nullcontext():
+        with setup_errors():
+            _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
+            run = _start(cfg, output_dir)
+        yield run
+
+
+def _start(cfg: FinetuneConfig, output_dir: Path) -> Run:
     with setup_errors(f"device '{cfg.device}' cannot be had here, possible are {', '.join(_DEVICES)} where present"):
         device = utils.get_device(device=cfg.device)
         if device.type not in _DEVICES or not cfg.device.startswith(device.type):
@@ -75,7 +86,7 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
     """Keep other runs out of a run's folder.
 
     Raises:
-        SetupError: If there is one already.
+        SetupError: If another process holds it, or it cannot be made.
     """
     with ExitStack() as stack:
         try:
@@ -85,7 +96,33 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
                 f"another process is writing into output_dir {output_dir}: wait for its end, or choose another "
                 "output_dir"
             ) from error
+        except OSError as error:
+            raise _not_writable("output_dir", output_dir, error) from error
         yield
+
+
+def require_writable(key: str, path: Path) -> None:
+    """Check that files can be written at a path, or below it.
+
+    Args:
+        key (str): the config's key, for the message.
+        path (Path): a folder or file, which need not exist.
+
+    Raises:
+        SetupError: If the nearest existing folder is not writable.
+    """
+    nearest = nearest_folder(path)
+    try:  # the only test that holds for root, network folders and the like
+        TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise _not_writable(key, path, error) from error
+
+
+def _not_writable(key: str, path: Path, error: OSError) -> SetupError:
+    return SetupError(
+        f"{key} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); choose "
+        f"another {key}"
+    )
 
 
 def nearest_folder(path: Path) -> Path:
@@ -94,9 +131,6 @@ def nearest_folder(path: Path) -> Path:
 
 
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
-    if output_dir.is_dir() and is_main_process():
-        with hold_folder(output_dir):
-            pass
     milestones = sorted(path.name for path in output_dir.glob("checkpoint_*"))
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     if resume and milestones and not resumable:
@@ -114,11 +148,4 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
             f"output_dir {output_dir} already holds {', '.join(milestones)}: choose another output_dir, or move them "
             "away"
         )
-    nearest = nearest_folder(output_dir)
-    try:  # the one way to know that holds for root, network folders and the like
-        TemporaryFile(dir=nearest).close()
-    except OSError as error:
-        raise SetupError(
-            f"output_dir {output_dir} cannot be written: {nearest} is no folder or not writable ({error.strerror}); "
-            "choose another output_dir"
-        ) from error
+    require_writable("output_dir", output_dir)

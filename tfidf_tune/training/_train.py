@@ -179,7 +179,7 @@ def train(
 
     Args:
         cfg (FinetuneConfig): the checked config.
-        state (TrainState): model, loss, optimizer, schedule, scaler.
+        state (TrainState): model, loss, optimizer, schedule, scaler; restored where the run resumes.
         dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
         total_steps (int): optimizer steps of the run, see :func:`count_steps`.
         run (Run): gives device and folder.
@@ -195,8 +195,6 @@ def train(
     state.model.train()
     state.loss.train()
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
-    with _naming_last_checkpoint(resume):
-        resume.restore(state, progress)
     _tell_what_is_past(resume, milestones, total_steps, run, progress)
     if resume.step >= total_steps:
         return
@@ -209,6 +207,7 @@ def train(
     steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
     with stop_request() as request, _naming_last_checkpoint(resume):
         progress.start()
+        resume.restore_random_states()
         batches = _next_step(steps, request)
         for step in range(resume.step + 1, total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
