@@ -1,11 +1,14 @@
-"""The config of a run on the tiny Llama, and text to train it on."""
+"""The config of a run on the tiny Llama, text to train it on, and its resume checkpoints."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from tiny_llama import BLOCK_SIZE, TINY_LLAMA
+
+from tfidf_tune._files import file_sha256
 
 
 def write_documents(file: Path) -> Path:
@@ -84,3 +87,12 @@ def run_config(
     for key, value in overrides.items():
         OmegaConf.update(cfg, key, value, merge=False)
     return cfg
+
+
+def seal(checkpoint: Path) -> None:
+    """Make the manifest of a changed checkpoint match its files."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name in manifest["files"]:
+        size, sha256 = (checkpoint / name).stat().st_size, file_sha256(checkpoint / name)
+        manifest["files"][name] = {"size": size, "sha256": sha256}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))

@@ -5,6 +5,7 @@ Each row breaks a run on purpose, looks at what it says and how it ends, starts 
 """
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -15,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from fault_tables import Tried, fault_table
 from kills import Job, end_state, make_inputs, run_of
 from recipe_processes import Ended, Processes, nothing
+from safetensors.torch import load_file, save_file
+from tiny_run import seal
 from traps import AtStep, Calling, OnRank, Trap, limit_files, sigint, sigkill, sigterm, stand_in_the_way
 
 from tfidf_tune.report import Table
@@ -167,6 +171,28 @@ def _damaged_checkpoints() -> Iterator[Break]:
                     prepare=lambda run, name=name, damage=damage: damage(run / "resume" / "step_8" / name),
                     goes_on=True,
                 )
+    whole_but_lacking: dict[str, tuple[Callable[[Path], Any], str]] = {
+        "manifest of the newest checkpoint lists no file": (_list_nothing, "does not list process_00000.pt, settings"),
+        "process file of the newest checkpoint lacks the loss": (_without_loss, "process_00000.pt lacks loss"),
+        "settings of the newest checkpoint are not YAML": (_broken_settings, "ParserError"),
+    }
+    for what, (damage, message) in whole_but_lacking.items():
+        yield Break(
+            what,
+            JOB_FULL,
+            rf"step_8 is damaged: [^\n]*{re.escape(message)}[^\n]*the one before it is used\n.*going on from "
+            r"[^\n]*step_6",
+            prepare=lambda run, damage=damage: damage(run / "resume" / "step_8"),
+            goes_on=True,
+        )
+    for name in ("zz-extra.safetensors", "._shard-00001-model-00001-of-00001.safetensors"):
+        yield Break(
+            f"stray {name} in the newest checkpoint",
+            JOB_FULL,
+            r"going on from [^\n]*step_8",
+            prepare=lambda run, name=name: _add_weights(run / "resume" / "step_8", name),
+            goes_on=True,
+        )
     yield Break(
         "every checkpoint damaged",
         JOB_FULL,
@@ -190,6 +216,30 @@ def _truncate(file: Path) -> None:
 
 def _zero(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
+
+
+def _list_nothing(checkpoint: Path) -> None:
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"files": {}}))
+
+
+def _without_loss(checkpoint: Path) -> None:
+    file = checkpoint / "process_00000.pt"
+    content = torch.load(file, weights_only=True)
+    del content["loss"]
+    torch.save(content, file)
+    seal(checkpoint)
+
+
+def _broken_settings(checkpoint: Path) -> None:
+    (checkpoint / "settings.yaml").write_text("seed: [0")
+    seal(checkpoint)
+
+
+def _add_weights(checkpoint: Path, name: str) -> None:
+    """Add a file with weights of the right names and shapes and other values."""
+    weights = load_file(next(checkpoint.glob("shard-*")))
+    save_file({key: torch.ones_like(value) for key, value in weights.items()}, checkpoint / name)
 
 
 # Full disks

@@ -16,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tfidf_tune.recipes import full_finetune, lora_finetune
+from tiny_run import seal
 
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder
@@ -469,17 +470,6 @@ def test_a_pickle_that_would_do_something_is_refused(small_config, end_after, tm
         "loaded; the one before it is used"
     ) in capsys.readouterr().err
     assert not (tmp_path / "done").exists()
-
-
-def seal(checkpoint):
-    """Make the manifest say what is there."""
-    import hashlib
-
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    for name in manifest["files"]:
-        content = (checkpoint / name).read_bytes()
-        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 def without_key(checkpoint, key):

@@ -401,7 +401,7 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
     resume = SimpleNamespace(
         step=0,
         is_kept=True,
-        restore=lambda state, progress: told.append("restore"),
+        restore_random_states=lambda: told.append("random states"),
         save=lambda step, *_: told.append(f"resume {step}"),
     )
 
@@ -416,7 +416,7 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
     # The second batch is fetched before the metrics of the first step are read, for which a GPU is waited for; the one
     # after a milestone when that is saved, or its fault would cost the checkpoint.
     assert told == [
-        "restore", "start", "batch", "batch", "step 1", "step 2", "run/checkpoint_50pct", "resume 2", "restart",
+        "start", "random states", "batch", "batch", "step 1", "step 2", "run/checkpoint_50pct", "resume 2", "restart",
         "batch", "step 3", "run/checkpoint_100pct", "resume 3", "restart",
     ]  # fmt: skip
 
