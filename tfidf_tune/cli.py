@@ -5,8 +5,6 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
-from yaml import YAMLError
-
 # Each is the module of this name in tfidf_tune.commands.
 _OURS = {
     "demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites",
@@ -61,6 +59,7 @@ def _register_recipes() -> None:
 
 def _check_config(name: str) -> None:
     """Run torchtune's ``validate`` on a path or name, base included; on configs of our recipes, the recipes' check."""
+    from omegaconf import OmegaConf
     from torchtune.config import validate
     from torchtune.config._errors import ConfigError
 
@@ -68,19 +67,27 @@ def _check_config(name: str) -> None:
         FinetuneConfig,
         LoRAFinetuneConfig,
         SetupError,
-        build_loss,
         check_config,
+        check_loss,
         load_config,
+        setup_errors,
     )
 
     try:
         cfg = load_config(name)
-        if "HFCheckpointer" in str(cfg.get("checkpointer")):
-            schema = LoRAFinetuneConfig if "lora_attn_modules" in cfg.get("model", {}) else FinetuneConfig
-            build_loss(check_config(cfg, schema))  # what its arguments may be only its constructor knows
+        sections = OmegaConf.to_container(cfg, resolve=False)
+        if "HFCheckpointer" in str(sections.get("checkpointer")):
+            is_lora = "lora_attn_modules" in str(sections.get("model"))
+            check_loss(check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig))
         else:
-            validate(cfg)
-    except (SetupError, ConfigError, YAMLError) as error:
+            with setup_errors("config"):
+                for key, section in sections.items():
+                    if isinstance(section, dict) and not isinstance(section.get("_component_", ""), str):
+                        raise ValueError(
+                            f"{key}: _component_ is {section['_component_']!r}, it has to be a dotted path"
+                        )
+                validate(cfg)
+    except (SetupError, ConfigError) as error:
         sys.exit(f"error: {error}")
     print("Config is well-formed!")
 

@@ -324,7 +324,7 @@ def test_learning_rates_of_a_model_are_checked_as_the_experiments_are(experiment
         ("overrides.dataset.source=./nowhere.txt", "CE: dataset.source: .*nowhere.txt"),
         ("overrides.dataset.probe_file=null", "tfidf_memorization needs passages to probe for"),
         ("overrides.checkpointer.checkpoint_dir=./nowhere", "CE: checkpointer.checkpoint_dir: no such folder nowhere"),
-        ("objectives.CE={_component_: torch.nn.CrossEntropyLoss}", "these recipes take tfidf_tune's objectives"),
+        ("objectives.CE={_component_: torch.nn.CrossEntropyLoss}", "not one of tfidf_tune's objectives"),
         ("objectives.CE={_component_: tfidf_tune.loss.Nothing}", "no component 'tfidf_tune.loss.Nothing'"),
         (
             "objectives.Other={_component_: tfidf_tune.loss.GoldfishCrossEntropyLoss, k: 1}",
@@ -363,7 +363,7 @@ def test_a_dotted_key_in_a_file_is_refused(experiment_file):
         load_experiment(experiment_file(overrides={"dataset.source": "x"}))
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "experiment .*mine.yaml"), ("- a", "holds a list")])
+@pytest.mark.parametrize(("text", "message"), [("a: [", "config .*mine.yaml: while parsing"), ("- a", "holds a list")])
 def test_a_file_that_is_no_experiment_is_refused(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_text(text)
 

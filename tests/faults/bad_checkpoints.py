@@ -290,7 +290,7 @@ CONTENTS = [
                 "output_dir": "/tmp/none",
             }
         ),
-        r"config: checkpointer: torchtune.*has no check_model.*tfidf_tune\.training\.HFCheckpointer",
+        r"config: checkpointer: torchtune.*makes FullModelHFCheckpointer, not a checkp.*training\.HFCheckpointer",
     ),
 ]
 

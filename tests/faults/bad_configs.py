@@ -50,6 +50,16 @@ def bases(*names: str) -> Callable[[Site], str]:
     return make
 
 
+def over_base(content: str) -> Callable[[Site], str]:
+    """A config of these keys on top of one that works."""
+
+    def make(site: Site) -> str:
+        OmegaConf.save(site.config(), site.folder / "whole.yaml")
+        return f"base: whole.yaml\n{content}\n"
+
+    return make
+
+
 def value(key: str, given: Any, message: str, **expected: Any) -> BadInput:
     """A row in which one key has a wrong value."""
     return BadInput(f"{key}: {_shown(given)}", changed({key: given}), message, **expected)
@@ -72,14 +82,33 @@ FILES = [
         arguments=("--config", "nothing.yaml"),
     ),
     BadInput("a folder", text("a: 1"), r"no config file .*/run, and no config", arguments=("--config", "{folder}/run")),
-    BadInput("YAML that does not end", text("batch_size: [1"), r"config: .*mine\.yaml.*line 1"),
-    BadInput("YAML with a tab", text("model:\n\tlr: 1"), r"config: .*mine\.yaml.*line 2"),
+    BadInput("YAML that does not end", text("batch_size: [1"), r"config .*mine\.yaml.*line 1"),
+    BadInput("YAML with a tab", text("model:\n\tlr: 1"), r"config .*mine\.yaml.*line 2"),
     BadInput("a list", text("- batch_size"), r"config .*mine\.yaml holds a list, not keys and values"),
     BadInput("a word", text("batch_size"), r"config: .*'None'.*type 'int'.*batch_size"),
     BadInput("nothing at all", text(""), r"config: missing batch_size, checkpointer, dataset, .*output_dir, tokenizer"),
-    BadInput("a number for a key", text("1: 2"), r"config .*mine\.yaml: key 1 is no name"),
+    BadInput("null for a key", text("null: 2"), r"config .*mine\.yaml: .*NoneType.*: keys must be strings"),
+    BadInput("a reference to itself", changed({"model": "${model}"}), r"config: Recursive interpolation.*'model'"),
+    BadInput("a reference that breaks off", text("seed: ${"), r"config .*mine\.yaml: .*'seed'"),
+    BadInput(
+        "20,000 nested lists",
+        text(f"seed: {'[' * 20_000}{']' * 20_000}"),
+        r"mine\.yaml: something is nested too deeply",
+    ),
+    BadInput(
+        "??? over a base's value",
+        over_base("optimizer:\n  lr: ???\nepochs: ???"),
+        r"^error: config: missing epochs, optimizer\.lr$",
+    ),
+    BadInput(
+        "??? as an override",
+        changed({}),
+        r"^error: config: missing optimizer\.lr$",
+        arguments=("--config", "{folder}/mine.yaml", "optimizer.lr=???"),
+    ),
+    BadInput("a number for a key", text("1: 2"), r"config .*mine\.yaml: key 1: keys must be strings"),
     BadInput("bytes that are no UTF-8", text("output_dir: \udcff"), r"mine\.yaml.*UTF-8"),
-    BadInput("a reference that does not end", text("output_dir: ${seed"), r"config: .*output_dir"),
+    BadInput("a reference that does not end", text("output_dir: ${seed"), r"config .*output_dir"),
     BadInput("a base that is nowhere", text("base: nowhere"), r"no config file nowhere, .*\(base of .*mine\.yaml\)"),
     BadInput("a base that is a list", text("base: [a, b]"), r"base is \['a', 'b'\], it has to be the name or path"),
     BadInput("its own base", bases(), r"mine\.yaml builds on itself: .*mine\.yaml -> .*mine\.yaml"),
@@ -170,10 +199,12 @@ COMPONENTS = [
         "loss._component_", "builtins.dict", r"loss: builtins\.dict does not tell its arguments: name a class or fun"
     ),
     value(
-        "loss._component_", "torch.nn.CrossEntropyLoss", r"take tfidf_tune's objectives, for example tfidf_tune\.loss"
+        "loss._component_",
+        "torch.nn.CrossEntropyLoss",
+        r"CrossEntropyLoss, not one of tfidf_tune's objectives: take, for example, tfidf_tune\.loss",
     ),
     value(
-        "loss._component_", "tfidf_tune.loss.token_cross_entropy", r"loss: .*token_cross_entropy needs logits, labels"
+        "loss._component_", "tfidf_tune.loss.token_cross_entropy", r"loss: .*token_cross_entropy makes Tensor, not one"
     ),
     value("loss.num_batchs", 4, r"has no argument 'num_batchs'; did you mean 'num_batches'\?"),
     value("loss.num_batches", 0, r"config: loss: num_batches is 0: .*set it to 1 or more"),
@@ -197,7 +228,7 @@ COMPONENTS = [
     value(
         "optimizer",
         {"_component_": "torch.nn.ParameterList"},
-        r"optimizer: torch\.nn\.ParameterList has no param_groups.*torch\.optim\.AdamW",
+        r"optimizer: torch\.nn\.ParameterList makes ParameterList, not an optimizer: .*torch\.optim\.AdamW",
     ),
     value(
         "optimizer._component_", "torch.optim.LBFGS", r"optimizer: torch\.optim\.LBFGS needs a closure that computes"
@@ -214,6 +245,12 @@ COMPONENTS = [
         r"step \d+.*lower learning rate",
         leaves=OPENED,
         only_training_shows=True,
+    ),
+    value("optimizer.betas", [0.9], r"config: optimizer: betas is \[0\.9\], it has to be a list of 2 values"),
+    value(
+        "optimizer",
+        {"_component_": "torchao.optim.AdamW8bit", "betas": [0.9]},
+        r"config: optimizer: .* given were betas=\[0\.9\]",
     ),
     value("optimizer.betas", [0.9, 1.5], r"config: optimizer: .*beta.*1\.5"),
     value(
@@ -234,7 +271,7 @@ COMPONENTS = [
     value(
         "metric_logger",
         {"_component_": "torch.nn.Identity"},
-        r"metric_logger: torch\.nn\.Identity has no log_config.*DiskLogger",
+        r"metric_logger: torch\.nn\.Identity makes Identity, not a metric logger: .*DiskLogger",
     ),
     value(
         "collate_fn",

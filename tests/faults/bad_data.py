@@ -320,12 +320,12 @@ TOKENIZERS = [
     BadInput(
         "a component that is no tokenizer",
         changed({"tokenizer": {"_component_": "torch.nn.Identity"}}),
-        r"config: tokenizer: torch\.nn\.Identity has no vocab_size.*tfidf_tune\.data\.hf_tokenizer",
+        r"config: tokenizer: torch\.nn\.Identity makes Identity, not a tokenizer: .*tfidf_tune\.data\.hf_tokenizer",
     ),
     BadInput(
         "a component that is no data set",
         changed({"dataset": {"_component_": "torch.nn.Identity"}}),
-        r"config: dataset: torch\.nn\.Identity has no __len__.*tfidf_tune\.data\.text_blocks_dataset",
+        r"config: dataset: torch\.nn\.Identity makes Identity, not a map-style data .*tune\.data\.text_blocks_dataset",
     ),
 ]
 

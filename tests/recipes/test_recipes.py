@@ -238,7 +238,7 @@ def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_conf
         (False, {"model.num_layers": 3}, "does not fit the checkpoint"),
         (False, {"dataset.num_base": 8, "dataset.num_repeats": 1, "batch_size": 13}, "12 sequences, one step .* = 13"),
         (False, {"dataset.packed": True}, "has no argument 'packed'"),
-        (False, {"loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}, "take tfidf_tune's objectives"),
+        (False, {"loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}, "not one of tfidf_tune"),
         (False, {"dataset.num_targets": 1000}, "1000"),
         (False, {"optimizer.lr": "abc"}, "config: optimizer"),
         (False, {"model.num_heads": "x"}, "config: model"),

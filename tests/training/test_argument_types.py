@@ -21,6 +21,7 @@ def component(
     path: str | Path = "",
     lr: float | torch.Tensor = 0.1,
     sizes: list[int] | int = 3,
+    betas: tuple[float, float] = (0.9, 0.99),
     **others: int,
 ) -> None: ...
 
@@ -40,6 +41,7 @@ def component(
         {"path": "/x"},
         {"lr": 1e-3},
         {"sizes": [1]},
+        {"betas": [0.9, 1]},
         {"sizes": "x"},  # where a list is possible, nothing is judged
         {"plain": Ellipsis},
         {"unknown": "x"},
@@ -53,6 +55,8 @@ def test_what_annotations_allow_is_let_through(arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"betas": [0.9]}, r"betas is \[0.9\], it has to be a list of 2 values"),
+        ({"betas": 0.9}, "betas is 0.9, it has to be a list of 2 values"),
         ({"count": 2.5}, "count is 2.5, it has to be a whole number"),
         ({"count": True}, "count is True, it has to be a whole number"),
         ({"count": None}, "count is None, it has to be a whole number"),

@@ -48,7 +48,7 @@ def test_a_good_config_gets_the_defaults(recipe_config):
         ({"model": {"_component_": "torchtune.models.llama2.llama2", "vocab_size": 5}}, "needs num_layers, "),
         ({"tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer"}}, "tokenizer: .*hf_tokenizer needs path"),
         ({"loss._component_": "tfidf_tune.loss"}, "loss: 'tfidf_tune.loss' is no class or function"),
-        ({"loss._component_": "tfidf_tune.loss.token_cross_entropy"}, "needs logits, labels"),
+        ({"loss._component_": "tfidf_tune.loss.token_cross_entropy"}, "makes Tensor, not one of tfidf"),
         ({"loss._component_": None}, "loss has to be a section with `_component_`"),
         ({"collate_fn": "foo.bar"}, "collate_fn: no component 'foo.bar'"),
     ],
@@ -63,6 +63,13 @@ def test_missing_keys_are_all_named(recipe_config):
     del cfg["loss"], cfg["batch_size"]
 
     with pytest.raises(ValueError, match="missing batch_size, loss"):
+        check_config(cfg, FinetuneConfig)
+
+
+def test_what_is_marked_as_missing_is_named_wherever_it_stands(recipe_config):
+    cfg = recipe_config(epochs="???", **{"optimizer.lr": "???"}, dataset=[{"_component_": "x", "source": "???"}])
+
+    with pytest.raises(SetupError, match=r"^config: missing dataset\[0\]\.source, epochs, optimizer\.lr$"):
         check_config(cfg, FinetuneConfig)
 
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from tfidf_tune.training import SetupError, config_path, load_config
 
@@ -151,10 +150,7 @@ def _read(name: str, overrides: Sequence[str]) -> DictConfig:
         if bare not in shipped:
             raise SetupError(f"no file {name}, and no experiment of that name; there are: {', '.join(shipped)}")
         name = str(shipped[bare])
-    try:
-        return load_config(name, overrides)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise SetupError(f"experiment {name}: {error}") from error
+    return load_config(name, overrides)
 
 
 def _plain(section: Any) -> dict[str, Any]:

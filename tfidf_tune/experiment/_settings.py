@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.data import source_fingerprint
@@ -175,7 +173,5 @@ def config_errors(where: str) -> Iterator[None]:
     try:
         with setup_errors():
             yield
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise SetupError(f"{where}: {str(error).splitlines()[0]}") from error
     except SetupError as error:
         raise SetupError(f"{where}: {error}") from error

@@ -108,5 +108,7 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
         ":class:`~tfidf_tune.models.LinearFactory`."
     )
-    build.__signature__ = inspect.Signature([*settings, *sizes])  # type: ignore[attr-defined]
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*settings, *sizes], return_annotation=TransformerDecoder
+    )
     return build

@@ -17,7 +17,7 @@ from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapt
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._model import build_model, load_model, prepare_model
-from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_optimizer
+from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_loss, check_optimizer
 from tfidf_tune.training._plan import MemoryPlan, available_memory, format_bytes, plan_memory
 from tfidf_tune.training._resources import check_resources
 from tfidf_tune.training._resume import ResumePoint, open_resume
@@ -52,6 +52,7 @@ __all__ = [
     "build_optimizer",
     "build_tokenizer",
     "check_config",
+    "check_loss",
     "check_optimizer",
     "check_resources",
     "config_path",

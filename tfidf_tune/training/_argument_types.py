@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from omegaconf import ListConfig
 from torch import Tensor
 
 _WORDS: dict[type, str] = {
@@ -21,8 +22,8 @@ _WORDS: dict[type, str] = {
 def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Refuse values of a type that a component's annotations exclude, and numbers that are not finite.
 
-    Annotations of numbers, texts, booleans and null are looked at, and unions of them; where any other type is
-    possible, and where there is none, the component is left to judge by itself.
+    Annotations of numbers, texts, booleans and null are looked at, unions of them, and the length of tuples; where any
+    other type is possible, and where there is none, the component is left to judge by itself.
 
     Args:
         component (Callable[..., Any]): class or function.
@@ -38,10 +39,20 @@ def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, 
     for name, value in arguments.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is {value}, it has to be a finite number")
-        kinds = _kinds(parameters[name].annotation) if name in parameters else None
+        annotation = parameters[name].annotation if name in parameters else None
+        length = _tuple_length(annotation)
+        if length and not (isinstance(value, (list, ListConfig)) and len(value) == length):
+            raise ValueError(f"{name} is {value!r}, it has to be a list of {length} values")
+        kinds = _kinds(annotation) if name in parameters else None
         if kinds and not (_is_of(value, kinds) or (value is None and parameters[name].default is None)):
             possible = " or ".join(word for kind, word in _WORDS.items() if kind in kinds)
             raise ValueError(f"{name} is {value!r}, it has to be {possible}")
+
+
+def _tuple_length(annotation: Any) -> int | None:
+    """The length that an annotation such as ``tuple[float, float]`` asks for."""
+    parts = get_args(annotation)
+    return len(parts) if get_origin(annotation) is tuple and Ellipsis not in parts else None
 
 
 def _kinds(annotation: Any) -> set[type] | None:

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,6 +17,7 @@ from torchtune.config._utils import _get_component_from_path
 from yaml import YAMLError
 
 from tfidf_tune.training._argument_types import check_argument_types
+from tfidf_tune.training._component_kinds import check_kind, check_made
 from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 
@@ -107,16 +108,6 @@ _COMPONENTS: dict[str, tuple[str, ...]] = {
     "lr_scheduler": ("optimizer", "num_training_steps"),
     "metric_logger": (),
 }
-# What the recipes need of a component, and one that has it; build_loss looks at losses.
-_INTERFACES: dict[str, tuple[tuple[str, ...], str]] = {
-    "model": (("tok_embeddings", "layers", "max_seq_len"), "torchtune.models.llama2.llama2"),
-    "checkpointer": (("check_model", "load_weights", "save_model"), "tfidf_tune.training.HFCheckpointer"),
-    "tokenizer": (("vocab_size", "max_seq_len", "pad_id"), "tfidf_tune.data.hf_tokenizer"),
-    "dataset": (("__len__", "__getitem__"), "tfidf_tune.data.text_blocks_dataset"),
-    "optimizer": (("param_groups", "step", "zero_grad"), "torch.optim.AdamW"),
-    "lr_scheduler": (("step",), "transformers.get_linear_schedule_with_warmup"),
-    "metric_logger": (("log_config", "log_dict", "close"), "torchtune.training.metric_logging.DiskLogger"),
-}
 _OPTIONAL_COMPONENTS = ("lr_scheduler",)
 _MULTIPLE_COMPONENTS = ("dataset",)
 _COMPOSED_COMPONENTS = ("loss",)
@@ -147,19 +138,20 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             raise SetupError(f"config: no key {str(key)!r}; it is one of the recipe lora_finetune")
         if key not in known:
             raise SetupError(f"config: no key {str(key)!r}{_suggestion(str(key), known)}")
-    try:
+    with setup_errors("config"):
         checked = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(schema), cfg))
-        missing = sorted(key for key in known if OmegaConf.is_missing(checked, key))
+        missing = {key for key in known if OmegaConf.is_missing(checked, key)}
+        missing |= set(
+            _marked_as_missing(OmegaConf.to_container(cfg, resolve=False))
+        )  # merging takes a default instead
         if missing:  # before anything refers to it
-            raise SetupError(f"config: missing {', '.join(missing)}")
+            raise SetupError(f"config: missing {', '.join(sorted(missing))}")
         _settle(checked)
         OmegaConf.resolve(checked)
-    except OmegaConfBaseException as error:
-        raise SetupError(f"config: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
     for key in _COMPONENTS:
         if not (key in _OPTIONAL_COMPONENTS and checked[key] is None):
             for where, section in _sections(key, checked[key]):
-                _check_component(where, section, handed_over=_COMPONENTS[key])
+                _check_component(where, section, key=key, handed_over=_COMPONENTS[key])
                 if key in _COMPOSED_COMPONENTS:
                     _check_parts(where, section)
     _check_datasets(checked.dataset)
@@ -192,9 +184,15 @@ def instantiate(cfg: FinetuneConfig, key: str, *args: Any, **kwargs: Any) -> Any
         component = _build(where, section, *args, composed=key in _COMPOSED_COMPONENTS, **kwargs)
         with setup_errors(f"config: {where}"):
             if component is not None:
-                _check_interface(key, section["_component_"], component)
+                check_made(key, section["_component_"], component)
             components.append(component)
     return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
+
+
+def is_own(where: str, section: Any) -> bool:
+    """Return whether a component and all components within it are of this package."""
+    module: str = _find_component(where, section["_component_"]).__module__
+    return module.startswith("tfidf_tune.") and all(is_own(f"{where}.{name}", part) for name, part in _parts(section))
 
 
 def shards_model(cfg: FinetuneConfig) -> bool:
@@ -231,6 +229,16 @@ def _choose_seed(cfg: DictConfig) -> int:
                 f"({first_line(error)}): set seed to it"
             ) from error
     return random.SystemRandom().randrange(2**31)
+
+
+def _marked_as_missing(value: Any, name: str = "") -> Iterator[str]:
+    """Names of the values that are given as ``???``."""
+    if value == MISSING:
+        yield name
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield from _marked_as_missing(inner, f"{name}.{key}" if name else str(key))
+    for index, inner in enumerate(value) if isinstance(value, list) else ():
+        yield from _marked_as_missing(inner, f"{name}[{index}]")
 
 
 def _check_values(cfg: FinetuneConfig) -> None:
@@ -284,7 +292,7 @@ def _parts(section: Any) -> list[tuple[str, Any]]:
 
 def _check_parts(where: str, section: Any) -> None:
     for name, part in _parts(section):
-        _check_component(f"{where}.{name}", part)
+        _check_component(f"{where}.{name}", part, key=None)
         _check_parts(f"{where}.{name}", part)
 
 
@@ -312,16 +320,14 @@ def _check_datasets(dataset: Any) -> None:
         )
 
 
-def _check_component(where: str, section: Any, *, handed_over: Sequence[str] = ()) -> None:
+def _check_component(where: str, section: Any, *, key: str | None, handed_over: Sequence[str] = ()) -> None:
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
         alternative = ", or a list of such" if where in _MULTIPLE_COMPONENTS else ""
         raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
     path = section["_component_"]
     component = _find_component(where, path)
-    try:
-        parameters = inspect.signature(component).parameters
-    except ValueError as error:  # dict, for example
-        raise SetupError(f"config: {where}: {path} does not tell its arguments: name a class or function") from error
+    parameters = _parameters(where, path, component)
+    check_kind(where, path, component, key=key, handed_over=handed_over)
     given = {str(argument) for argument in section if argument != "_component_"}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for argument in given - parameters.keys():
@@ -342,14 +348,15 @@ def _check_component(where: str, section: Any, *, handed_over: Sequence[str] = (
         check_argument_types(component, {str(name): section[name] for name in given})
 
 
-def _check_interface(key: str, path: str, component: Any) -> None:
-    needed, example = _INTERFACES.get(key, ((), ""))
-    if lacking := [name for name in needed if not hasattr(component, name)]:
-        raise SetupError(f"config: {key}: {path} has no {', '.join(lacking)}: take, for example, {example}")
+def _parameters(where: str, path: str, component: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(component).parameters
+    except ValueError as error:  # dict, for example
+        raise SetupError(f"config: {where}: {path} does not tell its arguments: name a class or function") from error
 
 
 def _check_collate_fn(path: str) -> None:
-    parameters = inspect.signature(_find_component("collate_fn", path)).parameters
+    parameters = _parameters("collate_fn", path, _find_component("collate_fn", path))
     if lacking := {"padding_idx", "ignore_idx"} - parameters.keys():
         raise SetupError(
             f"config: collate_fn: {path} takes no {', '.join(sorted(lacking))}: take, for example, "

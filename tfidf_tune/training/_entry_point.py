@@ -14,12 +14,18 @@ from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from torchtune.config._utils import _merge_yaml_and_cli_args
-from yaml import YAMLError
+from omegaconf.errors import KeyValidationError
+from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
 
 from tfidf_tune.training._distributed import is_first_to_speak, is_lost_process, is_main_process
-from tfidf_tune.training._errors import LostProcessError, SetupError, TrainingError, first_line, is_out_of_memory
+from tfidf_tune.training._errors import (
+    LostProcessError,
+    SetupError,
+    TrainingError,
+    first_line,
+    is_out_of_memory,
+    setup_errors,
+)
 from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
@@ -68,33 +74,31 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         DictConfig: the config, unchecked, references unresolved.
 
     Raises:
-        SetupError: If there is no such config, it builds on itself, or something is to change a part of a list.
-        ValueError: If an override is not of the form ``key=value``.
-        YAMLError: If a file is no YAML.
+        SetupError: If there is no such config, a file or an override cannot be read, a config builds on itself, or
+            something is to change a part of a list.
     """
-    content = cast(dict[str, Any], OmegaConf.to_container(_load_with_base(name, ()), resolve=False))
-    for key in (key for key, value in content.items() if isinstance(value, list)):
-        if inside := [override for override in overrides if override.startswith((f"{key}.", f"{key}["))]:
-            raise SetupError(
-                f"config: {inside[0]}: {key} is a list, and only whole lists can be given here: edit the file"
-            )
-    namespace = argparse.Namespace(**content)
-    merged: DictConfig = _merge_yaml_and_cli_args(namespace, list(overrides))
-    return merged
+    content = _load_with_base(name, ())
+    for override in overrides:
+        content = _overridden(content, override)
+    return OmegaConf.create(content)
 
 
-def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
+def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     path = config_path(name)
-    if path in above:
+    if Path(path).resolve() in [Path(each).resolve() for each in above]:
         raise SetupError(f"config {path} builds on itself: {' -> '.join((*above, path))}")
-    try:
-        cfg = OmegaConf.load(path)
-    except UnicodeDecodeError as error:
-        raise SetupError(f"config {path} is no UTF-8 text: {error}") from error
-    if not isinstance(cfg, DictConfig):
+    with setup_errors(f"config {path}"):
+        try:
+            content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        except UnicodeDecodeError as error:
+            raise SetupError(f"config {path} is not UTF-8 text: {error}") from error
+        except KeyValidationError as error:  # null
+            raise SetupError(f"config {path}: {first_line(error)}: keys must be strings") from error
+    if not isinstance(content, dict):
         raise SetupError(f"config {path} holds a list, not keys and values")
-    if wrong := [key for key in cfg if not isinstance(key, str)]:
-        raise SetupError(f"config {path}: key {wrong[0]!r} is no name")
+    if wrong := [key for key in content if not isinstance(key, str)]:
+        raise SetupError(f"config {path}: key {wrong[0]!r}: keys must be strings")
+    cfg = cast(dict[str, Any], content)
     base_name = cfg.pop("base", None)
     if base_name is None:
         return cfg
@@ -105,15 +109,54 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> DictConfig:
         base = _load_with_base(str(beside) if beside.is_file() else base_name, (*above, path))
     except SetupError as error:
         raise SetupError(f"{error} (base of {path})") from error
-    below = cast(dict[str, Any], OmegaConf.to_container(base, resolve=False))
-    for key, section in cfg.items_ex(resolve=False):
-        if OmegaConf.is_list(section) or (OmegaConf.is_dict(section) and "_component_" in section):
-            base.pop(key, None)
-        elif OmegaConf.is_dict(section) and isinstance(below.get(str(key)), list):
-            raise SetupError(
-                f"config {path}: {key!s} is a list in {base_name}, which a section cannot change: give a list"
+    replaced = [key for key, section in cfg.items() if isinstance(section, dict) and "_component_" in section]
+    try:
+        return _laid_over({key: value for key, value in base.items() if key not in replaced}, cfg)
+    except _PartOfListError as error:
+        raise SetupError(
+            f"config {path}: {error} is a list in {base_name}, which a section cannot change: give a list"
+        ) from error
+
+
+class _PartOfListError(Exception):
+    """A section is to change a list; the message is the list's name."""
+
+
+def _laid_over(base: dict[str, Any], changes: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Merge sections. Unlike OmegaConf's merge, a ``???`` takes the place of a value, and is then missing."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, list):
+            raise _PartOfListError(f"{where}{key}")
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _laid_over(below, value, f"{where}{key}.")
+        else:
+            merged[key] = value
+    return merged
+
+
+def _overridden(content: dict[str, Any], override: str) -> dict[str, Any]:
+    """Apply ``key=value`` or ``~key``, as torchtune does, which takes no value with ``=`` in it."""
+    if override.startswith("~"):
+        with setup_errors("config", {"override": override}):
+            return cast(
+                dict[str, Any],
+                OmegaConf.to_container(_merge_yaml_and_cli_args(argparse.Namespace(**content), [override])),
             )
-    return cast(DictConfig, OmegaConf.merge(base, cfg))
+    key, equals, value = override.partition("=")
+    if not key or not equals:
+        raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+    if _has_component(content.get(key)):
+        key += "._component_"
+    with setup_errors(f"config: {override}"):
+        given = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])
+    try:
+        return _laid_over(content, cast(dict[str, Any], OmegaConf.to_container(given, resolve=False)))
+    except _PartOfListError as error:
+        raise SetupError(
+            f"config: {override}: {error} is a list, and only whole lists can be given here: edit the file"
+        ) from error
 
 
 def _read_arguments() -> DictConfig:
@@ -122,7 +165,7 @@ def _read_arguments() -> DictConfig:
     options, overrides = parser.parse_known_args()
     flags = [argument for argument in overrides if argument.startswith("--")]
     if flags:
-        raise ValueError(f"there are no options {', '.join(flags)}; keys are given as key=value")
+        raise SetupError(f"config: there are no options {', '.join(flags)}; keys are given as key=value")
     return load_config(options.config, overrides)
 
 
@@ -142,11 +185,9 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
 
     @wraps(main)
     def entry_point() -> None:
-        begun = False
         signal.signal(signal.SIGTERM, _end_at_once)
         try:
             cfg = _read_arguments()
-            begun = True
             main(cfg)
         except LostProcessError as error:
             _fail_without_another(str(error))
@@ -163,10 +204,6 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             if not is_lost_process(error):
                 raise
             _fail_without_another(_LOST_BEFORE_TRAINING)
-        except (ValueError, YAMLError, OmegaConfBaseException) as error:
-            if begun:
-                raise  # a bug of ours: its traceback is wanted
-            _fail(f"config: {error}")
         except Interrupted as request:
             if is_main_process():
                 print(request, file=sys.stderr)

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torchtune.config._errors import InstantiationError
+from yaml import YAMLError
 
 # What components and files can raise when settings do not suit them. KeyError and the like stay what they are: bugs.
 _CAUSES = (
@@ -20,6 +22,8 @@ _CAUSES = (
     ImportError,
     SafetensorError,
     InstantiationError,
+    OmegaConfBaseException,
+    YAMLError,
 )
 
 
@@ -58,18 +62,28 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
 
     Args:
         where (str): put before the message, the config's key for example. Default: "".
-        given (Mapping[str, Any] | None): arguments of what is called in the block, told with a TypeError, which names
-            types and no values. Default: None.
+        given (Mapping[str, Any] | None): arguments of what is called in the block, reported with a TypeError or
+            LookupError, which do not name the values. A LookupError is the user's only with them. Default: None.
 
     Raises:
         SetupError: If the block fails for a reason that lies in what the user gave.
     """
+    causes = (*_CAUSES, LookupError) if given else _CAUSES
     try:
         yield
     except SetupError:
         raise
-    except _CAUSES as error:
-        told = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
-        if given and isinstance(error, TypeError):
+    except causes as error:
+        told = _told(error)
+        if given and isinstance(error, (TypeError, LookupError)):
             told += f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
         raise SetupError(f"{where}: {told}" if where else told) from error
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return f"something is nested too deeply ({first_line(error)})"
+    if isinstance(error, OmegaConfBaseException):
+        key = f" (key {str(error.full_key)!r})" if error.full_key else ""
+        return f"{first_line(error)}{key}"
+    return str(error) if isinstance(error, (ValueError, OSError, YAMLError)) else f"{type(error).__name__}: {error}"

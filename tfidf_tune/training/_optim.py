@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._config import FinetuneConfig, instantiate, is_own
 from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._run import Run
 
@@ -65,6 +65,16 @@ def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
         torch.amp.GradScaler: enabled if the run's dtype is float16.
     """
     return torch.amp.GradScaler(run.device.type, enabled=run.dtype is torch.float16)
+
+
+def check_loss(cfg: FinetuneConfig) -> None:
+    """Try whether the objective can be built, without calling any class of the user's own.
+
+    Raises:
+        SetupError: If it cannot.
+    """
+    if is_own("loss", cfg.loss):
+        build_loss(cfg)
 
 
 def check_optimizer(cfg: FinetuneConfig) -> None:
