@@ -1,13 +1,22 @@
 """The passages whose memorization is measured, and the file that carries them to the evaluation."""
 
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._encoding import TextTokenizer
 from tfidf_tune.data._tokenizer import HFTokenizer
+
+KINDS = ("target", "control")
+
+# The data sets hold token ids as int32.
+_LARGEST_ID = 2**31 - 1
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -58,13 +67,25 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
     Args:
         path (str | Path): the file; its folder is made when missing.
         passages (Sequence[Passage]): at least one passage.
+
+    Raises:
+        OSError: If the file cannot be written; an earlier file of this name stays as it is.
     """
-    with atomic_file(Path(path).expanduser()) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
+    path = Path(path).expanduser()
+    try:
+        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
+    except OSError as error:
+        # The error names the temporary file, or none where the disk is full.
+        raise OSError(f"cannot write the probe file {str(path)!r}: {error.strerror or error}") from error
 
 
 def read_probe_file(path: str | Path) -> list[Passage]:
-    """Read what :func:`write_probe_file` wrote.
+    """Read and check a probe file; nothing else reads one.
+
+    A line has the keys of :class:`Passage` and no others. Ids are unique, ``kind`` is "target" or "control", token ids
+    are whole numbers that fit in int32, and a control has no injections. ``positions`` may be empty where they are not
+    known; otherwise there are ``num_injections`` of them.
 
     Args:
         path (str | Path): the file.
@@ -74,7 +95,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, or a line of it is not a passage.
+        ValueError: If the file is empty, a line of it is not a passage, or two passages have the same id.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -82,9 +103,20 @@ def read_probe_file(path: str | Path) -> list[Passage]:
             f"no such probe file: {str(path)!r}. Training writes it where the data set's probe_file says, "
             "and `tfidf-tune probe make` makes one of your own text"
         )
+    passages: list[Passage] = []
+    line_of: dict[str, int] = {}
     # Not splitlines(): a text may hold the other line separators of Unicode.
-    lines = path.read_bytes().split(b"\n")
-    passages = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line]
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        passage = _parse(line, f"{path}, line {number}")
+        if (first := line_of.setdefault(passage.id, number)) != number:
+            raise ValueError(
+                f"{path}, line {number}: the id {passage.id!r} is already used on line {first}. Ids must be unique: "
+                "if several probe files were joined, make one file from all texts instead (`tfidf-tune probe make "
+                "TEXT1 TEXT2 --output FILE ...`), or use each file on its own"
+            )
+        passages.append(passage)
     if not passages:
         raise ValueError(f"the probe file {str(path)!r} is empty: write it again by building the data set")
     return passages
@@ -94,9 +126,53 @@ def _parse(line: bytes, where: str) -> Passage:
     expected = [field.name for field in fields(Passage)]
     try:
         values = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: a probe file has a passage in each line") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON ({error}): a probe file has a passage in each line") from error
     if not isinstance(values, dict) or set(values) != set(expected):
         found = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
-    return Passage(**values)
+    passage = Passage(**values)
+    if problem := _problem(passage):
+        raise ValueError(f"{where}: {problem}")
+    return passage
+
+
+def _problem(passage: Passage) -> str:
+    """Say what is wrong with the values of a line; empty if nothing is."""
+    for key in ("id", "text", "source", "tokenizer", "tokenizer_fingerprint"):
+        if not _is_text(value := getattr(passage, key)):
+            return f"{key} must be text, got {reprlib.repr(value)}"
+    if passage.kind not in KINDS:
+        return f"kind must be {' or '.join(map(repr, KINDS))}, got {reprlib.repr(passage.kind)}"
+    ids = passage.token_ids
+    if not isinstance(ids, list) or not ids:
+        return f"token_ids must be a list of token ids and not empty, got {reprlib.repr(ids)}"
+    if not _are_whole_numbers(ids, _LARGEST_ID):
+        wrong = next(index for index, token_id in enumerate(ids) if not _are_whole_numbers([token_id], _LARGEST_ID))
+        return f"token_ids[{wrong}] must be a whole number from 0 to {_LARGEST_ID}, got {reprlib.repr(ids[wrong])}"
+    if not _are_whole_numbers([passage.num_injections]):
+        return f"num_injections must be a whole number from 0 to {_LARGEST}, got {reprlib.repr(passage.num_injections)}"
+    if passage.kind == "control" and passage.num_injections:
+        return f"num_injections of a control must be 0, got {passage.num_injections}"
+    positions = passage.positions
+    if not isinstance(positions, list) or not (
+        all(isinstance(pair, list) and len(pair) == 2 for pair in positions)
+        and _are_whole_numbers([*chain.from_iterable(positions)])
+    ):
+        return f"positions must be a list of pairs [block or document, offset], got {reprlib.repr(positions)}"
+    if positions and len(positions) != passage.num_injections:
+        return (
+            f"there are {len(positions)} positions, but num_injections is {passage.num_injections}: both must be "
+            "equal, or positions empty"
+        )
+    return ""
+
+
+def _is_text(value: object) -> bool:
+    # JSON can hold halves of a character ("\ud800"), which nothing can print or write.
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
+def _are_whole_numbers(values: list[Any], largest: int = _LARGEST) -> bool:
+    # type(), as True is an int as well.
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= largest)
