@@ -314,6 +314,12 @@ def test_a_probe_file_of_another_tokenizer_or_without_passages_is_refused(llama,
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["sentencepiece"]))
     with pytest.raises(ValueError, match=r"'target-0000' was tokenized with fingerprint .*: probe with the tokenizer"):
         run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=other)
+    unknown, *passages = task_fakes.passages_of(tokenizers["plain"])
+    last = hf_tokenizer(str(tokenizers["plain"])).vocab_size - 1
+    unknown = dataclasses.replace(unknown, token_ids=[*unknown.token_ids[:-1], last + 1])
+    file = task_fakes.probe_file(tmp_path / "unknown.jsonl", [*passages, unknown])
+    with pytest.raises(ValueError, match=f"'target-0000' has the token id {last + 1}, but .* ids end at {last}: make"):
+        run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=file)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"the probe file '.*empty\.jsonl' is empty"):
         run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=tmp_path / "empty.jsonl")

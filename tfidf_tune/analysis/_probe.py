@@ -23,7 +23,10 @@ _TOKENS_BETWEEN_CHECKS = 16
 
 
 class ProbeTokenizer(Protocol):
-    """What the probe asks of a tokenizer; its ``fingerprint``, if any, must be that of the passages."""
+    """What the probe asks of a tokenizer.
+
+    Its ``fingerprint``, if any, must be that of the passages, and its ``vocab_size``, if any, above all of their ids.
+    """
 
     @property
     def eos_id(self) -> int:
@@ -194,9 +197,11 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
         num_prompt (int): tokens up to the end of the longest prompt, the offset included.
 
     Raises:
-        ValueError: If a passage has no ids after the prompt or comes from another tokenizer.
+        ValueError: If a passage has no ids after the prompt, comes from another tokenizer, or has an id that the
+            tokenizer does not have.
     """
     fingerprint = getattr(tokenizer, "fingerprint", None)
+    vocab_size = getattr(tokenizer, "vocab_size", None)
     for passage in passages:
         if len(passage.token_ids) <= num_prompt:
             raise ValueError(
@@ -207,4 +212,9 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
             raise ValueError(
                 f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
                 f"the given tokenizer has {fingerprint!r}: probe with the tokenizer {passage.tokenizer!r}."
+            )
+        if vocab_size is not None and (highest := max(passage.token_ids)) >= vocab_size:
+            raise ValueError(
+                f"Passage {passage.id!r} has the token id {highest}, but the tokenizer's ids end at {vocab_size - 1}: "
+                "make the probe file again with the tokenizer of the model."
             )
