@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -74,6 +76,65 @@ def test_make_keeps_a_file_that_is_there_unless_told_to_replace_it(make):
     assert file.read_bytes() == before
     make("--seed", "1", "--overwrite")
     assert file.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "least"),
+    [
+        *((option, "0", 1) for option in ("--num-targets", "--batch-size", "--max-new-tokens", "--prefix-lengths")),
+        *((option, "-1", 0) for option in ("--num-controls", "--seed", "--offset")),
+        ("--block-size", "1", 2),
+        ("--min-repeats", "1", 2),
+        ("--num-targets", "2.5", 1),
+        ("--batch-size", "many", 1),
+        ("--num-controls", "1" + "0" * 400, 0),
+    ],
+)
+def test_a_number_out_of_range_is_named_with_the_range(option, value, least, capsys):
+    needed = ["audit", "model"]
+    if option in ("--num-targets", "--num-controls", "--block-size", "--min-repeats", "--seed"):
+        needed = ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"]
+    with pytest.raises(SystemExit) as ended:
+        main([*needed, option, value])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}: '{value[:5]}" in message
+    assert message.endswith(f"is not a whole number from {least} to {2**63 - 1}")
+
+
+def test_passages_longer_than_any_document_are_refused_however_long(make):
+    with pytest.raises(ValueError, match=r"found 0 passages of 1000000000000 tokens .* the longest of \d+ tokens"):
+        make("--block-size", "1000000000000")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_text_is_read(make, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("tfidf_tune.data.make_probe", lambda *_: pytest.fail("the text was read"))
+    for name in ("folder", "pipe"):
+        with pytest.raises(ValueError, match=rf"{name} is a folder or a device: --output must name a file"):
+            make("--overwrite", output=name)
+    with pytest.raises(
+        OSError, match=r"cannot write .*/new/a\.jsonl: .*notes\.txt is not a folder that can be written"
+    ):
+        make(output="notes.txt/new/a.jsonl")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_is_one_message_and_keeps_the_old_file(make, monkeypatch):
+    file = make()
+    before = file.read_bytes()
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tfidf_tune._files.sync_to_disk", full)
+    with pytest.raises(OSError, match=r"cannot write the probe file '.*/probe\.jsonl': No space left on device$"):
+        make("--seed", "1", "--overwrite")
+    assert file.read_bytes() == before
+    assert not list(file.parent.glob(".probe*"))
 
 
 @pytest.fixture
@@ -179,6 +240,31 @@ def test_what_cannot_be_audited_is_refused(make, tiny_checkpoint, tmp_path, argu
     names = {"model": tiny_checkpoint, "probe": make(), "empty": tmp_path / "empty"}
     with pytest.raises(error, match=message):
         main(["audit", *(one.format(**names) for one in arguments), "--output-dir", str(tmp_path / "audit")])
+    assert not (tmp_path / "audit").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--dtype", "foo"],
+            "a model cannot be loaded with dtype 'foo': choose one of auto, float32, bfloat16, float16",
+        ),
+        (["--dtype", "int8"], "a model cannot be loaded with dtype 'int8': choose one of auto, float32"),
+        (["--device", "tpu"], "there is no device 'tpu' on this machine: choose one of cpu$"),
+        (["--device", "cuda"], "there is no device 'cuda' on this machine: choose one of cpu$"),
+        (["--device", "mps"], "there is no device 'mps' on this machine"),
+        (["--device", "meta"], "there is no device 'meta' on this machine"),
+    ],
+)
+def test_a_model_is_not_loaded_with_settings_that_do_not_work(
+    make, tiny_checkpoint, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
+    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("the model was loaded"))
+    common = [str(tiny_checkpoint), "--probe-file", str(make()), *QUICK, "--output-dir", str(tmp_path / "audit")]
+    with pytest.raises(ValueError, match=message):
+        main(["audit", *common, *arguments])
     assert not (tmp_path / "audit").exists()
 
 

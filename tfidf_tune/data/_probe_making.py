@@ -188,6 +188,8 @@ def _choose_targets(
     corpus: _Corpus, chooser: WindowChooser, spec: ProbeSpec
 ) -> tuple[list[Positions], int, tuple[int, ...]]:
     """The occurrences of each target, how many targets are duplicates, and the repeats of all stretches."""
+    if not chooser.fits.any():  # a search takes memory for the length of a passage, which may be anything
+        _check_enough(0, "num_targets", corpus, spec)
     names = name_repeated_windows(corpus.token_ids, spec.block_size)
     stretches = duplicated_stretches(names, spec.block_size, spec.min_repeats)
     targets: list[Positions] = []

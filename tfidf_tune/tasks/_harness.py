@@ -65,10 +65,14 @@ def evaluate(
         limit (int | None): documents of each task. Default: None, all.
 
     Raises:
-        ValueError: If a task is unknown or one of its settings does not work.
+        ValueError: If a task is unknown or one of its settings does not work; if there is no such device or dtype, or
+            the batch size is below 1.
         OSError: If the results cannot be written.
     """
     import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
@@ -85,7 +89,7 @@ def evaluate(
         model_args=model_args,
         tasks=list(tasks),
         batch_size=batch_size,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device,
         limit=limit,
         log_samples=True,
         evaluation_tracker=tracker,
@@ -102,3 +106,29 @@ def evaluate(
     written = {path.name for path in output_path.rglob(f"*_{getattr(tracker, 'date_id', '')}.json*")}
     if len(written) != 1 + len(results["configs"]):
         raise OSError(f"the results could not be written to {output_path}: {sorted(written)} is all that is there")
+
+
+def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
+    """Refuse what the harness fails on once the model is loaded, or silently replaces by its default."""
+    import torch
+
+    if device not in (devices := _devices()):
+        raise ValueError(f"there is no device {device!r} on this machine: choose one of {', '.join(devices)}")
+    known = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    if dtype != "auto" and (dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)) not in known:
+        names = ", ".join(str(one).removeprefix("torch.") for one in known)
+        raise ValueError(f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, {names}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _devices() -> list[str]:
+    """The devices that this machine has and the harness takes."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return ["cpu"]
+    kind = accelerator.type
+    unnumbered = [kind] if kind in ("cuda", "mps") else []  # the harness takes other kinds only with their number
+    return ["cpu", *unnumbered, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
