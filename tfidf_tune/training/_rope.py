@@ -11,12 +11,25 @@ def build_rope_tables(model: nn.Module, device: torch.device) -> None:
 
     Args:
         model (nn.Module): torchtune model; changed in place.
-        device (torch.device): where they go. On the meta device they have their sizes alone.
+        device (torch.device): where they go. On the meta device they have their sizes alone, and cost no memory.
     """
     module: Any
     for module in model.modules():
-        if hasattr(module, "rope_init"):
-            # Llama 3's are not made on the meta device, where a forward pass then fails.
-            with torch.device("cpu") if device.type == "meta" else device:
+        if not hasattr(module, "rope_init"):
+            continue
+        if device.type != "meta":
+            with device:
                 module.rope_init()
             module.to(device)
+        elif next(module.buffers(), None) is None:
+            _build_on_meta(module)
+
+
+def _build_on_meta(module: Any) -> None:
+    """Build the tables of Llama 3, whose ``rope_init`` leaves them out on the meta device, where a step then fails."""
+    max_seq_len, module.max_seq_len = module.max_seq_len, 1
+    with torch.device("cpu"):
+        module.rope_init()  # one row: the size of the whole table is not known to fit
+    module.max_seq_len = max_seq_len
+    module.to("meta")
+    module.build_rope_cache(max_seq_len)
