@@ -9,9 +9,10 @@ from typing import Any
 import zstandard
 from bad_configs import changed
 from omegaconf import DictConfig
-from refusals import BadInput, Site
+from refusals import OPENED, BadInput, Site
 from tiny_llama import BLOCK_SIZE
 from tokenizers import Tokenizer
+from torch.utils.data import Dataset
 
 BLOCKS = "tfidf_tune.data.text_blocks_dataset"
 TEXTS = "tfidf_tune.data.text_dataset"
@@ -99,6 +100,27 @@ def add_tokens(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"extra{number}" for number in range(10)])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def leave_out_ids(folder: Path) -> None:
+    """Give a token an id far beyond the number of tokens."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 9999
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+class OtherTokens(Dataset[Any]):
+    """Sequences that another tokenizer made."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return {"tokens": [400] * BLOCK_SIZE, "labels": [400] * BLOCK_SIZE}
 
 
 def remove_eos(folder: Path) -> None:
@@ -296,6 +318,18 @@ TOKENIZERS = [
         "a tokenizer larger than the model",
         tokenizer(add_tokens),
         r"the tokenizer has 330 tokens, the model embeddings for 320: take the tokenizer that",
+    ),
+    BadInput(
+        "an id beyond the model's embeddings",
+        tokenizer(leave_out_ids),
+        r"the tokenizer has a token with the id 9999, the model embeddings for the ids 0 to 319: take the tokenizer",
+    ),
+    BadInput(
+        "tokens of another tokenizer",
+        changed({"dataset": {"_component_": "bad_data.OtherTokens"}}),
+        r"the data set has the token id 400, the model embeddings for the ids 0 to 319: make the data set with the",
+        leaves=OPENED,
+        only_training_shows=True,
     ),
     BadInput(
         "a tokenizer without EOS",

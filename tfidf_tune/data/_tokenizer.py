@@ -26,6 +26,7 @@ class HFTokenizer:
     Attributes:
         name (str): the ``path`` given.
         vocab_size (int): number of tokens, added ones included.
+        max_token_id (int): largest id, which is above ``vocab_size - 1`` if ids are left out.
         bos_id (int | None): beginning of sequence.
         eos_id (int): end of sequence.
         pad_id (int): padding; ``eos_id`` where the tokenizer has none.
@@ -62,7 +63,9 @@ class HFTokenizer:
         # SentencePiece puts a space (shown as ▁) before every text it encodes.
         first_token = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0]
         self._adds_leading_space = first_token.startswith("▁")
-        self.fingerprint = fingerprint_of(self, self._hf.get_vocab())
+        vocabulary = self._hf.get_vocab()
+        self.max_token_id: int = max(vocabulary.values())
+        self.fingerprint = fingerprint_of(self, vocabulary)
 
     def encode(
         self, text: str, add_bos: bool = True, add_eos: bool = True, trim_leading_whitespace: bool = False

@@ -51,6 +51,13 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model embeddings for {vocab_size}: "
             "take the tokenizer that belongs to the model"
         )
+    # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
+    largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
+    if largest >= vocab_size:
+        raise SetupError(
+            f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 to {vocab_size - 1}: "
+            "take the tokenizer that belongs to the model"
+        )
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
@@ -66,9 +73,13 @@ def exempt_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> Non
         loss (WeightedCrossEntropyLoss): the objective.
         tokenizer (Any): a torchtune tokenizer; its ``special_tokens``, BOS, EOS and padding are what it has of them.
     """
+    loss.weighting.exempt(_special_ids(tokenizer))
+
+
+def _special_ids(tokenizer: Any) -> list[int]:
     own = [getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id")]
     named = getattr(tokenizer, "special_tokens", None) or {}
-    loss.weighting.exempt(token_id for token_id in (*own, *named.values()) if token_id is not None and token_id >= 0)
+    return [token_id for token_id in (*own, *named.values()) if token_id is not None and token_id >= 0]
 
 
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:

@@ -1,9 +1,10 @@
 """Models: built without memory first, then given weights, then made ready for training."""
 
 import sys
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune import modules, training
 from torchtune.training import set_default_dtype
@@ -12,7 +13,7 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import check_lora_targets, check_lora_values, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._parameters import assign_parameters
@@ -91,8 +92,22 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
             f"{refusal}, which head '{loss.head}' cannot compute: logits are made in {loss.num_output_chunks} chunks",
             file=sys.stderr,
         )
+    model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
     if cfg.compile:
         training.compile_model(model, verbose=False)
         loss.compile_chunks()
     if cfg.enable_activation_checkpointing:
         training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+
+
+def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
+    """Name an id that has no embedding; on a GPU, which would have to be waited for, its own error has to do."""
+    (tokens,) = inputs
+    if tokens.device.type != "cpu":
+        return
+    for token_id in torch.stack(tokens.aminmax()).tolist():
+        if not 0 <= token_id < embeddings.num_embeddings:
+            raise TrainingError(
+                f"the data set has the token id {token_id}, the model embeddings for the ids 0 to "
+                f"{embeddings.num_embeddings - 1}: make the data set with the tokenizer of the model"
+            )
