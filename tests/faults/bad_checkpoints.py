@@ -20,6 +20,10 @@ INDEX = f"{WEIGHTS}.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 DAMAGED = rf"base/{WEIGHTS} is damaged \(.*\): fetch or write it again"
+MISMATCH = (
+    r"base/config\.json and the weights do not belong together, so transformers could not load the checkpoints of the "
+    r"run:\n.*{}.*\ncorrect config\.json, or fetch"
+)
 UNFIT = r"does not fit the checkpoint .*{}.*change `model` or `checkpointer\.checkpoint_dir`.*fetch it again"
 
 
@@ -108,6 +112,11 @@ def no_tensors(folder: Path) -> None:
     torch.save({"step": 3}, folder / "pytorch_model.bin")
 
 
+def outside_link(folder: Path) -> None:
+    (folder.parent / "private.txt").write_text("of the user's")
+    (folder / "vocab.txt").symlink_to("../private.txt")
+
+
 def missing_shard(folder: Path) -> None:
     sorted(folder.glob("model-*.safetensors"))[1].unlink()
 
@@ -194,6 +203,31 @@ FILES = [
         sharded(shard_outside),
         r"names '\.\./elsewhere\.safetensors', which is no file of the same folder: fetch",
     ),
+    BadInput(
+        "a folder for a file of the tokenizer",
+        checkpoint(lambda folder: (folder / "merges.txt").mkdir()),
+        r"base/merges\.txt is not a regular file: replace it with the file of the model, or remove it",
+    ),
+    BadInput(
+        "a pipe for a file of the tokenizer",
+        checkpoint(lambda folder: os.mkfifo(folder / "merges.txt")),
+        r"base/merges\.txt is not a regular file: replace it with the file of the model, or remove it",
+    ),
+    BadInput(
+        "a link that leads nowhere",
+        checkpoint(lambda folder: (folder / "merges.txt").symlink_to("blob")),
+        r"base/merges\.txt is a link to .*/base/blob, which does not exist: fetch or remove the file",
+    ),
+    BadInput(
+        "a link to a file outside the folder",
+        checkpoint(outside_link),
+        r"base/vocab\.txt is a link to .*/private\.txt, outside of the checkpoint folder; .*: replace the link",
+    ),
+    BadInput(
+        "a list for the settings of generation",
+        checkpoint(written("generation_config.json", "[]")),
+        r"base/generation_config\.json: transformers cannot load a model with it \(TypeError: .*\): correct it, or rem",
+    ),
     BadInput("an index that is no JSON", sharded(written(INDEX, "{")), r"index\.json is not valid JSON"),
     BadInput(
         "an index without a weight_map",
@@ -232,6 +266,37 @@ CONTENTS = [
         r"is of the architecture 'None'; supported: gemma, ",
     ),
     BadInput("a text for a size", checkpoint(settings(hidden_size="wide")), r"base/config\.json: .*hidden_size"),
+    BadInput(
+        "a vocab_size that is not that of the weights",
+        checkpoint(settings(vocab_size=600)),
+        MISMATCH.format(r"embed_tokens\.weight is \(600, 32\) by .*\(vocab_size is 600\), \(320, 32\) in the weights"),
+    ),
+    BadInput(
+        "biases that the weights lack",
+        checkpoint(settings(attention_bias=True)),
+        MISMATCH.format(r"no weight model\.\S+q_proj\.bias, which config\.json asks for \(attention_bias is True\)"),
+    ),
+    BadInput(
+        "biases that the weights lack, below adapters",
+        checkpoint(settings(mlp_bias=True), lora=True),
+        MISMATCH.format(r"no weight model\.\S+up_proj\.bias, which config\.json asks for \(mlp_bias is True\)"),
+        lora=True,
+    ),
+    BadInput(
+        "fewer layers than the weights have",
+        checkpoint(settings(num_hidden_layers=1)),
+        MISMATCH.format(r"1 layers by config\.json \(num_hidden_layers is 1\), 2 in the weights"),
+    ),
+    BadInput(
+        "padding beyond the vocabulary",
+        checkpoint(settings(pad_token_id=999)),
+        r"base/config\.json: transformers cannot build a model from it \(.*Padding_idx.*\): correct it, or fetch",
+    ),
+    BadInput(
+        "model.max_seq_len: 10**12",
+        changed({"model.max_seq_len": 10**12}),
+        UNFIT.format(r"max_seq_len is 64 in the checkpoint, 1000000000000 in the model"),
+    ),
     BadInput(
         "another model's builder",
         changed({"model._component_": "torchtune.models.gemma.gemma", "model.head_dim": 8}),

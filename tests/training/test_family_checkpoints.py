@@ -21,6 +21,7 @@ from torchtune import config, modules, training
 
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
 from tfidf_tune.training import _weight_files as weight_files
+from tfidf_tune.training._companions import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -188,6 +189,21 @@ def test_nothing_but_tensors_is_unpickled(tmp_path, capsys):
     assert "unpickled!" not in capsys.readouterr().out
 
 
+def test_weights_that_were_stored_transposed_are_made_contiguous(tmp_path):
+    """A .bin file keeps strides, with which no resume checkpoint can be written."""
+    base = make_checkpoint("gptj", tmp_path / "base")
+    expected = hf_logits(base)
+    weights = load_file(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
+    transposed = {key: value.t().contiguous().t() if value.dim() == 2 else value for key, value in weights.items()}
+    torch.save(transposed, base / "pytorch_model.bin")
+
+    model = make_model("gptj", HFCheckpointer(checkpoint_dir=str(base)))
+
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    torch.testing.assert_close(logits(model), expected)
+
+
 @pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
 def test_a_damaged_file_is_named(form, tmp_path):
     base = make_checkpoint("gptj", tmp_path / "base")
@@ -264,7 +280,7 @@ def test_weights_are_read_one_by_one(tmp_path, monkeypatch):
 
     make_model("gpt_neox", checkpointer)
 
-    assert converted[1:] == [(i + 1, 1) for i in range(len(asked))]  # the first is the check, on meta tensors
+    assert converted[2:] == [(i + 1, 1) for i in range(len(asked))]  # the first two are checks, on meta tensors
 
 
 @pytest.mark.parametrize(
@@ -287,6 +303,50 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(checkpoint
 
     with pytest.raises(ValueError, match=message):
         checkpointer.check_model(built)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("gemma-tied", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True in the checkpoint"),
+        ("qwen2", {"num_attention_heads": 0}, "transformers cannot build a model from it .ZeroDivisionError"),
+        (
+            "gpt_neox",
+            {"attention_bias": False},
+            r"weight \S+dense\.bias, which config\.json does not ask for .attention_",
+        ),
+        (
+            "gptj",
+            {"n_inner": 96},
+            r"fc_in\.weight is \(96, 64\) by config\.json \(n_inner is 96\), \(256, 64\) in the w",
+        ),
+    ],
+)
+def test_a_config_of_other_weights_is_refused(name, setting, message, tmp_path):
+    """transformers could not load what a run writes, or would load another model."""
+    base = make_checkpoint(name, tmp_path / "base")
+    content = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(content | setting))
+    with torch.device("meta"):
+        model = MODELS[name].build()
+
+    with pytest.raises(ValueError, match=message):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+
+
+def test_a_head_that_config_json_ties_but_that_differs_is_refused(tmp_path):
+    """transformers then uses both weights, and the run would train a model with one."""
+    from safetensors.torch import save_file
+
+    base = make_checkpoint("qwen2-tied", tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * 2
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    with torch.device("meta"):
+        model = MODELS["qwen2-tied"].build()
+
+    with pytest.raises(ValueError, match=r"tie_word_embeddings is True, but lm_head\.weight and model\.embed_tokens"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
 @pytest.mark.parametrize("name", FAMILY_MODELS)
@@ -432,11 +492,14 @@ def test_a_sharded_base_may_be_saved_as_one_file(tmp_path):
 
 def test_what_a_tokenizer_consists_of_goes_along(tmp_path):
     base = make_checkpoint("llama", tmp_path / "base")
+    (base / "additional_chat_templates").mkdir()
     companions = {"tokenizer.model", "merges.txt", "chat_template.jinja", "tokenizer_config.json"}
+    companions.add("additional_chat_templates/tools.jinja")
     for name in companions:
         (base / name).write_text("{}")
-    for name in ("training_args.bin", "README.md", "model-other.ckpt"):
+    for name in ("training_args.bin", "README.md", "model-other.ckpt", "trainer_state.json", "notes.txt"):
         (base / name).write_text("")
+    (base / "old.json").mkdir()
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
     model = make_model("llama", checkpointer, lora=True)
 
@@ -445,8 +508,56 @@ def test_what_a_tokenizer_consists_of_goes_along(tmp_path):
 
     for folder, own in (("merged", {"config.json", "model.safetensors"}),
                         ("adapter", {"adapter_config.json", "adapter_model.safetensors"})):  # fmt: skip
-        names = {file.name for file in (tmp_path / "run" / folder).iterdir()} - {"README.md"}
+        saved = tmp_path / "run" / folder
+        names = {file.relative_to(saved).as_posix() for file in saved.rglob("*") if file.is_file()} - {"README.md"}
         assert names - {"generation_config.json"} == companions | own
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma", "Qwen2", "GPTNeoX", "GPT2", "T5", "Bert"])
+def test_the_files_of_a_tokenizer_go_along(name):
+    assert {*getattr(transformers, f"{name}Tokenizer").vocab_files_names.values()} <= {*COMPANIONS}
+
+
+def test_a_checkpoint_may_change_and_vanish_once_it_is_loaded(tmp_path):
+    base = make_checkpoint("llama", tmp_path / "base")
+    (base / "tokenizer.json").write_text("as it was")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("llama", checkpointer, lora=True)
+
+    shutil.rmtree(base)
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
+
+    for folder in ("merged", "adapter"):
+        assert (tmp_path / "run" / folder / "tokenizer.json").read_text() == "as it was"
+    adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert adapter_config["base_model_name_or_path"] == str(base)
+
+
+def test_the_links_of_a_hub_snapshot_are_followed(tmp_path):
+    """Each file of a snapshot is a link to a blob of the same repository, wherever the cache is."""
+    snapshot = make_checkpoint("llama", tmp_path / "models--some--model" / "snapshots" / "abc")
+    blobs = tmp_path / "models--some--model" / "blobs"
+    blobs.mkdir()
+    (snapshot / "tokenizer.json").write_text("{}")
+    for number, file in enumerate(list(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(snapshot))
+
+    checkpointer.save_model(make_model("llama", checkpointer), tmp_path / "run" / "saved")
+
+    assert (tmp_path / "run" / "saved" / "tokenizer.json").read_text() == "{}"
+    assert not any(file.is_symlink() for file in (tmp_path / "run" / "saved").iterdir())
+
+
+def test_a_file_too_large_for_a_tokenizer_is_refused(tmp_path):
+    base = make_checkpoint("llama", tmp_path / "base")
+    with (base / "tokenizer.json").open("wb") as file:
+        file.truncate(2**29)
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json has 512 MiB, and at most 256 MiB are copied into each"):
+        HFCheckpointer(checkpoint_dir=str(base))
 
 
 def test_the_tokenizer_is_fetched_with_the_weights(tmp_path, monkeypatch):
@@ -459,7 +570,7 @@ def test_the_tokenizer_is_fetched_with_the_weights(tmp_path, monkeypatch):
 
     HFCheckpointer(checkpoint_dir="some/model")
 
-    assert asked == [["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]]
+    assert asked == [["*.safetensors", "config.json", "*.index.json", *COMPANIONS]]
 
 
 def test_safetensors_are_preferred_to_pytorchs_format(tmp_path):
@@ -557,7 +668,15 @@ def test_an_index_says_how_large_the_model_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [{"model": {"a": torch.zeros(1)}, "step": 3}, [torch.zeros(1)]], ids=["nested", "list"]
+    "content",
+    [
+        {"model": {"a": torch.zeros(1)}, "step": 3},
+        [torch.zeros(1)],
+        {3: torch.zeros(1)},
+        {"transformer.wte.weight": torch.eye(4).to_sparse()},
+        {"transformer.wte.weight": torch.zeros(1, device="meta")},
+    ],
+    ids=["nested", "list", "number", "sparse", "meta"],
 )
 def test_a_bin_file_of_something_else_is_named(content, tmp_path):
     base = make_checkpoint("gptj", tmp_path / "base")

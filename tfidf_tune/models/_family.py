@@ -102,10 +102,14 @@ class ModelFamily(ABC):
 
     def hf_name(self, name: str) -> str:
         """Translate the name of a weight into Hugging Face's; what the architecture does not have stays as it is."""
+        return next(iter(self.hf_names(name)), name)
+
+    def hf_names(self, name: str) -> list[str]:
+        """List Hugging Face's names of a weight, the one in files first; none if the architecture does not have it."""
         module, _, parameter = name.rpartition(".")
         if parameter == self.norm_weight and module.endswith("norm"):
             parameter = "weight"
-        return next((f"{theirs}.{parameter}" for theirs in self._hf_modules(module)), name)
+        return [f"{theirs}.{parameter}" for theirs in self._hf_modules(module)]
 
     def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
         """Bring the rows of a module's weight or bias into torchtune's order; ``name`` is torchtune's."""

@@ -2,8 +2,7 @@
 
 import hashlib
 import re
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune.modules.peft import get_merged_lora_ckpt
 from tqdm import tqdm
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
+from tfidf_tune.training._companions import COMPANIONS, read_companions
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
 from tfidf_tune.training._lora import LoRASettings, is_adapter
@@ -27,13 +27,12 @@ from tfidf_tune.training._weight_files import (
     find_weight_files,
     read_json,
     read_meta,
+    read_weight,
     read_weights,
     write_json,
     write_weights,
 )
 
-# What makes a folder of weights a model that others can load: config, tokenizer, prompt templates.
-_COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
 # Weights of an existing folder never stay beside those that are written: transformers might load them.
 _WEIGHTS = ("*model*.safetensors", "*.index.json")
 _SAMPLE_BYTES = 2**20
@@ -46,17 +45,22 @@ class HFCheckpointer:
     Weights are read one by one, straight into a model on the meta device, from safetensors or, where there are none,
     from PyTorch's ``.bin`` files, of which nothing but tensors is unpickled. What is written has the names and layout
     of transformers (full models, layer by layer) or of PEFT (adapters), with config and tokenizer files beside it,
-    under a temporary name that is changed when everything is there.
+    under a temporary name that is changed when everything is there. Those files are read when the checkpointer is made,
+    and weights when they are loaded: after that, the folder may change or vanish.
 
     Args:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
         revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
         max_shard_size (str): largest file of weights that is written. Default: "5GB".
 
+    Attributes:
+        companion_bytes (int): size of the files that each checkpoint has beside its weights.
+
     Raises:
         FileNotFoundError: If ``checkpoint_dir`` is neither a folder nor can be had from the hub, or a file of the
             checkpoint is missing.
-        ValueError: If its architecture is not one of the supported families, or ``max_shard_size`` is no size.
+        ValueError: If its architecture is not one of the supported families, a file beside the weights is not one that
+            can be copied, or ``max_shard_size`` is no size.
     """
 
     def __init__(self, *, checkpoint_dir: str, revision: str | None = None, max_shard_size: str = "5GB") -> None:
@@ -67,8 +71,13 @@ class HFCheckpointer:
         self.folder = _find_folder(checkpoint_dir, revision)
         self._config_file = read_json(self.folder / "config.json")
         self.family: ModelFamily = _find_family(self._config_file, self.folder)
-        self.hf_config: HFConfig = _read_config(self.folder)
+        self._config = _read_config(self.folder)
+        self.hf_config: HFConfig = self._config.to_dict()
         self.weight_files = find_weight_files(self.folder)
+        self._companions = read_companions(self.folder)
+        self.companion_bytes = sum(map(len, self._companions.values()))
+        is_local = _local_folder(checkpoint_dir).is_dir()
+        self._base_name = str(self.folder.resolve()) if is_local else checkpoint_dir
 
     def fingerprint(self) -> str:
         """Tell the checkpoint's weights from others by the files' sizes and their first and last MiB.
@@ -95,7 +104,13 @@ class HFCheckpointer:
         Raises:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
-        hf_weights = {name: value for file in self.weight_files for name, value in read_meta(file).items()}
+        by_config = self._shapes_by_config()
+        hf_weights: StateDict = {}
+        files: dict[str, Path] = {}
+        for file in self.weight_files:
+            in_file = read_meta(file)
+            hf_weights |= in_file
+            files |= dict.fromkeys(in_file, file)
         try:
             weights = self.family.hf_to_tune(hf_weights, self.hf_config)
         except (ValueError, RuntimeError) as error:
@@ -139,6 +154,71 @@ class HFCheckpointer:
                 "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the "
                 "checkpoint is not whole: fetch it again"
             )
+        if by_config != expected:  # a run would train to its end and write checkpoints that cannot be loaded
+            shown = "\n".join(f"  {problem}" for problem in self._config_problems(by_config, expected))
+            raise ValueError(
+                f"{self.folder / 'config.json'} and the weights do not belong together, so transformers could not "
+                f"load the checkpoints of the run:\n{shown}\ncorrect config.json, or fetch the checkpoint again"
+            )
+        self._check_tied_head(files)
+
+    def _shapes_by_config(self) -> dict[str, torch.Size]:
+        """Shapes of the model that transformers builds from config.json, by torchtune's names."""
+        try:
+            with torch.device("meta"):
+                # Other kernels for the attention may be missing here, and change neither names nor shapes.
+                built = AutoModelForCausalLM.from_config(self._config, attn_implementation="eager").state_dict()
+            return {name: value.shape for name, value in self.family.hf_to_tune(built, self.hf_config).items()}
+        except Exception as error:  # transformers and torch check each key in their own way, or not at all
+            raise ValueError(
+                f"{self.folder / 'config.json'}: transformers cannot build a model from it ({type(error).__name__}: "
+                f"{first_line(error)}): correct it, or fetch the checkpoint again"
+            ) from error
+
+    def _config_problems(self, by_config: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]) -> Iterator[str]:
+        """Describe the differences, once for all layers, each with the keys of config.json that can explain it."""
+        layers, found = _num_layers(by_config), _num_layers(shapes)
+        if layers != found:
+            yield f"{layers} layers by config.json{self._keys({layers}, 'layer')}, {found} in the weights"
+            return
+        differing = {name for name in by_config.keys() | shapes.keys() if by_config.get(name) != shapes.get(name)}
+        for name in {re.sub(r"\.\d+\.", ".", name): name for name in sorted(differing, reverse=True)}.values():
+            hf_name = self.family.hf_name(name)
+            if name not in shapes:
+                yield f"no weight {hf_name}, which config.json asks for{self._keys({True}, 'bias')}"
+            elif name not in by_config:
+                yield f"weight {hf_name}, which config.json does not ask for{self._keys({False}, 'bias')}"
+            else:
+                theirs, ours = tuple(by_config[name]), tuple(shapes[name])
+                keys = self._keys(set(theirs) - set(ours))
+                yield f"{hf_name} is {theirs} by config.json{keys}, {ours} in the weights"
+
+    def _keys(self, values: Iterable[Any], part: str = "") -> str:
+        """The keys of config.json that have one of these values and ``part`` in their name, for a message."""
+        kinds = {(type(value), value) for value in values}  # True is 1
+        found = [
+            f"{key} is {value}"
+            for key, value in self.hf_config.items()
+            if part in key and isinstance(value, int) and (type(value), value) in kinds
+        ]
+        return f" ({', '.join(found)})" if found else ""
+
+    def _check_tied_head(self, files: Mapping[str, Path]) -> None:
+        """Make sure that a head that config.json ties to the embeddings, but the files hold too, is the same.
+
+        transformers does not tie them if they differ, so the run would train another model than it evaluates.
+        """
+        embedding = self.family.hf_name("tok_embeddings.weight")
+        heads = [name for name in self.family.hf_names("output.weight") if name in files]
+        if not (self.hf_config["tie_word_embeddings"] and heads):
+            return
+        first, second = (read_weight(files[name], name) for name in (embedding, heads[0]))
+        if not torch.equal(first, second.to(first.dtype)):
+            raise ValueError(
+                f"{self.folder / 'config.json'}: tie_word_embeddings is True, but {heads[0]} and {embedding} differ, "
+                "and transformers then uses both: set it to false, with a model that has a head of its own, or fetch "
+                "the checkpoint again"
+            )
 
     def load_weights(
         self,
@@ -169,8 +249,8 @@ class HFCheckpointer:
             # A bar, because NF4 takes minutes on a CPU.
             bar = {"desc": f"loading {file.name}", "unit": "weight", "leave": False, "disable": not is_main_process()}
             for key, weight in tqdm(read_weights(file), **bar):
-                # A copy, because what was read may be a view of the file.
-                hf_weight = {key: weight.to(device, dtype, copy=True)}
+                # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
+                hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
                 for name, value in self.family.hf_to_tune(hf_weight, self.hf_config).items():
                     _check_weight(f"{file}: weight {key}", weight.dtype, value)
                     yield name, to_nf4(value) if name in quantized else value
@@ -197,7 +277,7 @@ class HFCheckpointer:
 
         def write(parts: Iterator[StateDict]) -> None:
             with atomic_folder(folder, replace=_WEIGHTS) as temporary:
-                self._copy_companions(temporary)
+                self._write_companions(temporary)
                 write_json(temporary / "config.json", _with_dtype(self._config_file, dtype))
                 write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
 
@@ -224,10 +304,9 @@ class HFCheckpointer:
             name: whole_tensor(value).cpu() for name, value in parameters_by_name(model).items() if is_adapter(name)
         }
         weights = self.family.tune_to_peft(adapters, self.hf_config)
-        is_local = Path(self.checkpoint_dir).expanduser().is_dir()
         adapter_config = LoraConfig(
             task_type="CAUSAL_LM",
-            base_model_name_or_path=str(self.folder.resolve()) if is_local else self.checkpoint_dir,
+            base_model_name_or_path=self._base_name,
             revision=self.revision,
             r=lora.rank,
             lora_alpha=lora.alpha,
@@ -240,7 +319,7 @@ class HFCheckpointer:
 
         def write(parts: Iterator[StateDict]) -> None:
             with atomic_folder(folder, replace=_WEIGHTS) as temporary:
-                self._copy_companions(temporary)
+                self._write_companions(temporary)
                 adapter_config.save_pretrained(temporary)
                 for part in parts:
                     save_file(
@@ -260,16 +339,15 @@ class HFCheckpointer:
                 part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
             yield self.family.tune_to_hf(part, self.hf_config)
 
-    def _copy_companions(self, folder: Path) -> None:
-        """Copy what goes along unchanged: not config.json, which a model gets anew and which is not an adapter's."""
-        for pattern in _COMPANIONS:
-            for file in self.folder.glob(pattern):
-                if file.name != "config.json" and not file.name.endswith(".index.json"):
-                    shutil.copyfile(file, folder / file.name)
+    def _write_companions(self, folder: Path) -> None:
+        """Write what goes along unchanged: not config.json, which a model gets anew and which is not an adapter's."""
+        for name, content in self._companions.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
 
 
 def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
-    folder = Path(checkpoint_dir).expanduser()
+    folder = _local_folder(checkpoint_dir)
     if folder.is_dir():
         if revision is not None:
             raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: hub ids have them")
@@ -278,9 +356,8 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
         raise FileNotFoundError(f"no such folder {checkpoint_dir}")
     try:
         for weights in ("*.safetensors", "pytorch_model*.bin"):  # some repositories have both, older ones the second
-            snapshot = Path(
-                snapshot_download(checkpoint_dir, revision=revision, allow_patterns=[weights, *_COMPANIONS])
-            )
+            patterns = [weights, "config.json", "*.index.json", *COMPANIONS]
+            snapshot = Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
             if any(snapshot.glob(weights)):
                 break
     except Exception as error:
@@ -292,13 +369,16 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
     return snapshot
 
 
-def _read_config(folder: Path) -> HFConfig:
+def _local_folder(checkpoint_dir: str) -> Path:
+    return Path(checkpoint_dir).expanduser()
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
     """The config with transformers' defaults, and today's names for what older files call otherwise."""
     try:
-        config: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()
+        return AutoConfig.from_pretrained(folder)
     except Exception as error:  # transformers checks each key in its own way
         raise ValueError(f"{folder / 'config.json'}: {type(error).__name__}: {error}") from error
-    return config
 
 
 def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
@@ -354,5 +434,5 @@ def _write_on_main_process(
 
 
 def _with_dtype(config_file: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    key = "torch_dtype" if "torch_dtype" in config_file else "dtype"
-    return {**config_file, key: _DTYPE_NAMES[dtype]}
+    keys = [key for key in ("torch_dtype", "dtype") if key in config_file] or ["dtype"]
+    return {**config_file, **dict.fromkeys(keys, _DTYPE_NAMES[dtype])}

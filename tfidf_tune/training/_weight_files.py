@@ -94,6 +94,26 @@ def read_weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, shard.get_tensor(name)
 
 
+def read_weight(file: Path, name: str) -> Tensor:
+    """Read one weight of a file; it may be a view of the file.
+
+    Args:
+        file (Path): one of :func:`find_weight_files`.
+        name (str): the weight's name.
+
+    Returns:
+        Tensor: the weight, on the CPU.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    if file.suffix == ".bin":
+        return _load_bin(file)[name]
+    with _open_safetensors(file) as shard:
+        weight: Tensor = shard.get_tensor(name)
+        return weight
+
+
 def write_weights(
     folder: Path, meta: dict[str, Tensor], parts: Iterable[dict[str, Tensor]], *, max_shard_size: str
 ) -> None:
@@ -176,6 +196,10 @@ def _load_bin(file: Path) -> dict[str, Tensor]:
             f"{file} is damaged, or in PyTorch's format of before 2020 ({type(error).__name__}): "
             "fetch it again, or convert it to safetensors"
         ) from error
-    if not (isinstance(content, dict) and all(isinstance(value, Tensor) for value in content.values())):
+    if not (isinstance(content, dict) and all(_is_weight(name, value) for name, value in content.items())):
         raise ValueError(f"{file} holds something else than weights by their names: convert it to safetensors")
     return content
+
+
+def _is_weight(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta

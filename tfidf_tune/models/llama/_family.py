@@ -83,6 +83,7 @@ class LlamaFamily(ModelFamily):
         norm: Any = model.norm
         yield "norm", self._norm, type(norm).__name__
         yield "norm_eps", float(config["rms_norm_eps"]), float(norm.eps)
+        yield "use_bidirectional_attention", bool(config.get("use_bidirectional_attention")), False  # Gemma's
         window = config.get("sliding_window")
         max_seq_len: Any = model.max_seq_len
         # torchtune's models attend to everything: the same as long as no sequence is longer than the window
