@@ -12,7 +12,7 @@ from tiny_models import FAMILY_MODELS, MODELS
 from torch.utils.data import Dataset
 
 from tfidf_tune.loss import CrossEntropyLoss
-from tfidf_tune.training import Run, SetupError, build_model, plan_memory
+from tfidf_tune.training import HFCheckpointer, Run, SetupError, build_model, check_resources, plan_memory
 from tfidf_tune.training._data import longest_sequence
 
 # Bytes of the recipes' window: 16 mini-batches of 4 x 32 tokens, 320 and two more entries, two counters.
@@ -111,6 +111,22 @@ def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch, key,
 
     cfg[key] = value
     full_finetune.recipe_main.__wrapped__(cfg)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_plan_counts_the_tokenizer_in_every_checkpoint(recipe_config, monkeypatch, capsys, tiny_checkpoint, lora):
+    tokenizer = sum(
+        file.stat().st_size
+        for file in tiny_checkpoint.iterdir()
+        if file.name not in ("config.json", "model.safetensors")
+    )
+    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
+    monkeypatch.setattr("tfidf_tune.training.check_resources", lambda *given: check_resources(*given[:5], checkpointer))
+    cfg = recipe_config(lora=lora, max_steps=1)
+    (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(cfg)
+
+    weights = (1_792 if lora else 39_072) * 4
+    assert f"\n5 checkpoints of {(weights + tokenizer) / 2**20:.2f} MiB and 2" in capsys.readouterr().err
 
 
 def test_the_plan_knows_the_precision_of_the_run(recipe_config, capsys):

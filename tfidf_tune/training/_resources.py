@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._data import longest_sequence
 from tfidf_tune.training._distributed import is_main_process
@@ -23,7 +24,12 @@ from tfidf_tune.training._run import Run, nearest_folder
 
 
 def check_resources(
-    cfg: FinetuneConfig, model: nn.Module, loss: WeightedCrossEntropyLoss, dataset: Dataset[Any], run: Run
+    cfg: FinetuneConfig,
+    model: nn.Module,
+    loss: WeightedCrossEntropyLoss,
+    dataset: Dataset[Any],
+    run: Run,
+    checkpointer: HFCheckpointer | None = None,
 ) -> None:
     """Print the plan of a process of the run, and refuse it where memory or disk cannot hold it.
 
@@ -33,6 +39,8 @@ def check_resources(
         loss (WeightedCrossEntropyLoss): the objective.
         dataset (Dataset[Any]): gives the length of sequences, from a sample of them.
         run (Run): gives device, dtype and folder.
+        checkpointer (HFCheckpointer | None): gives the size of the files that each checkpoint has beside its weights.
+            Default: None, not counted.
 
     Raises:
         SetupError: If it needs more than there is; the message says of what, and what helps.
@@ -67,6 +75,7 @@ def check_resources(
         memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a machine share it
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
     size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
+    size += getattr(checkpointer, "companion_bytes", 0)
     number, number_to_resume = len(set(cfg.save_at_percent)), cfg.keep_last_n_checkpoints
     # One more than are kept, while the newest is written.
     resume_size = plan.saved_to_resume if number_to_resume else 0
