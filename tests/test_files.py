@@ -319,3 +319,15 @@ def test_leftovers_are_told_from_everything_else(tmp_path, monkeypatch):
 
 def test_where_there_is_no_folder_there_are_no_leftovers_of_ours(tmp_path):
     remove_leftovers(tmp_path / "absent")
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    """A pipe stands for it here: root could replace a device of the computer."""
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        pytest.raises(FileExistsError, match="pipe is a folder or a device, not a file: name another place"),
+        atomic_file(tmp_path / "pipe") as temporary,
+    ):
+        temporary.write_text("new")
+    assert (tmp_path / "pipe").is_fifo()
+    assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]

@@ -89,7 +89,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     Yields:
         Path: the temporary name, beside the final one and with its suffix.
+
+    Raises:
+        FileExistsError: If ``path`` is there and is not a file: renaming would replace a device or a pipe.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is a folder or a device, not a file: name another place")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
