@@ -122,3 +122,14 @@ def test_demo_explains_its_options(run_command, capsys):
 
     assert ended.value.code == 0
     assert "--seed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("error", "told"), [(MemoryError(), ""), (MemoryError("for 8 TiB"), " (for 8 TiB)")])
+def test_too_little_memory_is_one_message(run_command, monkeypatch, error, told):
+    def main(arguments):
+        raise error
+
+    monkeypatch.setattr("tfidf_tune.commands.probe.main", main)
+    with pytest.raises(SystemExit) as ended:
+        run_command("probe", "make")
+    assert ended.value.code == f"error: out of memory{told}: use less text or a smaller batch size"

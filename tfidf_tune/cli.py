@@ -99,6 +99,8 @@ def _run_ours(command: str, arguments: list[str]) -> None:
         module.main(arguments)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except MemoryError as error:
+        sys.exit(f"error: out of memory{f' ({error})' if str(error) else ''}: use less text or a smaller batch size")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tfidf_tune.data import embedded_documents, load_documents, source_fingerprint
+from tfidf_tune.data import embedded_documents, load_documents, load_rows, source_fingerprint
+from tfidf_tune.data._encoding import MAX_TEXT_BYTES
 
 ROWS = [{"text": "one é"}, {"text": "  two "}, {"text": "   "}, {"text": None}, {"text": "three"}]
 TEXTS = ["one é", "two", "three"]
@@ -153,6 +154,50 @@ def test_a_corrupt_file_is_named(name, contents, tmp_path):
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(ValueError, match=rf"cannot read '.*{name}'; is it a whole \w+ file\? \w+: \S"):
         list(load_documents(str(tmp_path / name)))
+
+
+LONGEST = "é" * (MAX_TEXT_BYTES // 2)
+LONG_ROWS = [
+    {"text": "a", "notes": f"{LONGEST}."},
+    {"text": LONGEST, "notes": ""},
+    {"text": f"{LONGEST}.", "notes": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "place"),
+    [
+        ("a.txt", lambda path: path.write_text("".join(f"{row['text']}\n\n" for row in LONG_ROWS)), "line 5"),
+        ("a.jsonl", lambda path: path.write_text("".join(json.dumps(row) + "\n" for row in LONG_ROWS)), "row 3"),
+        ("a.parquet", lambda path: pq.write_table(pa.Table.from_pylist(LONG_ROWS), path), "row 3"),
+    ],
+)
+def test_a_text_too_long_to_be_tokenized_is_named(name, write, place, tmp_path):
+    """A tokenizer that does not get the memory that such a text takes ends the process."""
+    write(tmp_path / name)
+    message = (
+        rf"'.*/{name}', {place}: the text has 10,000,001 bytes, at most 10,000,000 can be tokenized: split it into"
+    )
+    documents = load_documents(str(tmp_path / name))
+    assert [next(documents), len(next(documents))] == ["a", len(LONGEST)]
+    with pytest.raises(ValueError, match=message):
+        next(documents)
+    rows = load_rows(str(tmp_path / name), {"text": str})
+    if name != "a.txt":
+        next(rows), next(rows)
+        with pytest.raises(ValueError, match=message):
+            next(rows)
+
+
+def test_memory_that_runs_out_while_a_file_is_read_is_said_with_the_place(tmp_path, monkeypatch):
+    def load_dataset(*args, **kwargs):
+        yield {"text": "a"}
+        raise MemoryError
+
+    (tmp_path / "a.txt").write_text("a\n")
+    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"a\.txt': memory ran out while line 2 was read, it may be very long: split"):
+        list(load_documents(str(tmp_path / "a.txt")))
 
 
 def test_the_fingerprint_of_a_file_is_that_of_its_contents(tmp_path):

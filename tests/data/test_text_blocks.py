@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tfidf_tune.data import load_documents, text_blocks, text_blocks_dataset, without_shared_text
+from tfidf_tune.data._encoding import encode_texts
 
 
 def test_documents_are_concatenated_and_cut(tokenizer):
@@ -38,6 +39,21 @@ def test_many_documents_are_encoded_in_order(tokenizer):
     documents = [str(number) for number in range(700)]
     blocks = text_blocks(tokenizer, documents, block_size=1)
     assert tokenizer.decode(blocks.flatten().tolist()) == "".join(documents)
+
+
+def test_no_batch_of_long_documents_is_larger_than_one_may_be():
+    """Memory goes with the bytes in a batch, not with the number of its documents."""
+    batches = []
+
+    class Tokenizer:
+        def encode_batch(self, texts):
+            batches.append([len(text.encode()) for text in texts])
+            return [[len(text)] for text in texts]
+
+    megabytes = [4, 6, 1, 9, 0.5, 10, 3]
+    texts = ["é" * int(500_000 * size) for size in megabytes]
+    assert [int(ids[0]) for _, ids in encode_texts(Tokenizer(), texts)] == [len(text) for text in texts]
+    assert [[size / 1e6 for size in batch] for batch in batches] == [[4, 6], [1, 9], [0.5], [10], [3]]
 
 
 def test_too_little_text_gives_no_block(tokenizer):

@@ -142,6 +142,11 @@ SOURCES = [
     BadInput(
         "lines of spaces", blocks_of("a.txt", b" \n\t\n" * 50), r"found 0 blocks of 32 tokens in '.*/a\.txt', needed 1"
     ),
+    BadInput(
+        "a line of 50 MB",
+        blocks_of("a.txt", TEXT + b"\n" + b"word " * 10_000_000),
+        r"config: dataset: '.*/a\.txt', line 2: the text has 49,999,999 bytes, at most 10,000,000 .*: split it into",
+    ),
     BadInput("an unknown format", blocks_of("a.docx", TEXT), r"'.*/a\.docx' is of no known format: .* one of \.txt, "),
     BadInput(
         "two formats in a folder", mixed, r"'.*/texts' mixes files of the formats \['json', 'text'\]: name a file"

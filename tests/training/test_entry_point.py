@@ -89,6 +89,14 @@ def test_too_much_for_the_cpu_is_known_as_such(start):
     assert "out of memory before training began" in start(lambda cfg: torch.empty(2**60, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize(("error", "told"), [(MemoryError(), ""), (MemoryError("for 8 TiB"), " (for 8 TiB)")])
+def test_too_little_memory_for_the_text_is_one_message(start, error, told):
+    def main(cfg):
+        raise error
+
+    assert start(main) == f"error: out of the computer's memory{told}: use less text or a smaller model"
+
+
 def test_another_runtime_error_keeps_its_traceback(start):
     def body(cfg):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -1,7 +1,6 @@
 """What the data sets ask of a tokenizer, torchtune's own ones included."""
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +10,11 @@ from tfidf_tune.data._cache import digest
 
 TokenArray = npt.NDArray[np.int32]
 
-# Enough to keep a fast tokenizer's threads busy, and little memory even for documents of a megabyte.
+MAX_TEXT_BYTES = 10_000_000
+"""The longest text that is tokenized, in UTF-8: a tokenizer takes 100 to 350 times as much memory for it, and ends the
+process where it does not get that. Cut into pieces it could have other ids."""
+
+# Enough to keep a fast tokenizer's threads busy. A batch has no more bytes than one text may have.
 _BATCH_SIZE = 256
 
 # Words, cases, digits, spaces, line ends, accents, other scripts and an emoji: two tokenizers that
@@ -49,14 +52,41 @@ def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[tup
     Yields:
         tuple[str, TokenArray]: a text and its ids, int32 of shape ``[num_tokens]``.
     """
-    texts = iter(texts)
-    while batch := list(islice(texts, _BATCH_SIZE)):
+    for batch in _batches(texts):
         if hasattr(tokenizer, "encode_batch"):
             encoded = tokenizer.encode_batch(batch)
         else:
             encoded = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in batch]
         for text, ids in zip(batch, encoded, strict=True):
             yield text, np.asarray(ids, dtype=np.int32)
+
+
+def num_bytes(text: str) -> int:
+    """Count the bytes of a text in UTF-8.
+
+    Args:
+        text (str): the text.
+
+    Returns:
+        int: the number of bytes.
+    """
+    return len(text.encode(errors="replace"))
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        size += num_bytes(text)
+        if batch and size > MAX_TEXT_BYTES:
+            yield batch
+            batch, size = [], num_bytes(text)
+        batch.append(text)
+        if len(batch) == _BATCH_SIZE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:

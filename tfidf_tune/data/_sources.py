@@ -3,7 +3,7 @@
 import glob
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import load_dataset
 from zstandard import ZstdDecompressor
@@ -11,6 +11,7 @@ from zstandard import ZstdDecompressor
 from tfidf_tune._files import file_sha256, looks_like_path
 from tfidf_tune.data._cache import digest
 from tfidf_tune.data._embedded import embedded_documents
+from tfidf_tune.data._encoding import MAX_TEXT_BYTES, num_bytes
 
 EMBEDDED = "embedded"
 
@@ -20,7 +21,12 @@ _FORMATS = {
     for compression in ("", ".gz", ".zst")
 } | {".parquet": "parquet"}
 
-_Row = dict[str, Any]
+
+class _Row(NamedTuple):
+    """The columns of a row, and where it is: ``'a.jsonl', row 3``."""
+
+    place: str
+    columns: dict[str, Any]
 
 
 def load_documents(
@@ -34,6 +40,8 @@ def load_documents(
       ``.parquet`` file, or a folder of such files of one format, read in the order of their names;
     - ``embedded``, English text that every Python carries;
     - anything else is the id of a data set on the Hugging Face hub.
+
+    A document has at most 10 MB (:data:`MAX_TEXT_BYTES`).
 
     Args:
         source (str): the source.
@@ -49,7 +57,8 @@ def load_documents(
         FileNotFoundError: If ``source`` looks like a path and nothing is there.
         ValueError: If the files' format is unknown or mixed, all are empty or one cannot be read; if the
             hub has no such data set or cannot be reached; if ``embedded`` has no such split; or if
-            ``column`` is missing or is not text. What only reading shows is raised while reading.
+            ``column`` is missing, is not text or holds a text that is too long. What only reading shows is raised while
+            reading.
     """
     return _documents(_source_rows(source, name, split), source, column)
 
@@ -70,8 +79,8 @@ def load_rows(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and nothing is there.
-        ValueError: If the source cannot be read, see :func:`load_documents`, or a column is missing or
-            holds something else. What only reading shows is raised while reading.
+        ValueError: If the source cannot be read, see :func:`load_documents`, or a column is missing, holds
+            something else or a text that is too long. What only reading shows is raised while reading.
     """
     return _checked_rows(_source_rows(source, name, split), source, columns)
 
@@ -104,14 +113,25 @@ def source_fingerprint(source: str, name: str | None = None, split: str = "train
 
 def _source_rows(source: str, name: str | None, split: str) -> Iterable[_Row]:
     if source == EMBEDDED:
-        return ({"text": text} for text in embedded_documents(split))
+        return _placed(EMBEDDED, "row", ({"text": text} for text in embedded_documents(split)))
     if _is_local(source):
         return _local_rows(_local_files(source))
-    return _hub_rows(source, name, split)
+    return _placed(source, "row", _hub_rows(source, name, split))
 
 
-def _checked_rows(rows: Iterable[_Row], source: str, columns: Mapping[str, type]) -> Iterator[_Row]:
-    for row in rows:
+def _placed(where: str, unit: str, rows: Iterable[dict[str, Any]]) -> Iterator[_Row]:
+    number = 0
+    try:
+        for number, columns in enumerate(rows, start=1):
+            yield _Row(f"{where!r}, {unit} {number}", columns)
+    except MemoryError as error:
+        raise ValueError(
+            f"{where!r}: memory ran out while {unit} {number + 1} was read, it may be very long: split it into several"
+        ) from error
+
+
+def _checked_rows(rows: Iterable[_Row], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    for place, row in rows:
         if missing := sorted(columns.keys() - row):
             raise ValueError(
                 f"{source!r} has no column {missing}, only {sorted(row)}: rename its columns, or name a source "
@@ -123,11 +143,22 @@ def _checked_rows(rows: Iterable[_Row], source: str, columns: Mapping[str, type]
                     f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not {kind.__name__}: "
                     "name a source where it does"
                 )
+            if isinstance(row[column], str):
+                _check_length(row[column], place)
         yield row
 
 
+def _check_length(text: str, place: str) -> None:
+    """Refuse a text that a tokenizer may have too little memory for."""
+    if len(text) > MAX_TEXT_BYTES // 4 and (size := num_bytes(text)) > MAX_TEXT_BYTES:
+        raise ValueError(
+            f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
+            "documents, each a line of a .txt file or a row of a .jsonl file"
+        )
+
+
 def _documents(rows: Iterable[_Row], source: str, column: str) -> Iterator[str]:
-    for row in rows:
+    for place, row in rows:
         if column not in row:
             raise ValueError(f"{source!r} has no column {column!r}: name one of its columns {sorted(row)}")
         text = row[column]
@@ -139,6 +170,7 @@ def _documents(rows: Iterable[_Row], source: str, column: str) -> Iterator[str]:
                 f"name a text column out of {sorted(row)}"
             )
         if text := text.strip():
+            _check_length(text, place)
             yield text
 
 
@@ -148,12 +180,13 @@ def _local_rows(files: list[Path]) -> Iterator[_Row]:
         reader = _FORMATS[_format(file)]
         failure = f"cannot read {str(file)!r}; is it a whole {reader} file?"
         # Escaped, because `data_files` are patterns.
-        yield from _rows(failure, reader, data_files=[glob.escape(str(file))], split="train")
+        rows = _rows(failure, reader, data_files=[glob.escape(str(file))], split="train")
+        yield from _placed(str(file), "line" if reader == "text" else "row", rows)
         if file.suffix.lower() == ".zst" and not _is_whole_zstandard(file):
             raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 
 
-def _hub_rows(source: str, name: str | None, split: str) -> Iterator[_Row]:
+def _hub_rows(source: str, name: str | None, split: str) -> Iterator[dict[str, Any]]:
     failure = (
         f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
         "check these names and the connection, or name a local file."
@@ -161,9 +194,11 @@ def _hub_rows(source: str, name: str | None, split: str) -> Iterator[_Row]:
     return _rows(failure, source, name, split=split)
 
 
-def _rows(failure: str, *args: Any, **kwargs: Any) -> Iterator[_Row]:
+def _rows(failure: str, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
     try:
         yield from load_dataset(*args, **kwargs, streaming=True)
+    except MemoryError:
+        raise
     except Exception as error:  # every format and the hub have error types of their own
         raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
 

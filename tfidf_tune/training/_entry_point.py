@@ -195,6 +195,10 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
             if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
                 _fail_without_another(_LOST_BEFORE_TRAINING)
             _fail(str(error))
+        except MemoryError as error:
+            _fail(
+                f"out of the computer's memory{f' ({error})' if str(error) else ''}: use less text or a smaller model"
+            )
         except RuntimeError as error:
             if is_out_of_memory(error):
                 _fail(
