@@ -53,6 +53,19 @@ def lose_loss(step: int, rank: int) -> None:
     WeightedCrossEntropyLoss.terms = lost
 
 
+def lose_weights(first_steps: tuple[int, ...], rank: int) -> None:
+    """Let the weights of each rank be 0 from a step of its own on, in steps of one mini-batch."""
+    terms, calls = WeightedCrossEntropyLoss.terms, 0
+
+    def lost(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = terms(*args)
+        return found._replace(loss=found.loss * 0, weights=found.weights * 0) if calls >= first_steps[rank] else found
+
+    WeightedCrossEntropyLoss.terms = lost
+
+
 def overflow_shard(step: int, rank: int) -> None:
     """Let a gradient be infinite in the shard of rank 1 when a step's gradients are unscaled."""
 

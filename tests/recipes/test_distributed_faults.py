@@ -9,6 +9,7 @@ from process_hooks import (
     fail_milestone,
     fail_resume_file,
     lose_loss,
+    lose_weights,
     refuse_checkpoint,
     send_itself,
 )
@@ -66,6 +67,21 @@ def test_a_loss_that_one_process_loses_is_skipped_by_both(make_run, tmp_path):
 
     assert output.count("step skipped, not finite: loss nan and gradient norm nan at step 6 (items ") == 1
     assert last_step(run) == 8
+
+
+def test_weights_of_0_stop_both_after_ten_steps_in_which_neither_process_had_another(make_run, tmp_path):
+    """Process 1 has none from the first step on, process 0 from the third."""
+    run = make_run(max_steps=16, save_every_n_steps=None)
+
+    ended = Processes([run], tmp_path / "processes", before=partial(lose_weights, (3, 1))).wait()
+
+    assert ended.codes[0] == 1
+    assert ended.codes[1] != 0
+    told = "error: the weights of all tokens were 0 in 10 steps in a row, up to step 12, so that nothing was learned"
+    assert ended.output.count(told) == 1, ended.output
+    assert "Traceback" not in ended.output
+    assert last_step(run) == 11
+    assert {path.name for path in run.folder.glob("*checkpoint_*")} == {"checkpoint_50pct"}
 
 
 @pytest.mark.parametrize("lora", [False, True])

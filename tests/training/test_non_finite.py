@@ -11,23 +11,27 @@ from omegaconf import OmegaConf
 from tfidf_tune.recipes import full_finetune, lora_finetune
 from torch import nn
 
+from tfidf_tune.loss import _objectives as objectives
 from tfidf_tune.training import TrainingError, _train
-from tfidf_tune.training._non_finite import NonFiniteGuard, require_finite
+from tfidf_tune.training._non_finite import StepGuard, require_finite
+from tfidf_tune.weighting import UniformWeighting
 
 CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
 
 
-def make_guard(*, skip=False, device=CPU, told=None, num_items=3):
+def make_guard(*, skip=False, device=CPU, told=None, num_items=3, total_steps=100):
     def indices_of(step):
         return [100 * step + item for item in range(num_items)]
 
-    return NonFiniteGuard(device, skip=skip, indices_of=indices_of, note=(told if told is not None else []).append)
+    note = (told if told is not None else []).append
+    return StepGuard(device, skip=skip, total_steps=total_steps, indices_of=indices_of, note=note)
 
 
-def add(guard, step, loss=1.0, grad_norm=1.0):
-    loss, grad_norm = torch.tensor(loss), torch.tensor(grad_norm)
-    guard.add(step, loss.isfinite() & grad_norm.isfinite(), loss, grad_norm)
+def add(guard, step, loss=1.0, grad_norm=1.0, weight_max=1.0, num_tokens=7):
+    loss, grad_norm, weight_max = torch.tensor([loss, grad_norm, weight_max])
+    metrics = {"loss": loss, "grad_norm": grad_norm, "weight_max": weight_max}
+    guard.add(step, loss.isfinite() & grad_norm.isfinite(), metrics, num_tokens=num_tokens)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +128,56 @@ def test_taking_in_a_step_reads_nothing():
     meta = torch.device("meta")
     guard = make_guard(device=meta)
 
-    guard.add(1, torch.ones((), dtype=torch.bool, device=meta), *torch.ones(2, device=meta))
+    metrics = {name: torch.ones((), device=meta) for name in ("loss", "grad_norm", "weight_max")}
+    guard.add(1, torch.ones((), dtype=torch.bool, device=meta), metrics, num_tokens=7)
 
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         guard.check()
 
 
-# ---- weights
+# ---- weights of 0
+
+
+WEIGHTLESS = (
+    "the weights of all tokens were 0 in {} steps in a row, up to step {}, so that nothing was learned from them: set "
+    "the weighting in `loss` to hold back less (a smaller gamma, alpha or p, a larger k), or raise batch_size"
+)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("checks_each_step", [True, False])
+def test_ten_steps_in_a_row_without_a_weight_end_the_run(skip, checks_each_step):
+    """Also where nobody looks until long after; steps without a label count neither way."""
+    guard = make_guard(skip=skip)
+    steps = [*[0.0] * 9, 1.0, *[0.0] * 9, NAN, *[0.0] * 9]
+    for step, weight_max in enumerate(steps, start=1):
+        add(guard, step, weight_max=weight_max)
+        if checks_each_step:
+            guard.check()
+    add(guard, 30, weight_max=0.0, num_tokens=0)
+    guard.check()
+
+    for step, weight_max in ((31, 0.0), (32, 1.0)):
+        add(guard, step, weight_max=weight_max)
+    with pytest.raises(TrainingError) as error:
+        guard.check()
+    assert str(error.value) == WEIGHTLESS.format(10, 31)
+
+
+def test_a_run_of_fewer_steps_is_stopped_if_no_step_had_a_weight():
+    for weights in ([0.0, 0.0, 1e-30], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
+        guard = make_guard(total_steps=3)
+        for step, weight_max in enumerate(weights, start=1):
+            guard.check()
+            add(guard, step, weight_max=weight_max)
+        if any(weights):
+            guard.check()
+        else:
+            with pytest.raises(TrainingError, match="were 0 in 3 steps in a row, up to step 3, so"):
+                guard.check()
+
+
+# ---- lost weights
 
 
 def test_a_lost_weight_is_named(recipe_config):
@@ -235,13 +282,13 @@ def test_a_cpu_run_stops_at_once_however_seldom_it_logs(recipe_config, monkeypat
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A guard that does not wait for each step's loss."""
-    original = NonFiniteGuard.__init__
+    original = StepGuard.__init__
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
         self.looks_at_each_step = False
 
-    monkeypatch.setattr(NonFiniteGuard, "__init__", init)
+    monkeypatch.setattr(StepGuard, "__init__", init)
 
 
 @pytest.mark.parametrize("log_every_n_steps", [1, 5])
@@ -254,6 +301,37 @@ def test_a_gpu_is_looked_at_when_a_step_is_logged_or_saved(recipe_config, monkey
         run(cfg)
     assert len(seen) == (2 if log_every_n_steps == 1 else 4)
     assert not list(Path(cfg.output_dir).glob("resume/step_*"))
+
+
+class OnlyStepOne(UniformWeighting):
+    """A weighting that goes wrong: after the first step all weights are 0."""
+
+    num_calls = 0
+
+    def forward(self, *args, **kwargs):
+        OnlyStepOne.num_calls += 1
+        return super().forward(*args, **kwargs) * (OnlyStepOne.num_calls == 1)
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 30])
+def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(
+    recipe_config, monkeypatch, as_on_a_gpu, log_every_n_steps
+):
+    """A GPU is looked at no more often for it: at step 15, which is saved, or when a step is logged."""
+    monkeypatch.setattr(OnlyStepOne, "num_calls", 0)
+    monkeypatch.setattr(objectives, "UniformWeighting", OnlyStepOne)
+    cfg = recipe_config(
+        **{"loss._component_": "tfidf_tune.loss.CrossEntropyLoss"},
+        log_every_n_steps=log_every_n_steps,
+        save_at_percent=[25, 75, 100],
+        save_every_n_steps=None,
+    )
+
+    last = "the last good checkpoint is .*step_5: "
+    with pytest.raises(TrainingError, match=f"were 0 in 10 steps in a row, up to step 11, so that nothing .*{last}"):
+        run(cfg)
+    assert OnlyStepOne.num_calls == (11 if log_every_n_steps == 1 else 15)
+    assert [path.name for path in Path(cfg.output_dir).glob("checkpoint_*")] == ["checkpoint_25pct"]
 
 
 def test_a_signal_does_not_save_a_model_that_is_lost(recipe_config, monkeypatch, as_on_a_gpu):

@@ -1,6 +1,6 @@
-"""NaN and infinity: noticed without waiting for a GPU at each step, never saved, and told with where they came from."""
+"""Steps that teach nothing, by NaN, infinity or weights of 0: noticed without waiting for a GPU, and not saved."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +10,19 @@ from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._parameters import local_tensor, parameters_by_name
 
 _REMEDY = "try a lower learning rate, fp32, clipping"
-# So many steps in a row without a finite loss are no accident any more.
-_MAX_SKIPPED = 10
+# So many steps in a row without a finite loss, or with weights of 0 alone, are no accident. Even if batches are so
+# small that one step in ten has no token left, ten in a row come once in 10 billion steps.
+_MAX_IN_A_ROW = 10
 _MAX_INDICES_TOLD = 32
 
 
-class NonFiniteGuard:
-    """Stops a run whose loss or gradient is not finite, or leaves out the step.
+class StepGuard:
+    """Stops a run whose loss or gradient is not finite, or leaves out the step; stops one whose weights are all 0.
 
     Args:
         device (torch.device): of the model.
-        skip (bool): leave out such a step, instead of stopping.
+        skip (bool): leave out a step that is not finite, instead of stopping.
+        total_steps (int): of the run. A shorter one than ten steps is stopped if all of them had weights of 0.
         indices_of (Callable[[int], list[int]]): which items of the data set a step was trained on.
         note (Callable[[str], None]): takes what the user is told of a step that is left out.
 
@@ -34,36 +36,52 @@ class NonFiniteGuard:
         device: torch.device,
         *,
         skip: bool,
+        total_steps: int,
         indices_of: Callable[[int], list[int]],
         note: Callable[[str], None],
     ) -> None:
         self.looks_at_each_step = skip or device.type == "cpu"
         self._skip = skip
+        self._max_weightless = min(_MAX_IN_A_ROW, total_steps)
         self._indices_of = indices_of
         self._note = note
         self._num_skipped = 0  # in a row
-        # Step (0: none yet), loss and gradient norm of the first; on the device, so that reading can wait.
+        # On the device, so that reading can wait. Step (0: none yet), loss and gradient norm of the first that is not
+        # finite; steps in a row whose weights are all 0, and the one at which there were too many (0: none yet).
         self._first = torch.zeros(3, dtype=torch.float64, device=device)
+        self._num_weightless, self._weightless_step = torch.zeros(2, dtype=torch.float64, device=device)
 
-    def add(self, step: int, is_finite: Tensor, loss: Tensor, grad_norm: Tensor) -> None:
+    def add(self, step: int, is_finite: Tensor, metrics: Mapping[str, Tensor], *, num_tokens: int) -> None:
         """Take in a step.
 
         Args:
             step (int): from 1.
             is_finite (Tensor): bool scalar.
-            loss (Tensor): scalar.
-            grad_norm (Tensor): scalar.
+            metrics (Mapping[str, Tensor]): scalars of all processes: ``loss``, ``grad_norm``, ``weight_max``.
+            num_tokens (int): of the step. A step without any says nothing about weights.
         """
-        found = torch.stack([torch.full_like(loss, step), loss, grad_norm]).double()
+        loss = metrics["loss"]
+        found = torch.stack([torch.full_like(loss, step), loss, metrics["grad_norm"]]).double()
         self._first = torch.where(~is_finite & (self._first[0] == 0), found, self._first)
+        if num_tokens:
+            self._num_weightless = (self._num_weightless + 1) * (metrics["weight_max"] == 0)
+            is_too_many = self._num_weightless == self._max_weightless
+            self._weightless_step = torch.maximum(self._weightless_step, is_too_many * step)
 
     def check(self) -> None:
         """Look at the steps taken in, which waits for the device.
 
         Raises:
-            TrainingError: If one was not finite and such steps are not left out, or too many in a row were.
+            TrainingError: If one was not finite and such steps are not left out, or too many in a row were; or if too
+                many in a row had weights of 0.
         """
-        number, loss, grad_norm = self._first.tolist()
+        number, loss, grad_norm, weightless_step = torch.cat([self._first, self._weightless_step.view(1)]).tolist()
+        if weightless_step:
+            raise TrainingError(
+                f"the weights of all tokens were 0 in {self._max_weightless} steps in a row, up to step "
+                f"{int(weightless_step)}, so that nothing was learned from them: set the weighting in `loss` to hold "
+                "back less (a smaller gamma, alpha or p, a larger k), or raise batch_size"
+            )
         if not number:
             self._num_skipped = 0
             return
@@ -76,8 +94,8 @@ class NonFiniteGuard:
         if not self._skip:
             raise TrainingError(f"not finite: {told}: {_REMEDY}, or on_non_finite=skip")
         self._num_skipped += 1
-        if self._num_skipped >= _MAX_SKIPPED:
-            raise TrainingError(f"not finite, {_MAX_SKIPPED} steps in a row: {told}: {_REMEDY}")
+        if self._num_skipped >= _MAX_IN_A_ROW:
+            raise TrainingError(f"not finite, {_MAX_IN_A_ROW} steps in a row: {told}: {_REMEDY}")
         self._note(f"step skipped, not finite: {told}")
         self._first.zero_()
 

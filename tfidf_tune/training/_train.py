@@ -29,7 +29,7 @@ from tfidf_tune.training._errors import LostProcessError, TrainingError, first_l
 from tfidf_tune.training._interrupt import Interrupted, StopRequest, stop_request
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._milestones import milestone_name, milestone_steps
-from tfidf_tune.training._non_finite import NonFiniteGuard, require_finite
+from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run
 from tfidf_tune.training._state import TrainState
@@ -188,8 +188,8 @@ def train(
         save (Callable[[Path], None]): writes a milestone's checkpoint into the given folder.
 
     Raises:
-        TrainingError: If loss or gradient is not finite, fp16 gradients overflow at any scale, or a checkpoint cannot
-            be written.
+        TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
+            any scale, or a checkpoint cannot be written.
         Interrupted: If SIGTERM or SIGINT asked for an end; the step was finished and saved.
     """
     state.model.train()
@@ -198,9 +198,10 @@ def train(
     _tell_what_is_past(resume, milestones, total_steps, run, progress)
     if resume.step >= total_steps:
         return
-    guard = NonFiniteGuard(
+    guard = StepGuard(
         run.device,
         skip=cfg.on_non_finite == "skip",
+        total_steps=total_steps,
         indices_of=partial(step_indices, cfg, dataloader),
         note=progress.note,
     )
@@ -221,7 +222,7 @@ def train(
                 clip_grad_norm=cfg.clip_grad_norm,
                 look_at_finite=guard.looks_at_each_step,
             )
-            guard.add(step, result.is_finite, result.metrics["loss"], result.metrics["grad_norm"])
+            guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
             if result.overflowed:
                 _tell_overflow(state.scaler, step, progress)
             if not result.skipped and state.lr_scheduler is not None:
