@@ -7,6 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from refusals import CONFIG, OPENED, BadInput, Site
+from torch import Tensor
+
+from tfidf_tune.weighting import UniformWeighting
 
 LLAMA = "torchtune.models.llama2.llama2"
 LORA_LLAMA = "torchtune.models.llama2.lora_llama2"
@@ -14,6 +17,14 @@ LOSS = "tfidf_tune.loss.TFIDFCrossEntropyLoss"
 VALIDATE = (sys.executable, "-m", "tfidf_tune.cli", "validate")
 TUNE_RUN = (sys.executable, "-m", "torchtune._cli.tune", "run", "tfidf_tune/recipes/full_finetune.py")
 TFIDF_TUNE_RUN = (sys.executable, "-m", "tfidf_tune.cli", "run", "full_finetune")
+
+
+class NoWeights(UniformWeighting):
+    """A user's weighting that holds back everything."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Give every token a weight of 0."""
+        return super().forward(*args, **kwargs) * 0
 
 
 def changed(overrides: Mapping[str, Any], *, lora: bool = False) -> Callable[[Site], DictConfig]:
@@ -211,7 +222,7 @@ COMPONENTS = [
     value("loss.num_batches", 2.5, r"config: loss: num_batches is 2\.5, it has to be a whole number"),
     value("loss.num_batches", None, r"config: loss: num_batches is None, it has to be a whole number"),
     value("loss.tf", "sqrt", r"config: loss: tf is 'sqrt': possible are count, log, binary"),
-    value("loss.max_weight", 0.5, r"config: loss: max_weight is 0\.5: .*at least 1"),
+    value("loss.max_weight", 0.5, r"config: loss: max_weight is 0\.5: .*from 1 to 1e"),
     value("loss.head", "flash", r"config: loss: head is 'flash': possible are fused, torch, chunked"),
     value("loss.num_output_chunks", 0, r"config: loss: num_output_chunks is 0: .*1 or more"),
     value("loss.accumulate_in_fp32", "yes please", r"accumulate_in_fp32 is 'yes please', it has to be true or false"),
@@ -221,6 +232,43 @@ COMPONENTS = [
         "a cap on a mean over all ranks without sync",
         changed({"loss.max_weight": 4.0, "loss.normalization": "global"}),
         r"config: loss: max_weight is 4\.0 and normalization 'global' without sync: .* set sync to true or",
+    ),
+    *(
+        value(
+            "loss",
+            {"_component_": f"tfidf_tune.loss.{name}CrossEntropyLoss", key: given},
+            f"loss: {key} is {told}: {why}",
+        )
+        for name, key, given, told, why in (
+            ("Focal", "gamma", 1e6, "1000000.0", ".*from 0 to 20 .a larger one can make all weights 0 in float32"),
+            ("MiLe", "gamma", 1e6, "1000000.0", ".*from 0 to 20 .a larger one can make weights infinite"),
+            ("PowerLaw", "alpha", 1e6, "1000000.0", ".*from 0 to 4 .a larger one can make all weights 0"),
+            ("PowerLaw", "epsilon", 1e300, r"1e\+300", ".*from 1e-08 to 1e.06 .*weights 0 or infinite"),
+            ("Repetition", "alpha", 1e6, "1000000.0", ".*above 0, up to 4 .a larger one can make weights 0"),
+            ("TokenDrop", "p", 1 - 1e-12, "0.999999999999", ".*from 0 to 0.99 .a larger one can leave no token"),
+            ("Goldfish", "k", 10**12, "1000000000000", ".*set it to 2 to 2147483648"),
+            ("Goldfish", "h", 10**9, "1000000000", ".*set it to 1 to 1024"),
+            (
+                "TFIDF",
+                "max_weight",
+                1e39,
+                r"1e\+39",
+                ".*from 1 to 1e.09 .a larger one would cap nothing; null for none",
+            ),
+        )
+    ),
+    BadInput(
+        "a weighting that leaves no token",
+        changed(
+            {
+                "loss._component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+                "loss.weighting": {"_component_": "bad_configs.NoWeights"},
+                "save_at_percent": [60, 100],
+            }
+        ),
+        r"the weights of all tokens were 0 in 10 steps in a row, up to step 10, so that nothing was learned",
+        leaves=OPENED,
+        only_training_shows=True,
     ),
     value("loss.ignore_index", 0, r"config: loss: ignore_index is 0; data sets mark ignored labels by -100"),
     value("optimizer._component_", "torch.optim.AdamX", r"optimizer: no component 'torch\.optim\.AdamX'"),

@@ -133,16 +133,20 @@ def test_from_python_a_product_takes_factors_that_ignore_another_label():
     ("name", "arguments", "message"),
     [
         ("TFIDFCrossEntropyLoss", {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary$"),
-        ("GoldfishCrossEntropyLoss", {"k": 1}, "k is 1: one token in k is left out of the loss, set it to 2 or more$"),
-        ("GoldfishCrossEntropyLoss", {"h": 0}, "h is 0: .* set it to 1 or more$"),
+        (
+            "GoldfishCrossEntropyLoss",
+            {"k": 1},
+            "k is 1: one token in k is left out of the loss, set it to 2 to 2147483648$",
+        ),
+        ("GoldfishCrossEntropyLoss", {"h": 0}, "h is 0: .* set it to 1 to 1024$"),
         ("GoldfishCrossEntropyLoss", {"strategy": "hash-table"}, "strategy is 'hash-table': possible are hash, static"),
-        ("TokenDropCrossEntropyLoss", {"p": 1.0}, "p is 1.0: .* at least 0 and less than 1$"),
-        ("TokenDropCrossEntropyLoss", {"p": 1}, "p is 1: .* at least 0 and less than 1$"),
+        ("TokenDropCrossEntropyLoss", {"p": 1.0}, "p is 1.0: .* set it to a number from 0 to 0.99 .*$"),
+        ("TokenDropCrossEntropyLoss", {"p": 1}, "p is 1: .* set it to a number from 0 to 0.99 .*$"),
         ("TokenDropCrossEntropyLoss", {"p": -0.5}, "p is -0.5: "),
-        ("MiLeCrossEntropyLoss", {"gamma": -1.0}, "gamma is -1.0: .* set it to 0 or more$"),
-        ("FocalCrossEntropyLoss", {"gamma": -1.0}, "gamma is -1.0: .* set it to 0 or more$"),
-        ("PowerLawCrossEntropyLoss", {"alpha": -0.5}, "alpha is -0.5: .* set it to 0 or more$"),
-        ("PowerLawCrossEntropyLoss", {"epsilon": 0.0}, "epsilon is 0.0: .* set it to more than 0$"),
+        ("MiLeCrossEntropyLoss", {"gamma": -1.0}, "gamma is -1.0: .* set it to a number from 0 to 20 "),
+        ("FocalCrossEntropyLoss", {"gamma": -1.0}, "gamma is -1.0: .* set it to a number from 0 to 20 "),
+        ("PowerLawCrossEntropyLoss", {"alpha": -0.5}, "alpha is -0.5: .* set it to a number from 0 to 4 "),
+        ("PowerLawCrossEntropyLoss", {"epsilon": 0.0}, "epsilon is 0.0: .* set it to a number from 1e-08 to "),
         ("MiLeCrossEntropyLoss", {"head": "triton"}, "head is 'triton': possible are fused, torch, chunked$"),
         # of another type
         ("GoldfishCrossEntropyLoss", {"k": "four"}, "k is 'four', it has to be a whole number$"),
@@ -177,7 +181,7 @@ def test_what_cannot_be_is_refused_in_one_message(name, arguments, message):
     [
         ({"first": GOLDFISH}, "^config: loss: .*ProductCrossEntropyLoss needs second$"),
         ({"first": GOLDFISH, "third": TFIDF, "second": TFIDF}, "^config: loss: .* has no argument 'third'; "),
-        ({"first": GOLDFISH | {"k": 1}, "second": TFIDF}, "^config: loss.first: k is 1: .* set it to 2 or more$"),
+        ({"first": GOLDFISH | {"k": 1}, "second": TFIDF}, "^config: loss.first: k is 1: .* set it to 2 to 2147483648$"),
         ({"first": TFIDF, "second": GOLDFISH | {"h": "x"}}, "^config: loss.second: h is 'x', it has to be a whole num"),
         (
             {"first": TFIDF, "second": GOLDFISH | {"sed": 1}},
@@ -198,7 +202,7 @@ def test_what_cannot_be_is_refused_in_one_message(name, arguments, message):
         # no weighting at all
         (
             {"first": PRODUCT | {"second": GOLDFISH | {"k": 1}}, "second": TFIDF},
-            "^config: loss.first.second: k is 1: .* set it to 2 or more$",
+            "^config: loss.first.second: k is 1: .* set it to 2 to 2147483648$",
         ),
         (
             {"first": PRODUCT | {"first": GOLDFISH | {"sed": 1}}, "second": TFIDF},
@@ -283,7 +287,7 @@ def test_nothing_valid_gives_a_loss_of_0_with_gradients_of_0_and_leaves_the_stat
 
 @pytest.mark.parametrize("form", ["whole", "fused", "torch"])
 def test_where_every_token_is_dropped_the_loss_is_0_and_can_be_backpropagated(form):
-    loss = TokenDropCrossEntropyLoss(p=0.9999, head="torch" if form == "torch" else "fused")
+    loss = TokenDropCrossEntropyLoss(p=0.99, head="torch" if form == "torch" else "fused")
     head, labels, _ = random_head(40, rows=2)
     given = [tensor.clone().requires_grad_() for tensor in head]
     terms = loss.terms(given[0] if form == "whole" else HeadInput(*given), labels.clamp(max=15))

@@ -125,6 +125,18 @@ def test_a_probability_rounded_to_more_than_1_weighs_nothing():
 
 
 @pytest.mark.parametrize("make", WEIGHTINGS)
-def test_a_negative_exponent_is_refused(make):
-    with pytest.raises(ValueError, match="gamma is -0.5: .* set it to 0 or more"):
-        make(gamma=-0.5)
+@pytest.mark.parametrize("gamma", [-0.5, 20.5, 1e6, 10**400, float("inf"), float("nan"), "1", True])
+def test_an_exponent_out_of_its_range_is_refused(make, gamma):
+    with pytest.raises(
+        ValueError, match=f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20 ".replace("+", ".")
+    ):
+        make(gamma=gamma)
+
+
+def test_the_largest_exponent_gives_weights_of_mean_1():
+    """To MiLe with the entropy of 2**31 equal outcomes, to focal with tokens that have a probability of 0.96."""
+    labels = torch.zeros(1, 2**20, dtype=torch.int64)
+    predictions = Predictions(torch.full(labels.shape, math.log(0.96)), torch.full(labels.shape, 31 * math.log(2)))
+    for make in WEIGHTINGS:
+        weights = make(gamma=20)(labels, predictions=predictions)
+        torch.testing.assert_close(weights, torch.ones(labels.shape), rtol=24 * EPS, atol=0.0)

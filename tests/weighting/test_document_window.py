@@ -119,9 +119,11 @@ def test_the_window_does_not_grow_with_time():
     assert len(set(sizes)) == 1
 
 
-@pytest.mark.parametrize("num_batches", [0, -3])
-def test_a_window_of_less_than_one_batch_is_an_error(num_batches):
-    with pytest.raises(ValueError, match=str(num_batches)):
+@pytest.mark.parametrize("num_batches", [0, -3, 2.5, True])
+def test_a_window_of_no_whole_number_of_batches_is_an_error(num_batches):
+    with pytest.raises(
+        ValueError, match=f"num_batches is {num_batches}: the window holds at least the current batch, "
+    ):
         DocumentWindow(num_batches)
 
 

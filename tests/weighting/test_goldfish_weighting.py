@@ -234,14 +234,21 @@ def test_labels_that_lie_otherwise_in_memory_or_are_narrower_lose_the_same_token
     ("settings", "message"),
     [
         ({"strategy": "seeded_random"}, "strategy is 'seeded_random': possible are hash, static"),
-        ({"k": 1}, "k is 1: .* set it to 2 or more"),
+        ({"k": 1}, "k is 1: .* set it to 2 to 2147483648"),
+        ({"k": 2**31 + 1}, "k is 2147483649: .* set it to 2 to 2147483648"),
         ({"k": 0}, "k is 0: "),
-        ({"h": 0}, "h is 0: .* set it to 1 or more"),
+        ({"h": 0}, "h is 0: .* set it to 1 to 1024"),
+        ({"h": 10**9}, "h is 1000000000: .* set it to 1 to 1024"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         GoldfishWeighting(**settings)
+
+
+def test_the_largest_k_leaves_out_next_to_nothing():
+    """The product of k and a hash is an int64."""
+    assert GoldfishWeighting(k=2**31, h=1)(torch.arange(2**16).view(4, 2**14)).all()
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -118,11 +118,23 @@ def test_bfloat16_leaves_the_counts_as_they_are():
     assert weighting.to(torch.bfloat16).counts.tolist() == [0, 1025]
 
 
+@pytest.mark.parametrize("epsilon", [1e-8, 1e6])
+@pytest.mark.parametrize("training", [True, False])
+def test_at_the_limits_weights_have_mean_1(epsilon, training):
+    """In evaluation tokens that were never seen weigh 1 / epsilon**4; in training they have been seen 2**20 times."""
+    weighting = PowerLawWeighting(alpha=4, epsilon=epsilon).train(training)
+    weights = weighting(torch.zeros(1, 2**20, dtype=torch.int64), vocab_size=2)
+    torch.testing.assert_close(weights, torch.ones(1, 2**20), rtol=RTOL, atol=0.0)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": -0.5}, "alpha is -0.5: .* set it to 0 or more"),
-        ({"epsilon": 0}, "epsilon is 0: .* set it to more than 0"),
+        ({"alpha": -0.5}, "alpha is -0.5: .* set it to a number from 0 to 4 "),
+        ({"alpha": 1e6}, "alpha is 1000000.0: .* set it to a number from 0 to 4 "),
+        ({"epsilon": 0}, "epsilon is 0: .* set it to a number from 1e-08 to 1e.06 "),
+        ({"epsilon": 1e300}, "epsilon is 1e.300: .* set it to a number from 1e-08 to 1e.06 "),
+        ({"epsilon": 1e-300}, "epsilon is 1e-300: .* set it to a number from 1e-08 to 1e.06 "),
         ({"epsilon": -1.0}, "epsilon is -1.0: "),
         ({"epsilon": float("nan")}, "epsilon is nan: "),
     ],

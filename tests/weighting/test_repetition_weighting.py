@@ -196,9 +196,10 @@ def test_on_a_gpu_nothing_would_wait_for_the_device():
     ("settings", "told"),
     [
         ({"h": 0}, "h is 0"),
-        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"alpha": 0.0}, "alpha is 0.0: .* set it to a number above 0, up to 4 "),
+        ({"alpha": 1e6}, "alpha is 1000000.0: .* set it to a number above 0, up to 4 "),
         ({"alpha": -1.0}, "alpha is -1.0"),
-        ({"h": 2.5}, "h is 2.5: .* whole number of 1 or more"),
+        ({"h": 2.5}, "h is 2.5: .* whole number of 1 to 1024"),
         ({"alpha": float("nan")}, "alpha is nan"),
         ({"num_buckets": 0}, "num_buckets is 0"),
         ({"num_buckets": 1e6}, "num_buckets is 1000000.0"),

@@ -61,7 +61,7 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
     Args:
         num_batches (int): mini-batches in the window, the current one included. Default: 16.
         tf (TermFrequency): ``count`` (the paper), ``log`` or ``binary``. Default: "count".
-        max_weight (float | None): largest weight, at least 1. Default: None, no cap.
+        max_weight (float | None): largest weight, from 1 to 1e9. Default: None, no cap.
         ignore_index (int): label of the positions that do not count. Default: -100.
         sync (bool): whether all ranks share one window, and with it their weights. Default: False.
         normalization (Normalization | None): whether weights have mean 1 over the mini-batch of a ``rank`` or over
@@ -97,8 +97,8 @@ class GoldfishCrossEntropyLoss(WeightedCrossEntropyLoss):
 
     Args:
         strategy (GoldfishStrategy): ``hash`` or ``static``. Default: "hash".
-        k (int): one token in k is left out, at least 2. Default: 4.
-        h (int): tokens of context that are hashed, at least 1. Default: 13.
+        k (int): one token in k is left out, 2 to 2**31. Default: 4.
+        h (int): tokens of context that are hashed, 1 to 1024. Default: 13.
         seed (int): of the hash. Default: 0.
         ignore_index (int): label of the positions that do not count. Default: -100.
         **options (Any): of :class:`WeightedCrossEntropyLoss`.
@@ -123,7 +123,7 @@ class TokenDropCrossEntropyLoss(WeightedCrossEntropyLoss):
     """Cross-entropy of a random part of the tokens, see :class:`~tfidf_tune.weighting.TokenDropWeighting`.
 
     Args:
-        p (float): share of the tokens that is dropped, at least 0 and less than 1. Default: 0.25.
+        p (float): share of the tokens that is dropped, from 0 to 0.99. Default: 0.25.
         seed (int): another drops other tokens. Default: 0.
         ignore_index (int): label of the positions that do not count. Default: -100.
         **options (Any): of :class:`WeightedCrossEntropyLoss`.
@@ -139,7 +139,7 @@ class MiLeCrossEntropyLoss(WeightedCrossEntropyLoss):
     """The MiLe loss, weights by entropy, see :class:`~tfidf_tune.weighting.MiLeWeighting`.
 
     Args:
-        gamma (float): at least 0, which is plain cross-entropy. Default: 1.0.
+        gamma (float): from 0, which is plain cross-entropy, to 20. Default: 1.0.
         ignore_index (int): label of the positions that do not count. Default: -100.
         **options (Any): of :class:`WeightedCrossEntropyLoss`.
     """
@@ -154,7 +154,7 @@ class FocalCrossEntropyLoss(WeightedCrossEntropyLoss):
     """The focal loss, weights by improbability, see :class:`~tfidf_tune.weighting.FocalWeighting`.
 
     Args:
-        gamma (float): at least 0, which is plain cross-entropy. Default: 2.0.
+        gamma (float): from 0, which is plain cross-entropy, to 20. Default: 2.0.
         ignore_index (int): label of the positions that do not count. Default: -100.
         **options (Any): of :class:`WeightedCrossEntropyLoss`.
     """
@@ -169,8 +169,8 @@ class PowerLawCrossEntropyLoss(WeightedCrossEntropyLoss):
     """Cross-entropy weighted by a power of token frequency, see :class:`~tfidf_tune.weighting.PowerLawWeighting`.
 
     Args:
-        alpha (float): at least 0, which is plain cross-entropy. Default: 0.5.
-        epsilon (float): added to the counts, positive. Default: 1.0.
+        alpha (float): from 0, which is plain cross-entropy, to 4. Default: 0.5.
+        epsilon (float): added to the counts, from 1e-8 to 1e6. Default: 1.0.
         ignore_index (int): label of the positions that do not count. Default: -100.
         **options (Any): of :class:`WeightedCrossEntropyLoss`.
     """
@@ -205,8 +205,8 @@ class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
     """Cross-entropy in which repeated text counts less, see :class:`~tfidf_tune.weighting.RepetitionWeighting`.
 
     Args:
-        h (int): tokens of context, at least 1. Default: 4.
-        alpha (float): exponent, positive. Default: 1.0.
+        h (int): tokens of context, 1 to 1024. Default: 4.
+        alpha (float): exponent, above 0, up to 4. Default: 1.0.
         num_batches (int): mini-batches in the window. Default: 1024.
         num_buckets (int | None): entries of the table of counts. Default: None, by the size of the window.
         ignore_index (int): label of the positions that do not count. Default: -100.

@@ -1,6 +1,5 @@
 """The numbers that weightings are given, checked with one message each."""
 
-import math
 from typing import Any
 
 
@@ -24,19 +23,24 @@ def require_whole(name: str, value: Any, lowest: int, meaning: str, highest: int
         raise ValueError(f"{name} is {value!r}: {meaning}, set it to {kind}{limits}")
 
 
-def require_number(name: str, value: Any, meaning: str, *, positive: bool = False) -> None:
-    """Refuse what is no finite number, or negative.
+def require_number(
+    name: str, value: Any, lowest: float, highest: float, meaning: str, *, reason: str, positive: bool = False
+) -> None:
+    """Refuse what is not a number of a range.
 
     Args:
         name (str): of the argument.
         value (Any): its value.
+        lowest (float): the smallest that is possible.
+        highest (float): the largest that is possible.
         meaning (str): what the number says, for the message.
-        positive (bool): whether 0 is refused too. Default: False.
+        reason (str): why the range ends where it does, for the message.
+        positive (bool): whether ``lowest`` is 0 and refused too. Default: False.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If it is not a number, or out of the range.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < 0 or (positive and value == 0):
-        limits = "more than 0" if positive else "0 or more"
-        raise ValueError(f"{name} is {value!r}: {meaning}, set it to {limits}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not lowest <= value <= highest or (positive and value == 0):
+        limits = f"above 0, up to {highest:g}" if positive else f"from {lowest:g} to {highest:g}"
+        raise ValueError(f"{name} is {value!r}: {meaning}, set it to a number {limits} ({reason})")

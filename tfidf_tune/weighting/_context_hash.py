@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 HASH_RANGE = 2**32
+LONGEST_CONTEXT = 1024  # each token of context takes a pass over the mini-batch
 _PRIME = 2**31 - 1
 _BASE = 1_000_003
 # Below 2**31, so that a product with a number of 32 bits fits into int64.

@@ -21,18 +21,20 @@ class MiLeWeighting(TokenWeighting):
     Models" (2024): gamma = 1 there. No gradient goes through the weights. There is no state.
 
     Args:
-        gamma (float): at least 0, which is plain cross-entropy. Default: 1.0.
+        gamma (float): from 0, which is plain cross-entropy, to 20. Default: 1.0.
         ignore_index (int): label of the positions that do not count. Default: -100.
 
     Raises:
-        ValueError: If ``gamma`` is negative.
+        ValueError: If ``gamma`` is out of its range.
     """
 
     needs_predictions = True
 
     def __init__(self, *, gamma: float = 1.0, ignore_index: int = -100) -> None:
         super().__init__()
-        self.gamma = _checked_gamma(gamma)
+        # Entropies are below 22 nats whatever the vocabulary, and 23 ** 20 is less than 2 ** 91.
+        _check_gamma(gamma, "a larger one can make weights infinite in float32")
+        self.gamma = gamma
         self.ignore_index = ignore_index
 
     @torch.no_grad()
@@ -65,18 +67,20 @@ class FocalWeighting(TokenWeighting):
     mean 1 and no gradient goes through them; in that paper neither is so. There is no state.
 
     Args:
-        gamma (float): at least 0, which is plain cross-entropy. Default: 2.0.
+        gamma (float): from 0, which is plain cross-entropy, to 20; the paper tries up to 5. Default: 2.0.
         ignore_index (int): label of the positions that do not count. Default: -100.
 
     Raises:
-        ValueError: If ``gamma`` is negative.
+        ValueError: If ``gamma`` is out of its range.
     """
 
     needs_predictions = True
 
     def __init__(self, *, gamma: float = 2.0, ignore_index: int = -100) -> None:
         super().__init__()
-        self.gamma = _checked_gamma(gamma)
+        # A batch whose tokens all have a probability of up to 0.96 keeps weights: 0.04 ** 20 is more than 2 ** -100.
+        _check_gamma(gamma, "a larger one can make all weights 0 in float32")
+        self.gamma = gamma
         self.ignore_index = ignore_index
 
     @torch.no_grad()
@@ -114,6 +118,5 @@ def require_predictions(predictions: Predictions | None) -> Predictions:
     return predictions
 
 
-def _checked_gamma(gamma: float) -> float:
-    require_number("gamma", gamma, "it is the exponent of the weights")
-    return gamma
+def _check_gamma(gamma: float, reason: str) -> None:
+    require_number("gamma", gamma, 0, 20, "it is the exponent of the weights", reason=reason)

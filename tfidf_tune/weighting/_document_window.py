@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tfidf_tune.weighting._labels import NO_TOKEN
 from tfidf_tune.weighting._terms import Integers
+from tfidf_tune.weighting._arguments import require_whole
 
 
 class DocumentWindow(nn.Module):
@@ -37,7 +38,7 @@ class DocumentWindow(nn.Module):
         num_batches (int): number of mini-batches in the window, the current one included.
 
     Raises:
-        ValueError: If ``num_batches`` is less than 1.
+        ValueError: If ``num_batches`` is not a whole number of at least 1.
     """
 
     entries_KT: Tensor
@@ -47,10 +48,7 @@ class DocumentWindow(nn.Module):
 
     def __init__(self, num_batches: int) -> None:
         super().__init__()
-        if num_batches < 1:
-            raise ValueError(
-                f"num_batches is {num_batches}: the window holds at least the current batch, set it to 1 or more"
-            )
+        require_whole("num_batches", num_batches, 1, "the window holds at least the current batch")
         self.num_batches = num_batches
         self.register_buffer("entries_KT", torch.empty(num_batches, 0, dtype=torch.int32))
         self.register_buffer("num_documents_K", torch.zeros(num_batches, dtype=torch.int32))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tfidf_tune.weighting._arguments import require_whole
-from tfidf_tune.weighting._context_hash import HASH_RANGE, hash_contexts, positions_in_document
+from tfidf_tune.weighting._context_hash import HASH_RANGE, LONGEST_CONTEXT, hash_contexts, positions_in_document
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import SpecialTokens, check_document_ids, valid_labels
 from tfidf_tune.weighting._ranks import LabelExchange
@@ -15,6 +15,7 @@ from tfidf_tune.weighting._term_statistics import unit_mean
 
 GoldfishStrategy = Literal["hash", "static"]
 GOLDFISH_STRATEGIES: tuple[GoldfishStrategy, ...] = get_args(GoldfishStrategy)
+_MOST_K = 2**63 // HASH_RANGE  # a product of k and a hash is one int64
 
 
 class GoldfishWeighting(TokenWeighting):
@@ -37,13 +38,13 @@ class GoldfishWeighting(TokenWeighting):
 
     Args:
         strategy (GoldfishStrategy): ``hash`` or ``static``. Default: "hash".
-        k (int): one token in k is left out, at least 2. Default: 4.
-        h (int): tokens of context that are hashed, at least 1. Default: 13.
+        k (int): one token in k is left out, 2 to 2**31. Default: 4.
+        h (int): tokens of context that are hashed, 1 to 1024. Default: 13.
         seed (int): of the hash. Default: 0.
         ignore_index (int): label of the positions that do not count. Default: -100.
 
     Raises:
-        ValueError: If ``strategy`` is not one of the two, ``k`` less than 2 or ``h`` less than 1.
+        ValueError: If ``strategy`` is not one of the two, or ``k`` or ``h`` out of its range.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class GoldfishWeighting(TokenWeighting):
         super().__init__()
         if strategy not in GOLDFISH_STRATEGIES:
             raise ValueError(f"strategy is '{strategy}': possible are {', '.join(GOLDFISH_STRATEGIES)}")
-        require_whole("k", k, 2, "one token in k is left out of the loss")
-        require_whole("h", h, 1, "the hash is of the h tokens before a token")
+        require_whole("k", k, 2, "one token in k is left out of the loss", _MOST_K)
+        require_whole("h", h, 1, "the hash is of the h tokens before a token", LONGEST_CONTEXT)
         self.strategy: GoldfishStrategy = strategy
         self.k = k
         self.h = h

@@ -28,20 +28,35 @@ class PowerLawWeighting(TokenWeighting):
     several processes each counts its own labels.
 
     Args:
-        alpha (float): at least 0, which is plain cross-entropy. Default: 0.5.
-        epsilon (float): added to the counts, positive. Default: 1.0.
+        alpha (float): from 0, which is plain cross-entropy, to 4. Default: 0.5.
+        epsilon (float): added to the counts, from 1e-8 to 1e6. Default: 1.0.
         ignore_index (int): label of the positions that do not count. Default: -100.
 
     Raises:
-        ValueError: If ``alpha`` is negative or ``epsilon`` not positive.
+        ValueError: If ``alpha`` or ``epsilon`` is out of its range.
     """
 
     counts: Tensor
 
     def __init__(self, *, alpha: float = 0.5, epsilon: float = 1.0, ignore_index: int = -100) -> None:
         super().__init__()
-        require_number("alpha", alpha, "weights fall by this power of the frequency")
-        require_number("epsilon", epsilon, "it is added to the frequency", positive=True)
+        # At the limits unseen tokens weigh 1e32, and tokens seen 2 ** 25 times 2 ** -100: float32 sums hold both.
+        require_number(
+            "alpha",
+            alpha,
+            0,
+            4,
+            "weights fall by this power of the frequency",
+            reason="a larger one can make all weights 0 in float32",
+        )
+        require_number(
+            "epsilon",
+            epsilon,
+            1e-8,
+            1e6,
+            "it is added to the frequency",
+            reason="another one can make weights 0 or infinite in float32",
+        )
         self.alpha = alpha
         self.epsilon = epsilon
         self.ignore_index = ignore_index

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tfidf_tune.weighting._arguments import require_number, require_whole
-from tfidf_tune.weighting._context_hash import hash_contexts, hash_with, positions_in_document
+from tfidf_tune.weighting._context_hash import LONGEST_CONTEXT, hash_contexts, hash_with, positions_in_document
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, on_host, valid_labels
@@ -41,8 +41,8 @@ class RepetitionWeighting(TokenWeighting):
     its table are for the tokens of all ranks.
 
     Args:
-        h (int): tokens of context, at least 1. Default: 4.
-        alpha (float): exponent, positive. Default: 1.0.
+        h (int): tokens of context, 1 to 1024. Default: 4.
+        alpha (float): exponent, above 0, up to 4. Default: 1.0.
         num_batches (int): mini-batches in the window, at least 1. Default: 1024.
         num_buckets (int | None): entries of the table of counts, at most 2**30. Default: None, with the first
             mini-batch the power of two from 8 times the tokens of a full window on.
@@ -67,8 +67,16 @@ class RepetitionWeighting(TokenWeighting):
         sync: bool = False,
     ) -> None:
         super().__init__()
-        require_whole("h", h, 1, "a token is looked up with the h tokens before it")
-        require_number("alpha", alpha, "weights fall by this power of the count", positive=True)
+        require_whole("h", h, 1, "a token is looked up with the h tokens before it", LONGEST_CONTEXT)
+        require_number(
+            "alpha",
+            alpha,
+            0,
+            4,  # counts are below 2 ** 31, and (2 ** 31) ** -4 is a float32
+            "weights fall by this power of the count",
+            reason="a larger one can make weights 0 in float32",
+            positive=True,
+        )
         if num_buckets is not None:
             require_whole("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
         if not isinstance(sync, bool):

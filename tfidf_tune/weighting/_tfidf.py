@@ -4,7 +4,7 @@ Shape suffixes: B rows, S positions in a row, T terms.
 """
 
 import functools
-import math
+from contextlib import nullcontext
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tfidf_tune.weighting._arguments import require_number
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import (
@@ -89,7 +90,7 @@ class TFIDFWeighting(TokenWeighting):
     Args:
         num_batches (int): mini-batches in the window, the current one included (the paper's K). Default: 16.
         tf (TermFrequency): ``count`` (the paper), ``log`` for 1 + ln count, or ``binary``. Default: "count".
-        max_weight (float | None): largest weight, at least 1; the mean stays 1. Default: None, no cap.
+        max_weight (float | None): largest weight, from 1 to 1e9; the mean stays 1. Default: None, no cap.
         ignore_index (int): label of the positions that do not count. Default: -100.
         sync (bool): whether all ranks share one window. Default: False, each has its own.
         normalization (Normalization | None): over which valid tokens weights have mean 1 in training: those of the
@@ -97,7 +98,7 @@ class TFIDFWeighting(TokenWeighting):
             two numbers. Default: None, ``global`` with ``sync`` and ``rank`` without.
 
     Raises:
-        ValueError: If ``num_batches`` is less than 1, ``tf`` is not one of the three, ``max_weight`` less than 1,
+        ValueError: If ``num_batches`` is less than 1, ``tf`` is not one of the three, ``max_weight`` out of its range,
             ``sync`` no bool, ``normalization`` not one of the two, or ``global`` with ``max_weight`` and no ``sync``.
     """
 
@@ -114,10 +115,14 @@ class TFIDFWeighting(TokenWeighting):
         super().__init__()
         if tf not in TERM_FREQUENCIES:
             raise ValueError(f"tf is '{tf}': possible are {', '.join(TERM_FREQUENCIES)}")
-        if max_weight is not None and not (isinstance(max_weight, (int, float)) and 1 <= max_weight < math.inf):
-            raise ValueError(
-                f"max_weight is {max_weight!r}: weights have mean 1, so a cap has to be a number of at least 1 "
-                "(null for none)"
+        if max_weight is not None:
+            require_number(
+                "max_weight",
+                max_weight,
+                1,
+                1e9,
+                "it caps weights of mean 1",
+                reason="a larger one would cap nothing; null for none",
             )
         if not isinstance(sync, bool):
             raise ValueError(f"sync is {sync!r}: set it to true or false")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from tfidf_tune.weighting._arguments import require_number
 from tfidf_tune.weighting._context_hash import HASH_RANGE, hash_with, mix_bits
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting
 from tfidf_tune.weighting._labels import SpecialTokens, valid_labels
@@ -27,7 +28,7 @@ class TokenDropWeighting(TokenWeighting):
     ``.eval()`` mode nothing is dropped.
 
     Args:
-        p (float): share of the tokens that is dropped, at least 0 and less than 1. Default: 0.25.
+        p (float): share of the tokens that is dropped, from 0 to 0.99. Default: 0.25.
         seed (int): another drops other tokens. Default: 0.
         ignore_index (int): label of the positions that do not count. Default: -100.
 
@@ -39,8 +40,14 @@ class TokenDropWeighting(TokenWeighting):
 
     def __init__(self, *, p: float = 0.25, seed: int = 0, ignore_index: int = -100) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"p is {p}: it is the share of tokens that is dropped, at least 0 and less than 1")
+        require_number(
+            "p",
+            p,
+            0,
+            0.99,
+            "it is the share of tokens that is dropped",
+            reason="a larger one can leave no token of a mini-batch to learn from",
+        )
         self.p = p
         self.seed = seed
         self.ignore_index = ignore_index
