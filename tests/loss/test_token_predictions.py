@@ -75,8 +75,8 @@ def test_no_more_than_a_16th_of_the_logits_of_a_head_is_made_at_a_time():
     assert max(recorder.sizes) == 8192 * 50 // 16
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_labels_of_every_integer_type_give_the_same(dtype):
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
+def test_labels_of_every_signed_integer_type_give_the_same(dtype):
     logits, labels = random_batch(2)
     labels = labels.clamp(min=0)
     expected = token_predictions([logits], labels)

@@ -1,9 +1,12 @@
 """The losses against float64, value and gradient, on whole logits and on chunks of them."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
-from label_batches import EPS, assert_weights_equal_reference
+from label_batches import EPS, NO_LABEL_TYPES, assert_weights_equal_reference
 from loss_reference import (
     LOSS_RTOL,
     GivenWeighting,
@@ -16,7 +19,17 @@ from loss_reference import (
 )
 from tfidf_reference import IGNORED, ReferenceTFIDF
 
-from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.loss import (
+    CrossEntropyLoss,
+    FocalCrossEntropyLoss,
+    HeadInput,
+    TFIDFCrossEntropyLoss,
+    WeightedCrossEntropyLoss,
+    fused_cross_entropy,
+    linear_token_cross_entropy,
+    token_cross_entropy,
+    token_predictions,
+)
 from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
 
 LOSSES = [CrossEntropyLoss, TFIDFCrossEntropyLoss]
@@ -347,6 +360,24 @@ def test_flat_labels_are_an_error_that_names_the_class_for_the_stock_recipes(los
     logits, labels = random_batch(22)
     with pytest.raises(ValueError, match=r"tfidf_tune\.loss\.stock\.CEWithChunkedOutputLoss"):
         loss_class()(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("loss_class", [*LOSSES, FocalCrossEntropyLoss])
+def test_labels_that_are_no_signed_integers_are_an_error_whatever_the_loss_is_given(loss_class):
+    """The message is that of the weightings; the functions that a loss is made of give it too."""
+    logits, head = torch.zeros(2, 3, 5), HeadInput(torch.zeros(2, 3, 4), torch.zeros(5, 4))
+    calls = [
+        *(partial(loss_class(head=form), head) for form in ("fused", "torch")),
+        partial(loss_class(), logits),
+        partial(loss_class(), list(logits.chunk(2, dim=1))),
+        partial(token_cross_entropy, logits),
+        partial(linear_token_cross_entropy, head),
+        partial(fused_cross_entropy, head, coefficients=torch.ones(2, 3)),
+        partial(token_predictions, [logits]),
+    ]
+    for call, dtype in product(calls, NO_LABEL_TYPES):
+        with pytest.raises(ValueError, match=rf"^labels are {dtype}, expected signed integers: .* labels\.long\(\)$"):
+            call(labels=torch.ones(2, 3).to(dtype))
 
 
 @pytest.mark.parametrize("num_chunks", [None, 8])

@@ -7,6 +7,10 @@ from torch import Tensor
 from tfidf_tune.weighting import TFIDFWeighting
 
 EPS = torch.finfo(torch.float32).eps
+NO_LABEL_TYPES = [
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+]
 
 # Relative error of a weight in fp32, worst case: tf 2 eps (log), idf 3 (ratio, log, sum; every idf is at least 1),
 # their product 1; the mean of M <= 2**14 positive terms 14 (a cascade sum rounds log2 M times) and 1 for its

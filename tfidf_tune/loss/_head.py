@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tfidf_tune.weighting import check_label_type
+
 
 class HeadInput(NamedTuple):
     """What logits are made of, ``hidden @ weight.T + bias``, for a loss that never holds all of them.
@@ -24,11 +26,12 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
 
     Args:
         head (HeadInput): should be ``[b, s, d]``, ``[v, d]`` and perhaps ``[v]``, of one floating dtype.
-        labels (Tensor): should be ``[b, s]``.
+        labels (Tensor): should be ``[b, s]``, of signed integers.
 
     Raises:
         ValueError: If a shape or a dtype is another; the message names them all.
     """
+    check_label_type(labels)
     hidden, weight, bias = head
     fits = (
         hidden.shape == (*labels.shape, weight.shape[-1])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tfidf_tune.loss._chunking import block_rows, chunk_rows
 from tfidf_tune.loss._head import HeadInput, check_head
-from tfidf_tune.weighting import Predictions
+from tfidf_tune.weighting import Predictions, check_label_type
 
 
 @torch.no_grad()
@@ -29,8 +29,9 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor, ignore_i
         Predictions: float32 ``[b, s]`` each, 0 at ignored positions.
 
     Raises:
-        ValueError: If shapes or dtypes of a :class:`HeadInput` do not fit.
+        ValueError: If ``labels`` is not of signed integers, or shapes or dtypes of a :class:`HeadInput` do not fit.
     """
+    check_label_type(labels)
     if isinstance(logits, HeadInput):
         check_head(logits, labels)
         tokens = _tokens(labels, logits.weight.shape[0])

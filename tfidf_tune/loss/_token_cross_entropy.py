@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfidf_tune.loss._head import HeadInput, check_head
+from tfidf_tune.weighting import check_label_type
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> Tensor:
@@ -17,7 +18,11 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
 
     Returns:
         Tensor: float32 ``[b, s]``, 0 at ignored positions.
+
+    Raises:
+        ValueError: If ``labels`` is not of signed integers.
     """
+    check_label_type(labels)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=ignore_index, reduction="none"
     )

@@ -10,7 +10,7 @@ from tfidf_tune.loss._fused_cross_entropy import fused_cross_entropy
 from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.loss._predictions import token_predictions
 from tfidf_tune.loss._token_cross_entropy import linear_token_cross_entropy, token_cross_entropy, weighted_mean
-from tfidf_tune.weighting import LabelExchange, TokenWeighting, check_weighting
+from tfidf_tune.weighting import LabelExchange, TokenWeighting, check_label_type, check_weighting
 
 Head = Literal["fused", "torch", "chunked"]
 HEADS: tuple[Head, ...] = get_args(Head)
@@ -132,8 +132,9 @@ class WeightedCrossEntropyLoss(nn.Module):
             LossTerms: the objective, the unweighted cross-entropy, the weights.
 
         Raises:
-            ValueError: If ``labels`` is not ``[b, s]`` or does not fit the logits.
+            ValueError: If ``labels`` is not ``[b, s]``, not of signed integers, or does not fit the logits.
         """
+        check_label_type(labels)
         if labels.dim() != 2:
             raise ValueError(
                 f"labels has shape {tuple(labels.shape)}, expected [b, s]. torchtune's stock recipes flatten "

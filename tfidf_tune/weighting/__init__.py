@@ -4,6 +4,7 @@ from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
 from tfidf_tune.weighting._document_window import DocumentWindow
 from tfidf_tune.weighting._goldfish import GoldfishStrategy, GoldfishWeighting
 from tfidf_tune.weighting._interface import Predictions, TokenWeighting, check_weighting
+from tfidf_tune.weighting._labels import check_label_type
 from tfidf_tune.weighting._power_law import PowerLawWeighting
 from tfidf_tune.weighting._product import ProductWeighting
 from tfidf_tune.weighting._ranks import LabelExchange
@@ -37,6 +38,7 @@ __all__ = [
     "TokenDropWeighting",
     "TokenWeighting",
     "UniformWeighting",
+    "check_label_type",
     "check_weighting",
     "distinct_terms",
     "inverse_document_frequency",

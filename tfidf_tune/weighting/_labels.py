@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 NO_TOKEN = -1
+_LABEL_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def on_host(labels: Tensor) -> bool:
@@ -15,17 +16,31 @@ def on_host(labels: Tensor) -> bool:
     return labels.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def check_label_type(labels: Tensor) -> None:
+    """Refuse labels that are not signed integers.
+
+    Unsigned integers cannot hold -100, and torch takes indices of type uint8 and bool for masks.
+
+    Args:
+        labels (Tensor): should be int8, int16, int32 or int64, of any shape.
+
+    Raises:
+        ValueError: If they are of another type.
+    """
+    if labels.dtype not in _LABEL_TYPES:
+        raise ValueError(f"labels are {labels.dtype}, expected signed integers: convert token ids with labels.long()")
+
+
 def check_shape(labels: Tensor) -> None:
     """Refuse what is no batch of token ids.
 
     Args:
-        labels (Tensor): should be integer ``[b, s]``.
+        labels (Tensor): should be a signed integer ``[b, s]``.
 
     Raises:
-        ValueError: If ``labels`` is not 2-D or not of integers.
+        ValueError: If ``labels`` is not 2-D or not of signed integers.
     """
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels are {labels.dtype}, expected integer token ids")
+    check_label_type(labels)
     if labels.dim() != 2:
         raise ValueError(
             f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need the sequences apart"
@@ -90,7 +105,8 @@ def valid_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> T
         Tensor: bool ``[b, s]``: not ignored.
 
     Raises:
-        ValueError: If ``labels`` is not 2-D or not of integers, or, on CPU, a valid id is outside the vocabulary.
+        ValueError: If ``labels`` is not 2-D or not of signed integers, or, on CPU, a valid id is outside the
+            vocabulary.
     """
     check_shape(labels)
     if on_host(labels):

@@ -82,7 +82,7 @@ class PowerLawWeighting(TokenWeighting):
             ValueError: If ``labels`` is not 2-D, or, on CPU, an id is outside the vocabulary.
         """
         valid = valid_labels(labels, vocab_size, self.ignore_index)
-        labels = labels.long()  # in 8 bits -100 is another id
+        labels = labels.long()  # narrower integers may not hold vocab_size
         _, known = known_labels(labels, vocab_size, self.ignore_index)
         tokens = torch.where(known, labels, 0)
         counts = self._long_enough(vocab_size or int(tokens.amax()) + 1 if tokens.numel() else 0, labels.device)

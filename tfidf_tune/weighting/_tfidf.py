@@ -238,7 +238,7 @@ class TFIDFWeighting(TokenWeighting):
         return _RawWeights(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), None)
 
     def _weigh_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
-        labels = labels.long()  # narrower integers may hold neither NO_TOKEN nor vocab_size
+        labels = labels.long()  # narrower integers may not hold vocab_size
         valid_BS, known_BS = known_labels(labels, vocab_size, self.ignore_index)
         tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
         size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
