@@ -1,11 +1,16 @@
 """The rolling window alone: against sets and a counter, and what it costs."""
 
+import copy
+import pickle
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from label_batches import random_stream
+from ways import WAYS, going
 
-from tfidf_tune.weighting import DocumentWindow
+from tfidf_tune.weighting import DocumentWindow, RepetitionWeighting, TFIDFWeighting
 
 NOTHING = -1
 
@@ -134,3 +139,64 @@ def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
         storages.add((window.entries_KT.shape[1], window.entries_KT.data_ptr()))
     assert len({width for width, _ in storages}) <= 13  # 1.5 to the power of 12 is 130
     assert window.entries_KT.shape[1] <= 150
+
+
+# ---- threads
+
+LABELS = torch.arange(40).view(2, 20)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [TFIDFWeighting, RepetitionWeighting])
+def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(make, way, monkeypatch):
+    weighting, expected = make(num_batches=2), make(num_batches=2)
+    grow, of_the_other = DocumentWindow._grow, []
+
+    def grow_while_another_thread_updates(window, *sizes):
+        if window is weighting.window and not of_the_other:
+            of_the_other.append(None)
+            with ThreadPoolExecutor(1) as thread:
+                of_the_other[0] = thread.submit(weighting, LABELS, vocab_size=40).exception()
+        grow(window, *sizes)
+
+    monkeypatch.setattr(DocumentWindow, "_grow", grow_while_another_thread_updates)
+    with going(way):
+        for _ in range(2):
+            assert torch.equal(weighting(LABELS, vocab_size=40), expected(LABELS, vocab_size=40))
+
+    assert isinstance(of_the_other[0], RuntimeError)
+    assert str(of_the_other[0]) == (
+        "two threads update one window of token counts at the same time: give each thread its own loss, for example "
+        "copy.deepcopy(loss)"
+    )
+    assert all(torch.equal(buffer, expected.state_dict()[name]) for name, buffer in weighting.state_dict().items())
+
+
+def test_however_many_threads_share_a_window_its_table_counts_what_its_ring_holds():
+    weighting = TFIDFWeighting(num_batches=3)
+    stream = random_stream(seed=0, num_batches=400, max_rows=8, max_length=64, vocab_size=50)
+    with ThreadPoolExecutor(8) as threads:
+        futures = [threads.submit(weighting, labels, vocab_size=50) for labels in stream]
+        assert {type(error) for future in futures if (error := future.exception())} <= {RuntimeError}
+
+    in_the_ring = torch.bincount(weighting.window.entries_KT.flatten(), minlength=52)
+    assert weighting.window.document_frequency(torch.arange(50)).tolist() == in_the_ring[1:51].tolist()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda window: pickle.loads(pickle.dumps(window))])
+def test_a_copy_goes_on_by_itself_even_if_made_during_an_update(copied):
+    window = DocumentWindow(2)
+    put(window, [[0, 1]], 2)
+    with window.in_one_thread():
+        copy_of_window = copied(window)
+    put(copy_of_window, [[1]], 2)
+
+    assert copy_of_window.document_frequency(torch.arange(2)).tolist() == [1, 2]
+    assert window.document_frequency(torch.arange(2)).tolist() == [1, 1]
+
+
+def test_a_batch_that_is_refused_does_not_hold_up_the_next():
+    weighting = TFIDFWeighting()
+    with pytest.raises(ValueError, match="the id 39, outside the vocabulary of 2;"):
+        weighting(LABELS, vocab_size=2)
+    assert weighting(LABELS, vocab_size=40).all()

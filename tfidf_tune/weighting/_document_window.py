@@ -3,6 +3,8 @@
 Shape suffixes: K batches in the window, T tokens of a batch, E entries: of the vocabulary and two more.
 """
 
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tfidf_tune.weighting._arguments import require_whole
 from tfidf_tune.weighting._labels import NO_TOKEN
 from tfidf_tune.weighting._terms import Integers
-from tfidf_tune.weighting._arguments import require_whole
+
+
+class _OneThread:
+    """A lock that is not waited for: entering it while another thread holds it is an error. Copies are not held."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(False):
+            raise RuntimeError(
+                "two threads update one window of token counts at the same time: give each thread its own loss, for "
+                "example copy.deepcopy(loss)"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["_OneThread"], tuple[()]]:
+        return type(self), ()
 
 
 class DocumentWindow(nn.Module):
@@ -34,6 +56,8 @@ class DocumentWindow(nn.Module):
     The state is in registered integer buffers: ``.to(device)`` moves it, ``.to(dtype)`` leaves it alone, and
     ``state_dict`` carries it. ``load_state_dict`` takes over the widths of the saved window.
 
+    A window is not thread-safe, see :meth:`in_one_thread`.
+
     Args:
         num_batches (int): number of mini-batches in the window, the current one included.
 
@@ -54,6 +78,7 @@ class DocumentWindow(nn.Module):
         self.register_buffer("num_documents_K", torch.zeros(num_batches, dtype=torch.int32))
         self.register_buffer("document_frequency_E", torch.zeros(2, dtype=torch.int32))
         self.register_buffer("num_updates", torch.zeros(1, dtype=torch.int64))
+        self._one_thread = _OneThread()
 
     @property
     def device(self) -> torch.device:
@@ -84,6 +109,18 @@ class DocumentWindow(nn.Module):
         table = max(vocab_size, self.vocab_size) + 2
         sizes = {"entries_KT": entries, "document_frequency_E": table}
         return sum(buffer.itemsize * sizes.get(name, buffer.numel()) for name, buffer in self.named_buffers())
+
+    def in_one_thread(self) -> AbstractContextManager[None]:
+        """Refuse other threads that enter this context before it ends.
+
+        Updates by two threads at the same time would leave a table that does not count what the ring holds. In a graph
+        of ``torch.compile``, which has no locks, nothing is refused.
+
+        Returns:
+            AbstractContextManager[None]: around an update and the look-ups that go with it. A thread that enters it
+            while another is in it gets a ``RuntimeError``.
+        """
+        return nullcontext() if torch.compiler.is_compiling() else self._one_thread
 
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
         """Put a batch into the window and let the oldest one fall out.

@@ -1,5 +1,6 @@
 """Repetition weights: the more often a token has followed the same context, the less it counts."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ class RepetitionWeighting(TokenWeighting):
     table of their counts, 4 bytes for each of ``num_buckets``. Different n-grams may share a bucket: with n of them in
     the window, a new one is taken for an old one with probability 1 - exp(-n / num_buckets). With ``sync`` the ring and
     its table are for the tokens of all ranks.
+
+    A weighting is not thread-safe: give each thread its own. Two that train with one at the same time get a
+    ``RuntimeError``, unless it is compiled.
 
     Args:
         h (int): tokens of context, 1 to 1024. Default: 4.
@@ -112,6 +116,7 @@ class RepetitionWeighting(TokenWeighting):
         Raises:
             ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, the window that was loaded has
                 another number of buckets, or, on CPU, an id is outside the vocabulary.
+            RuntimeError: If another thread is updating the window.
         """
         if begun is None:
             begun = self.begin(labels, document_ids=document_ids)
@@ -121,14 +126,15 @@ class RepetitionWeighting(TokenWeighting):
         if self.window.device != labels.device:
             self.window.to(labels.device)
         union = None if begun is None else begun.wait()
-        size = self._size_of_table((labels if union is None else union.labels).numel())
-        buckets = self._buckets(labels, valid, document_ids, size)
-        weights = (1 + self.window.document_frequency(buckets).float()).pow(-self.alpha) * valid
-        if self.training:
-            if union is not None:
-                of_all = valid_labels(union.labels, vocab_size, self.ignore_index)
-                buckets = self._buckets(union.labels, of_all, union.document_ids, size)
-            self._put_in(buckets, size)
+        with self.window.in_one_thread() if self.training else nullcontext():
+            size = self._size_of_table((labels if union is None else union.labels).numel())
+            buckets = self._buckets(labels, valid, document_ids, size)
+            weights = (1 + self.window.document_frequency(buckets).float()).pow(-self.alpha) * valid
+            if self.training:
+                if union is not None:
+                    of_all = valid_labels(union.labels, vocab_size, self.ignore_index)
+                    buckets = self._buckets(union.labels, of_all, union.document_ids, size)
+                self._put_in(buckets, size)
         return weights
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

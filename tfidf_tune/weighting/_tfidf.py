@@ -71,6 +71,9 @@ class TFIDFWeighting(TokenWeighting):
     window as it stands and the current batch is not added. Where a row holds several documents, ``document_ids`` makes
     each of them a sequence of its own.
 
+    A weighting is not thread-safe: give each thread its own. Two that train with one at the same time get a
+    ``RuntimeError``, unless it is compiled.
+
     Everything runs on the device of the labels without synchronising with the host, as long as ``vocab_size`` is
     given; without it the largest id has to be read, which on a GPU waits for the device.
 
@@ -178,6 +181,7 @@ class TFIDFWeighting(TokenWeighting):
         Raises:
             ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, or, on CPU, an id is outside the
                 vocabulary or a document id negative. With ``sync`` every rank raises it, so that none waits forever.
+            RuntimeError: If another thread is updating the window.
         """
         if begun is None:
             begun = self.begin(labels, document_ids=document_ids)
@@ -207,7 +211,8 @@ class TFIDFWeighting(TokenWeighting):
             nowhere = torch.zeros_like(labels, dtype=torch.bool)
             return _RawWeights(nowhere.float(), nowhere, None)
         weigh = self._weigh_on_host if on_host(labels) else self._weigh_on_device
-        return weigh(labels, document_ids, vocab_size)
+        with self.window.in_one_thread() if self.training else nullcontext():
+            return weigh(labels, document_ids, vocab_size)
 
     def _scaled(self, weights: _RawWeights) -> Tensor:
         raw_BS, known_BS, unknown_BS = weights
@@ -229,10 +234,11 @@ class TFIDFWeighting(TokenWeighting):
             keys_T, counts_T, positions_BS = distinct_terms_on_host(keys_BS)
             tokens_T = np.where(keys_T == NO_TOKEN, NO_TOKEN, keys_T % size)
             num_documents = np.count_nonzero(distinct_terms_on_host(documents_BS)[0] != NO_TOKEN)
+        window = self.window  # an attribute of a module takes a microsecond to find
         if self.training:
-            self.window.update_on_host(tokens_T, int(num_documents), num_positions=labels.numel(), vocab_size=size)
-        document_frequency_T = self.window.document_frequency_on_host(tokens_T)
-        num_in_window = int(self.window.num_documents_K.numpy().sum())
+            window.update_on_host(tokens_T, int(num_documents), num_positions=labels.numel(), vocab_size=size)
+        document_frequency_T = window.document_frequency_on_host(tokens_T)
+        num_in_window = int(window.num_documents_K.numpy().sum())
         idf_T = _inverse_document_frequencies_on_host(document_frequency_T, num_in_window)
         raw_T = np.multiply(_term_frequencies_on_host(counts_T, self.tf, labels.shape[1]), idf_T)
         return _RawWeights(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), None)
