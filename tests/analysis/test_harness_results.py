@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 
 import pytest
 from run_fakes import (
@@ -14,7 +15,7 @@ from run_fakes import (
     write_run,
 )
 
-from tfidf_tune.analysis import read_runs
+from tfidf_tune.analysis import BlockScore, read_runs
 
 NEWER, OLDER = "2026-11-22T10-00-00", "2025-11-21T10-00-00.5"
 CONFIG = """
@@ -318,7 +319,11 @@ def test_an_empty_label_is_told(tmp_path):
         read_runs([f"={tmp_path}"])
 
 
-@pytest.mark.parametrize("broken", ["{", "[1]", '{"doc": {}}', '{"doc": {"sample": {"lms": 1}}}', "null"])
+@pytest.mark.parametrize(
+    "broken",
+    ["{", "[1]", '{"doc": {}}', '{"doc": {"sample": {"lms": 1}}}', "null", "[" * 100_000],
+    ids=lambda line: line[:30],
+)
 def test_an_unreadable_line_is_told_with_file_and_line(tmp_path, broken):
     write_run(tmp_path / "r", run("CE", [full()]))
     (samples,) = tmp_path.rglob("samples_tfidf_memorization_p32_*.jsonl")
@@ -328,6 +333,91 @@ def test_an_unreadable_line_is_told_with_file_and_line(tmp_path, broken):
         ValueError, match=r"samples_tfidf_memorization_p32_.*jsonl, line 2: not a document of our tasks"
     ):
         read_runs([tmp_path])
+
+
+BAD_FIELDS = [
+    ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected a whole number from 0 to 8"),
+    ("memorization_p32", "sample.lms", True, "lms is True"),
+    ("memorization_p32", "sample.lms", "4", "lms is '4'"),
+    ("memorization_p32", "sample.lms", -1, "lms is -1"),
+    ("memorization_p32", "sample.lms", math.nan, "lms is nan"),
+    ("memorization_p32", "sample.prefix_match", 9, "prefix_match is 9, expected a whole number from 0 to 8"),
+    ("memorization_p32", "sample.prefix_length", 10**400, "prefix_length is 1000000"),
+    ("memorization_p32", "sample.offset", None, "offset is None"),
+    ("memorization_p32", "sample.kind", "other", "kind is 'other', expected one of target, control"),
+    ("memorization_p32", "sample.passage_id", ["t0"], r"passage_id is \['t0'\], expected text"),
+    ("memorization_p32", "sample.generated_ids", [2**31], "generated_ids is 2147483648, expected token ids from 0"),
+    ("memorization_p32", "sample.reference_ids", [1, -1], "reference_ids is -1, expected token ids from 0"),
+    ("memorization_p32", "sample.reference_ids", [1, True], "expected a list of token ids"),
+    ("memorization_p32", "sample.reference_ids", "1", "expected a list of token ids"),
+    ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf, expected a finite number from 0 to 100"),
+    ("memorization_p32", "sample.verbatim", 1, "verbatim is 1, expected true or false"),
+    ("memorization_p32", "sample", "x", "TypeError"),
+    ("memorization_p32", "prompt_text", 1, "prompt_text is 1, expected text"),
+    ("memorization_p32", "round_trip", None, "round_trip is None, expected true or false"),
+    ("memorization_p32", "num_injections", -3, "num_injections is -3"),
+    ("wikitext2_ppl", "block", {}, r"block is \{\}"),
+    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0, expected a whole number from 1"),
+    ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5, expected a number of at most 0"),
+    ("wikitext2_ppl", "log_likelihood", -(10**400), "log_likelihood is -1000000"),
+    ("cnn_dailymail", "id", 4, "id is 4, expected text"),
+    ("cnn_dailymail", "rouge1", 100.5, "rouge1 is 100.5, expected a finite number from 0 to 100"),
+    ("cnn_dailymail", "bertscore_f1", math.nan, "bertscore_f1 is nan, expected a finite number"),
+    ("cnn_dailymail", "bertscore_missing", [], "bertscore_missing is "),
+    ("squad", "exact_match", None, "exact_match is None"),
+    ("squad", "f1", -0.5, "f1 is -0.5"),
+]
+
+
+@pytest.mark.parametrize(("task", "field", "value", "message"), BAD_FIELDS, ids=lambda value: repr(value)[:30])
+def test_a_field_of_the_wrong_type_or_size_is_refused_with_file_and_line(tmp_path, task, field, value, message):
+    write_run(tmp_path / "r", run("CE", [full()]))
+    (samples,) = tmp_path.rglob(f"samples_tfidf_{task}_*.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    *outer, name = field.split(".")
+    record = lines[-1]["doc"]
+    for part in outer:
+        record = record[part]
+    record[name] = value
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=rf"samples_tfidf_{task}_.*jsonl, line {len(lines)}: .*{message}"):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize("likelihood", [math.nan, -math.inf])
+def test_a_model_that_diverged_is_read(tmp_path, likelihood):
+    write_evaluation(tmp_path / "r", evaluation(blocks=(BlockScore(0, 10, likelihood),)))
+    (read,) = read_runs([tmp_path])[0].evaluations
+    assert repr(read.blocks[0].log_likelihood) == repr(likelihood)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model": ["M"], "objective": "O", "seed": 1}', "model is "),
+        ('{"model": "M", "objective": null, "seed": 1}', "objective is None, expected text"),
+        ('{"model": "M", "objective": "O", "seed": "1"}', "seed is '1', expected a whole number"),
+        ('{"model": "M", "objective": "O", "seed": 1, "learning_rate": NaN}', "learning_rate is nan"),
+        ('{"model": "M", "objective": "O", "seed": 1, "learning_rate": -1}', "learning_rate is -1, expected"),
+        ("[" * 100_000, "RecursionError"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_a_cell_with_wrong_values_is_refused(tmp_path, content, message):
+    folder = write_run(tmp_path / "r", run("CE", [full()]))
+    (folder / "cell.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"cell.json: expected model, objective and seed.*{message}"):
+        read_runs([folder])
+
+
+def test_a_config_with_a_seed_that_is_not_a_number_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"config.yaml: seed is 'x', expected a whole number.*OBJECTIVE=FOLDER"):
+        named(tmp_path / "r", CONFIG.replace("seed: 7", "seed: x"))
+
+
+def test_a_checkpoint_of_more_than_100_percent_is_not_a_milestone(tmp_path):
+    write_evaluation(tmp_path / "r", dataclasses.replace(full(), checkpoint="/m/checkpoint_999999999999pct"))
+    assert read_runs([tmp_path])[0].evaluations[0].progress == 100
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 from analysis_fakes import SAMPLE
@@ -7,7 +8,7 @@ from tfidf_tune.analysis import read_samples, write_samples
 
 
 def test_samples_come_back_as_they_were_written(tmp_path):
-    samples = [SAMPLE, dataclasses.replace(SAMPLE, passage_id="wiki-2", generated_ids=[])]
+    samples = [SAMPLE, dataclasses.replace(SAMPLE, passage_id="wiki-2", generated_ids=[], prefix_match=0, lms=0)]
     write_samples(tmp_path / "samples.jsonl", samples)
     assert read_samples(tmp_path / "samples.jsonl") == samples
 
@@ -31,7 +32,9 @@ def test_a_failed_write_keeps_the_older_file_and_leaves_nothing_else(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["samples.jsonl"]
 
 
-@pytest.mark.parametrize("line", ["{", '{"passage_id": "a"}', '{"unknown": 1}'])
+@pytest.mark.parametrize(
+    "line", ["{", '{"passage_id": "a"}', '{"unknown": 1}', json.dumps(dataclasses.asdict(SAMPLE) | {"lms": 10**9})]
+)
 def test_a_line_that_is_no_sample_is_named(tmp_path, line):
     path = tmp_path / "samples.jsonl"
     write_samples(path, [SAMPLE])

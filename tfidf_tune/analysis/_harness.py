@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from tfidf_tune.analysis._fields import UNREADABLE, flag, number, optional, text, whole
 from tfidf_tune.analysis._run_names import RunName, name_run
 from tfidf_tune.analysis._runs import AnswerScore, BlockScore, Evaluation, Run, SummaryScore
-from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.analysis._samples import ProbeSample, checked_sample
 
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")
 _MEMORIZATION, _PERPLEXITY, _SUMMARIZATION, _QA = (
@@ -126,7 +127,7 @@ def _config_of(file: Path) -> dict[str, str]:
         if isinstance(arguments, str):
             arguments = dict(part.split("=", maxsplit=1) for part in arguments.split(",") if part)
         return {key: str(value) for key, value in (arguments or {}).items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"{file}: not a results file of lm_eval ({type(error).__name__}: {error}): move it out of the folder, or "
             "evaluate again"
@@ -208,7 +209,7 @@ def _parse(file: Path, read: Callable[[Doc], _T]) -> Iterable[_T]:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):  # noqa: B007 (named in the message)
                 yield read(json.loads(line)["doc"])
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"{file}, line {number}: not a document of our tasks ({type(error).__name__}: {error}): evaluate again, or "
             "take the file away"
@@ -217,28 +218,31 @@ def _parse(file: Path, read: Callable[[Doc], _T]) -> Iterable[_T]:
 
 def _probed(doc: Doc) -> _Probed:
     return _Probed(
-        sample=ProbeSample(**doc["sample"]),
-        prompt=doc["prompt_text"],
-        round_trip=doc["round_trip"],
-        num_injections=doc["num_injections"],
+        sample=checked_sample(doc["sample"]),
+        prompt=text(doc, "prompt_text"),
+        round_trip=flag(doc, "round_trip"),
+        num_injections=whole(doc, "num_injections"),
         as_text=doc.get("prompts") == "text",
     )
 
 
 def _block(doc: Doc) -> tuple[BlockScore, bool]:
-    return BlockScore(doc["block"], doc["num_predictions"], doc["log_likelihood"]), doc["round_trip"]
+    # Not finite where the model has diverged.
+    log_likelihood = number(doc, "log_likelihood", most=0, finite=False)
+    score = BlockScore(whole(doc, "block"), whole(doc, "num_predictions", least=1), log_likelihood)
+    return score, flag(doc, "round_trip")
 
 
 def _summary(doc: Doc) -> SummaryScore:
     return SummaryScore(
-        id=doc["id"],
-        rouge1=doc["rouge1"],
-        rouge2=doc["rouge2"],
-        rouge_l=doc["rouge_l"],
-        bertscore_f1=doc["bertscore_f1"],
-        bertscore_missing=doc["bertscore_missing"],
+        id=text(doc, "id"),
+        rouge1=number(doc, "rouge1", 0, 100),
+        rouge2=number(doc, "rouge2", 0, 100),
+        rouge_l=number(doc, "rouge_l", 0, 100),
+        bertscore_f1=optional(number, doc, "bertscore_f1"),
+        bertscore_missing=optional(text, doc, "bertscore_missing"),
     )
 
 
 def _answer(doc: Doc) -> AnswerScore:
-    return AnswerScore(id=doc["id"], exact_match=doc["exact_match"], f1=doc["f1"])
+    return AnswerScore(id=text(doc, "id"), exact_match=number(doc, "exact_match", 0, 100), f1=number(doc, "f1", 0, 100))

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.analysis._comparability import asked_digest, require_comparable
+from tfidf_tune.analysis._fields import UNREADABLE, number, optional, seed, text, texts, whole
 from tfidf_tune.analysis._harness import read_runs
 from tfidf_tune.analysis._measures import LMS, PERPLEXITY
 from tfidf_tune.analysis._provenance import describe_machine, merge_provenance
@@ -22,17 +23,17 @@ _FORMAT = "tfidf-tune runs, version 1"
 _DECIMALS = 2
 _REMEDY = "restore it, or make it again from the runs' folders by `tfidf-tune compare --frontier`"
 
-# Fields that hold a number or None.
-_NUMBERS = (
-    "learning_rate",
-    "training_seconds",
-    "lms",
-    "prefix_match",
-    "rouge_l",
-    "verbatim_rate",
-    "control_lms",
-    "log_perplexity",
-)
+# Fields that hold a number or None, and the largest that it may be.
+_NUMBERS = {
+    "learning_rate": math.inf,
+    "training_seconds": math.inf,
+    "lms": math.inf,
+    "prefix_match": math.inf,
+    "rouge_l": 100,
+    "verbatim_rate": 1,
+    "control_lms": math.inf,
+    "log_perplexity": math.inf,
+}
 
 _Line: TypeAlias = dict[str, Any]
 
@@ -147,9 +148,16 @@ def write_records(records: Sequence[RunRecord], file: str | Path, provenance: Ma
     """
     passages = list(dict.fromkeys(tuple(record.lms_by_passage) for record in records))
     header = {"format": _FORMAT, "runs": len(records), "provenance": dict(provenance), "passages": passages}
-    with atomic_file(Path(file)) as temporary, temporary.open("w", encoding="utf-8") as stream:
+    with (
+        atomic_file(Path(file)) as temporary,
+        temporary.open(
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",  # half a surrogate pair becomes JSON's own escape
+        ) as stream,
+    ):
         for line in (header, *(_as_line(record, passages) for record in records)):
-            stream.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
+            stream.write(json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n")
 
 
 def read_records(file: str | Path) -> tuple[list[RunRecord], dict[str, str]]:
@@ -171,13 +179,15 @@ def read_records(file: str | Path) -> tuple[list[RunRecord], dict[str, str]]:
         header = json.loads(first)
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        number, provenance, passages = header["runs"], dict(header["provenance"]), header["passages"]
-    except (ValueError, KeyError, TypeError) as error:
+        num_runs, provenance, passages = whole(header, "runs"), texts(header, "provenance"), header["passages"]
+        if not all(isinstance(name, str) for names in passages for name in names):
+            raise ValueError("passages are not lists of names")
+    except UNREADABLE as error:
         raise ValueError(f"{path}: not a file of records ({type(error).__name__}: {error}): {_REMEDY}") from error
     lines = rest[:-1] if rest and not rest[-1] else rest
     records = [_parse(line, passages, f"{path}, line {at}") for at, line in enumerate(lines, start=2)]
-    if len(records) != number:
-        raise ValueError(f"{path}: its first line promises {number} runs, and there are {len(records)}: {_REMEDY}")
+    if len(records) != num_runs:
+        raise ValueError(f"{path}: its first line promises {num_runs} runs, and there are {len(records)}: {_REMEDY}")
     return records, provenance
 
 
@@ -269,7 +279,10 @@ def _training_manifest(folder: Path) -> _Line:
         return {}
     try:
         manifest: _Line = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        optional(text, {"recipe": None, **manifest.get("settings", {})}, "recipe")
+        optional(number, {"seconds": None, **manifest}, "seconds", 0)
+        optional(texts, {"provenance": None, **manifest}, "provenance")
+    except UNREADABLE as error:
         raise ValueError(f"{file}: cannot be read ({error}): run the experiment again, or take it away") from error
     return manifest
 
@@ -286,24 +299,29 @@ def _as_line(record: RunRecord, passages: list[tuple[str, ...]]) -> _Line:
 def _parse(line: str, passages: list[list[str]], where: str) -> RunRecord:
     try:
         return _from_line(json.loads(line), passages)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (*UNREADABLE, IndexError) as error:
         raise ValueError(f"{where}: a damaged record ({type(error).__name__}: {error}): {_REMEDY}") from error
 
 
 def _from_line(line: _Line, passages: list[list[str]]) -> RunRecord:
     line = dict(line)
-    names = passages[line.pop("passages")]
-    line["lms_by_passage"] = dict(zip(names, map(_number, line["lms_by_passage"]), strict=True))
-    line["lms_by_prefix"] = {int(length): _number(lms) for length, lms in line["lms_by_prefix"].items()}
-    line["num_injections"] = tuple(line["num_injections"])
-    if line["log_perplexity"] == "inf":
-        line["log_perplexity"] = math.inf
-    for name in _NUMBERS:
-        line[name] = None if line[name] is None else _number(line[name])
+    names = passages[whole(line, "passages")]
+    del line["passages"]
+    line["lms_by_passage"] = dict(zip(names, map(_lms, line["lms_by_passage"]), strict=True))
+    line["lms_by_prefix"] = {int(length): _lms(lms) for length, lms in line["lms_by_prefix"].items()}
+    line["num_injections"] = tuple(whole({"num_injections": n}, "num_injections") for n in line["num_injections"])
+    for name in ("model", "objective", "asked"):
+        text(line, name)
+    optional(text, line, "recipe")
+    seed(line)
+    whole(line, "progress", most=100)
+    whole(line, "num_predictions")
+    optional(whole, line, "max_lms")
+    diverged = line["log_perplexity"] == "inf"
+    for name, most in _NUMBERS.items():
+        line[name] = math.inf if name == "log_perplexity" and diverged else optional(number, line, name, 0, most)
     return RunRecord(**line)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)
+def _lms(value: Any) -> float:
+    return number({"lms": value}, "lms", 0)

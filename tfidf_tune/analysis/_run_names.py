@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
-_MILESTONE = re.compile(r"checkpoint_(\d+)pct")
+from tfidf_tune.analysis._fields import UNREADABLE, number, optional, seed, text
+
+_MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the name that people know: GoldfishCrossEntropyLoss and GoldfishWeighting do.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF", "TokenDrop": "Token drop", "PowerLaw": "Power law"}
 # They change where and how the loss is computed, not what is optimized.
@@ -119,15 +121,20 @@ def _names_in(folder: Path) -> tuple[str, str, int | None, float | None]:
     if cell.is_file():
         try:
             content = json.loads(cell.read_text(encoding="utf-8"))
-            rate = content.get("learning_rate")
-            return content["model"], content["objective"], content["seed"], None if rate is None else float(rate)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            rate = optional(number, {"learning_rate": None, **content}, "learning_rate", 0)
+            return text(content, "model"), text(content, "objective"), seed(content), rate
+        except UNREADABLE as error:
             raise ValueError(
                 f"{cell}: expected model, objective and seed, and maybe a learning_rate "
-                f"({type(error).__name__}: {error}): mend it"
+                f"({type(error).__name__}: {error}): correct it"
             ) from error
     config = training_config(folder)
-    return _model_name(config), _objective_name(config["loss"]), config.get("seed"), None
+    try:
+        configured = seed({"seed": None, **config})
+    except ValueError as error:
+        file = folder / "config.yaml"
+        raise ValueError(f"{file}: {error}: correct it, or name the run as OBJECTIVE=FOLDER") from error
+    return _model_name(config), _objective_name(config["loss"]), configured, None
 
 
 def training_config(folder: Path) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def training_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: cannot be read ({error}): mend it, or name the run as OBJECTIVE=FOLDER") from error
     sections = ("model", "loss", "checkpointer")
     if not isinstance(config, dict) or not all(isinstance(config.get(section), dict) for section in sections):

@@ -6,8 +6,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfidf_tune._files import atomic_file
+from tfidf_tune.analysis._fields import UNREADABLE, flag, number, text, token_ids, whole
+
+_KINDS = ("target", "control")
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,39 @@ def read_samples(path: str | os.PathLike[str]) -> list[ProbeSample]:
         return [_parse(line, f"{os.fspath(path)}, line {number}") for number, line in enumerate(file, start=1)]
 
 
+def checked_sample(fields: dict[str, Any]) -> ProbeSample:
+    """Make a sample of what a file holds.
+
+    Args:
+        fields (dict[str, Any]): read from JSON.
+
+    Returns:
+        ProbeSample: the sample.
+
+    Raises:
+        TypeError: If a field is missing or unknown.
+        ValueError: If a field has the wrong type, or a value that no comparison of these token ids gives.
+    """
+    sample = ProbeSample(**fields)
+    for name in ("passage_id", "generated_text", "reference_text"):
+        text(fields, name)
+    if text(fields, "kind") not in _KINDS:
+        raise ValueError(f"kind is {sample.kind!r}, expected one of {', '.join(_KINDS)}")
+    for name in ("offset", "prefix_length"):
+        whole(fields, name)
+    # Neither can be longer than what was compared.
+    longest = min(len(token_ids(fields, "generated_ids")), len(token_ids(fields, "reference_ids")))
+    for name in ("prefix_match", "lms"):
+        whole(fields, name, most=longest)
+    number(fields, "rouge_l", 0, 100)
+    flag(fields, "verbatim")
+    return sample
+
+
 def _parse(line: str, where: str) -> ProbeSample:
     try:
-        return ProbeSample(**json.loads(line))
-    except (TypeError, ValueError) as error:
+        return checked_sample(json.loads(line))
+    except UNREADABLE as error:
         raise ValueError(
             f"{where}: not a probe sample ({error}). Give a file of write_samples, or run the probe again."
         ) from error
