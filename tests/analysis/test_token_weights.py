@@ -405,3 +405,10 @@ def test_a_word_is_the_same_with_and_without_a_space_before_it():
     assert split.word_idf == pytest.approx((2 * the + 4 * lob) / 6)
     (other,) = split_statistics(weigh_blocks(np.array([[2, 0, 2, 3, 3, 2], [2, 1, 2, 3, 3, 2]]), vocab_size=4), texts)
     assert other.word_idf == pytest.approx(1.0)  # each word is in both blocks
+
+
+def test_a_window_longer_than_the_text_is_not_allocated():
+    blocks = np.arange(64, dtype=np.int32).reshape(16, 4) % 7
+    longest, whole = (weigh_blocks(blocks, vocab_size=7, batch_size=2, num_batches=n) for n in (10**15, 8))
+    np.testing.assert_equal(longest.weights, whole.weights)
+    assert longest.num_batches == 10**15

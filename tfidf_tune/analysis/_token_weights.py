@@ -134,10 +134,11 @@ def weigh_blocks(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be 1 or more")
-    weightings = {
-        form: TFIDFWeighting(num_batches=num_batches, tf=form, max_weight=max_weight) for form in TERM_FREQUENCIES
-    }
     batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
+    longest = min(num_batches, len(batches))  # of a longer one the rest would stay empty
+    weightings = {
+        form: TFIDFWeighting(num_batches=longest, tf=form, max_weight=max_weight) for form in TERM_FREQUENCIES
+    }
     counts, frequencies, num_documents = [], [], []
     weights: dict[TermFrequency, list[FloatArray]] = {form: [] for form in TERM_FREQUENCIES}
     for rows in batches:

@@ -187,11 +187,12 @@ def _whole_words(blocks: IntArray, texts: Mapping[int, str]) -> tuple[IntArray, 
 
 def _word_idf(weighted: WeightedBlocks, words: IntArray) -> npt.NDArray[np.float32]:
     """IDF of whole words, with the blocks passing through the window in the same mini-batches."""
-    weighting = TFIDFWeighting(num_batches=weighted.num_batches)
+    num_steps = int(weighted.steps.max())
+    weighting = TFIDFWeighting(num_batches=min(weighted.num_batches, num_steps))
     frequency = np.zeros(words.shape, dtype=np.int32)
     num_documents = np.zeros(len(words), dtype=np.int64)
     vocab_size = max(1, int(words.max()) + 1)
-    for step in range(1, int(weighted.steps.max()) + 1):
+    for step in range(1, num_steps + 1):
         rows = np.flatnonzero(weighted.steps == step)
         labels = torch.from_numpy(words[rows])
         weighting(labels, vocab_size=vocab_size)
