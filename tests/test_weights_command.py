@@ -53,6 +53,16 @@ def test_the_settings_reach_the_weights(arguments, tmp_path, capsys):
     assert "5 a mini-batch, as in the text" in provenance["blocks"]
 
 
+def test_a_window_longer_than_the_text_costs_nothing(arguments, tmp_path, capsys):
+    printed = []
+    for num_batches in ("2000000000", "25"):
+        main([*arguments, "--num-batches", num_batches, "--block", "3", "--output-dir", str(tmp_path / num_batches)])
+        printed.append(capsys.readouterr().out)
+    assert "never full: 25 of 2000000000 mini-batches" in printed[0]
+    tables = [(tmp_path / folder / "tables" / "tokens.csv").read_text() for folder in ("2000000000", "25")]
+    assert tables[0] == tables[1]
+
+
 def test_blocks_can_be_named(arguments, tmp_path, capsys):
     main([*arguments, "--output-dir", str(tmp_path), "--block", "17", "--block", "4"])
     output = capsys.readouterr().out
@@ -122,7 +132,17 @@ def test_a_folder_of_other_files_is_refused_before_any_work(arguments, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "change", [["--tf", "tanh"], ["--show", "0"], ["--batch-size", "-1"], ["--show", "3", "--block", "2"]]
+    "change",
+    [
+        ["--tf", "tanh"],
+        ["--show", "0"],
+        ["--batch-size", "-1"],
+        ["--show", "3", "--block", "2"],
+        ["--num-batches", "99999999999999999999"],
+        ["--block-size", "99999999999999999999"],
+        ["--seed", "99999999999999999999"],
+        ["--max-weight", "1e308"],
+    ],
 )
 def test_options_out_of_their_range_are_usage_errors(change, arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -139,6 +159,7 @@ def test_a_missing_tokenizer_is_explained_with_an_example(text_file, monkeypatch
 def test_an_output_without_unicode_gets_question_marks(arguments, tmp_path, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    main([*arguments, "--output-dir", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["tfidf-tune", "weights", *arguments, "--output-dir", str(tmp_path)])
+    cli.main()
     stream.flush()
     assert b"?the" in stream.buffer.getvalue()

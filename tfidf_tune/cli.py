@@ -5,6 +5,8 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
+from tfidf_tune._printing import replace_unencodable, visible
+
 # Each is the module of this name in tfidf_tune.commands.
 _OURS = {
     "demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites",
@@ -94,11 +96,12 @@ def _check_config(name: str) -> None:
 
 def _run_ours(command: str, arguments: list[str]) -> None:
     """Run a command of ours; what the user gave and does not work is told in one message, without a traceback."""
+    replace_unencodable()
     module = import_module(f"tfidf_tune.commands.{command}")
     try:
         module.main(arguments)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {visible(str(error))}")
     except MemoryError as error:
         sys.exit(f"error: out of memory{f' ({error})' if str(error) else ''}: use less text or a smaller batch size")
     except KeyboardInterrupt:

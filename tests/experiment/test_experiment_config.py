@@ -1,7 +1,9 @@
 """The file of an experiment: what is read from it, and what is refused before any work begins."""
 
 import inspect
+import io
 import re
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +13,7 @@ from omegaconf import OmegaConf
 from run_fakes import blocks, evaluation, run, targets
 from torchtune import config
 
+from tfidf_tune import cli
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.experiment import load_experiment, shipped_experiments
 from tfidf_tune.experiment._plan import plan_runs, slug
@@ -459,3 +462,17 @@ def test_a_reference_that_is_not_done_yet_is_left_out(experiment_file, tmp_path)
     report = _write_frontier(runs, experiment, tmp_path / "report")
 
     assert not [table for table in report.tables if table.name == "differences"]
+
+
+def test_names_cannot_steer_the_terminal_and_any_encoding_will_do(experiment_file, monkeypatch):
+    name = "Ünï \x1b[31m\u202e"
+    objectives = {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}
+    file = experiment_file(objectives=objectives | {name: {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}})
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "argv", ["tfidf-tune", "experiment", file, "--dry-run"])
+    cli.main()
+    stream.flush()
+    printed = stream.buffer.getvalue().decode("ascii")
+    assert "?n? \\u001b[31m\\u202e" in printed
+    assert "\x1b" not in printed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfidf_tune.report import Column, Report, Table, markdown
+from tfidf_tune.report import Column, Report, Table, terminal_text
 
 _FAILED = "FAILED"
 
@@ -41,4 +41,4 @@ def failing_rows(table: Table) -> int:
 
 def printed(tables: Sequence[Table]) -> str:
     """All tables as one text."""
-    return markdown(Report("Faults", statements=(), tables=tuple(tables), figures=(), examples=(), provenance=()))
+    return terminal_text(Report("Faults", statements=(), tables=tuple(tables), figures=(), examples=(), provenance=()))

@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from tfidf_tune._printing import say, visible
+
 
 def main(arguments: list[str]) -> None:
     """Compare evaluated runs, or trace their frontier over learning rates: print and write the report.
@@ -51,14 +53,14 @@ def main(arguments: list[str]) -> None:
         parser.error("--reference is for --frontier; without it, --baseline names what is compared with")
     files = [path for path in options.runs if Path(path).expanduser().is_file()]
     if files and not options.frontier:
-        parser.error(f"{files[0]} is a file: give folders, or add --frontier to make the frontier of its runs")
+        parser.error(f"{visible(files[0])} is a file: give folders, or add --frontier to make the frontier of its runs")
     from tfidf_tune.analysis import load_records, read_runs, write_records
     from tfidf_tune.report import (
         RECORDS_FILE,
         comparison_report,
         frontier_report,
-        markdown,
         require_report_folder,
+        terminal_text,
         write_report,
     )
 
@@ -76,5 +78,5 @@ def main(arguments: list[str]) -> None:
     write_report(report, folder)
     if options.frontier:
         write_records(records, folder / RECORDS_FILE, provenance)
-    print(markdown(report))
-    print(f"Report: {folder / 'index.html'}")
+    say(terminal_text(report))
+    say(f"Report: {folder / 'index.html'}")

@@ -5,6 +5,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from tfidf_tune._printing import say, visible
+
 if TYPE_CHECKING:
     from tfidf_tune.experiment import Experiment
 
@@ -61,13 +63,13 @@ def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, 
     failures = run_experiment(experiment, overwrite=overwrite, retries=retries, jobs=jobs)
     if failures:
         listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)
-        sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{listed}")
+        sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{visible(listed)}")
 
 
 def _list() -> None:
     from tfidf_tune.experiment import shipped_experiments
 
-    print("tfidf-tune experiment NAME runs one of these; a file of your own may build on one by `base:`.")
+    say("tfidf-tune experiment NAME runs one of these; a file of your own may build on one by `base:`.")
     for name, path in shipped_experiments().items():
         purpose = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        print(f"  {name:<24} {purpose}\n  {'':<24} {path}")
+        say(f"  {name:<24} {purpose}\n  {'':<24} {path}")

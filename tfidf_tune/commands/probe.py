@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._files import looks_like_path
+from tfidf_tune._printing import say
 
 if TYPE_CHECKING:
     from tfidf_tune.data import MadeProbe, ProbeSpec
@@ -129,8 +130,8 @@ def _make(options: argparse.Namespace) -> None:
     )
     made = make_probe(hf_tokenizer(options.tokenizer), spec)
     write_probe_file(output, made.passages)
-    print(_found(made, spec))
-    print(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
+    say(_found(made, spec))
+    say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
 
 
 def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
@@ -166,7 +167,7 @@ def _audit(options: argparse.Namespace) -> None:
         raise ValueError("name either a MODEL to evaluate or the --results of one")
     folder = (options.output_dir or Path("runs/audit") / _short_name(options.model or options.results)).expanduser()
     from tfidf_tune.analysis import read_runs
-    from tfidf_tune.report import audit_report, markdown, require_report_folder, write_report
+    from tfidf_tune.report import audit_report, require_report_folder, terminal_text, write_report
 
     require_report_folder(folder / "report")
     _require_writable(folder / "report")
@@ -179,8 +180,8 @@ def _audit(options: argparse.Namespace) -> None:
         )
     report = audit_report(runs[0])
     write_report(report, folder / "report")
-    print(markdown(report))
-    print(f"The page: {folder / 'report' / 'index.html'}")
+    say(terminal_text(report))
+    say(f"The page: {folder / 'report' / 'index.html'}")
 
 
 def _evaluate(options: argparse.Namespace, folder: Path) -> Path:

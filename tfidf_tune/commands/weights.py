@@ -1,16 +1,22 @@
 """``tfidf-tune weights``."""
 
 import argparse
+import math
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfidf_tune._printing import say
+
 if TYPE_CHECKING:
     from tfidf_tune.analysis import WeightedBlocks
 
+_MOST = 2**31 - 1
+_LARGEST_CAP = 1e38  # weights are float32
 _EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
 
 
@@ -34,9 +40,9 @@ def main(arguments: list[str]) -> None:
     from tfidf_tune.data import hf_tokenizer
     from tfidf_tune.report import (
         block_text,
-        markdown,
         require_report_folder,
         terminal_colours,
+        terminal_text,
         weights_report,
         write_weights,
     )
@@ -45,7 +51,7 @@ def main(arguments: list[str]) -> None:
     folder = options.output_dir.expanduser()
     require_report_folder(folder)
     # Refuses settings that do not fit before a long text is read.
-    TFIDFWeighting(num_batches=options.num_batches, tf=options.tf, max_weight=options.max_weight)
+    TFIDFWeighting(num_batches=min(options.num_batches, 1), tf=options.tf, max_weight=options.max_weight)
     tokenizer = hf_tokenizer(options.tokenizer)
     blocks = read_blocks(
         tokenizer,
@@ -76,9 +82,10 @@ def main(arguments: list[str]) -> None:
     colours = terminal_colours(sys.stdout.isatty())
     width = shutil.get_terminal_size((100, 24)).columns
     parts = [block_text(block, options.tf, colours=colours, width=width) for block in weights.blocks]
-    _show("\n\n".join([*parts, markdown(replace(weights.report, figures=()))]))
+    print("\n\n".join(parts), end="\n\n")  # with colours; the tokens are harmless already
+    say(terminal_text(replace(weights.report, figures=())))
     write_weights(weights, folder)
-    _show(f"Page, picture, plot and tables: {folder / 'index.html'}, tokens.png, figures/ and tables/ beside it")
+    say(f"Page, picture, plot and tables: {folder / 'index.html'}, tokens.png, figures/ and tables/ beside it")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,11 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tokenizer", metavar="PATH_OR_HUB_ID", help="tokenizer of the model that you fine-tune")
     parser.add_argument("--column", default="text", help="column that holds the text; default: %(default)s")
-    parser.add_argument("--block-size", type=int, default=256, help="tokens in a block; default: %(default)s")
-    parser.add_argument("--num-blocks", type=_positive, metavar="N", help="the first N blocks; default: all")
-    parser.add_argument("--batch-size", type=_positive, default=8, help="blocks in a mini-batch; default: %(default)s")
+    parser.add_argument("--block-size", type=_whole(), default=256, help="tokens in a block; default: %(default)s")
+    parser.add_argument("--num-blocks", type=_whole(1), metavar="N", help="the first N blocks; default: all")
+    parser.add_argument("--batch-size", type=_whole(1), default=8, help="blocks in a mini-batch; default: %(default)s")
     parser.add_argument(
-        "--num-batches", type=int, default=16, help="mini-batches in the window of idf; default: %(default)s"
+        "--num-batches", type=_whole(), default=16, help="mini-batches in the window of idf; default: %(default)s"
     )
     parser.add_argument(
         "--tf",
@@ -104,30 +111,43 @@ def _parser() -> argparse.ArgumentParser:
         default="count",
         help="form of the term frequency that is coloured and ranked; default: %(default)s, the paper's",
     )
-    parser.add_argument("--max-weight", type=float, help="cap of the weights, 1 or more; default: none")
+    parser.add_argument("--max-weight", type=_cap, help="cap of the weights, 1 or more; default: none")
     parser.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="blocks in the mixed order of training, or in that of the text; default: mixed",
     )
-    parser.add_argument("--seed", type=int, default=42, help="of the mixed order; default: %(default)s")
     parser.add_argument(
-        "--min-count", type=_positive, default=10, help="rank tokens that occur so often; default: %(default)s"
+        "--seed", type=_whole(-(2**63), 2**63 - 1), default=42, help="of the mixed order; default: %(default)s"
+    )
+    parser.add_argument(
+        "--min-count", type=_whole(1), default=10, help="rank tokens that occur so often; default: %(default)s"
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
-        "--show", type=_positive, default=1, metavar="K", help="show K blocks, the first with a full window; default: 1"
+        "--show", type=_whole(1), default=1, metavar="K", help="show K blocks, the first with a full window; default: 1"
     )
     shown.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
+def _whole(least: int = -_MOST, most: int = _MOST) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            limit = f"less than {least}" if number < least else f"more than {most}"
+            raise argparse.ArgumentTypeError(f"{number} is {limit}")
+        return number
+
+    return whole_number
+
+
+def _cap(text: str) -> float:
+    number = float(text)
+    if _LARGEST_CAP < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{number:g} is above {_LARGEST_CAP:g}: leave it out for no cap")
     return number
 
 
@@ -154,9 +174,3 @@ def _settings(options: argparse.Namespace, num_blocks: int) -> list[tuple[str, s
         ("tf, num_batches", f"{options.tf}, {options.num_batches}"),
         ("max_weight", "none" if options.max_weight is None else f"{options.max_weight:g}"),
     ]
-
-
-def _show(text: str) -> None:
-    """Print, with question marks for characters that the output's encoding does not have."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, errors="replace").decode(encoding))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from tfidf_tune._printing import say
+
 
 @dataclass(frozen=True)
 class Step:
@@ -120,11 +122,6 @@ class Progress:
         own = self._seconds.get((step.kind, step.model), [])
         others = [value for (kind, _), values in self._seconds.items() if kind == step.kind for value in values]
         return mean(own or others) if own or others else None
-
-
-def say(text: str) -> None:
-    """Print whole lines at once, so that a log has them when it happens, and no other thread's come between."""
-    print(f"{text}\n", end="", flush=True)
 
 
 def duration(seconds: float) -> str:

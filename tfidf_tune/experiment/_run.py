@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfidf_tune._printing import say
 from tfidf_tune.experiment._cells import PlannedRun
 from tfidf_tune.experiment._config import Experiment
 from tfidf_tune.experiment._plan import REPORT, plan_runs
 from tfidf_tune.experiment._processes import locked
-from tfidf_tune.experiment._progress import say
 from tfidf_tune.experiment._runner import Failure, do_cells, step_of
 from tfidf_tune.experiment._state import (
     State,
@@ -106,7 +106,7 @@ def _report(runs: Sequence[PlannedRun], experiment: Experiment, folder: Path) ->
         say("\nNothing was evaluated, so there is nothing to compare.")
         return
     from tfidf_tune.analysis import read_runs
-    from tfidf_tune.report import markdown
+    from tfidf_tune.report import terminal_text
 
     write = _write_comparison if experiment.learning_rates is None else _write_frontier
     try:
@@ -116,7 +116,7 @@ def _report(runs: Sequence[PlannedRun], experiment: Experiment, folder: Path) ->
         return
     # A terminal shows no figures, and one example says what examples are.
     shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
-    say(f"\n{markdown(shown)}\nAll of it, with figures: {folder / 'index.html'}")
+    say(f"\n{terminal_text(shown)}\nAll of it, with figures: {folder / 'index.html'}")
 
 
 def _write_comparison(runs: "Sequence[Run]", experiment: Experiment, folder: Path) -> "Report":

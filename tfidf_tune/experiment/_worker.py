@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_folder
+from tfidf_tune._printing import replace_unencodable
 from tfidf_tune.experiment._processes import PlainLines
 from tfidf_tune.experiment._state import EVALUATED, write_manifest
 
 
 def main() -> None:
     """Do jobs until the input ends, as it does when the process at the other end is gone."""
+    replace_unencodable()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         for line in sys.stdin:
             job = json.loads(line)

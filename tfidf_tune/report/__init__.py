@@ -9,7 +9,7 @@ from tfidf_tune.report._frontier import RECORDS_FILE, frontier_report, write_fro
 from tfidf_tune.report._frontier_figure import frontier_drawing
 from tfidf_tune.report._frontier_tables import frontier_tables
 from tfidf_tune.report._html import html_page
-from tfidf_tune.report._markdown import markdown, markdown_table
+from tfidf_tune.report._markdown import markdown, markdown_table, terminal_text
 from tfidf_tune.report._page import page
 from tfidf_tune.report._token_weights import weights_report, write_weights
 from tfidf_tune.report._weight_text import block_text, terminal_colours
@@ -40,6 +40,7 @@ __all__ = [
     "recited_pieces",
     "require_report_folder",
     "terminal_colours",
+    "terminal_text",
     "weights_report",
     "write_frontier",
     "write_report",

@@ -4,11 +4,14 @@ import csv
 import io
 import math
 
+from tfidf_tune._printing import visible
 from tfidf_tune.report._document import Table, Value
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_text(table: Table) -> str:
-    """Write a table as CSV, with full precision.
+    """Write a table as CSV, with full precision; text that a spreadsheet would take for a formula gets an apostrophe.
 
     Args:
         table (Table): the table.
@@ -18,9 +21,16 @@ def csv_text(table: Table) -> str:
     """
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
-    writer.writerow(column.name for column in table.columns)
-    writer.writerows([finite(value) for value in row] for row in table.rows)
+    writer.writerow(_cell(column.name) for column in table.columns)
+    writer.writerows([_cell(value) for value in row] for row in table.rows)
     return buffer.getvalue()
+
+
+def _cell(value: Value) -> Value:
+    if not isinstance(value, str):
+        return finite(value)
+    # https://owasp.org/www-community/attacks/CSV_Injection
+    return visible(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)
 
 
 def finite(value: Value) -> Value:

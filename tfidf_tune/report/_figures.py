@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfidf_tune._printing import visible
 from tfidf_tune.analysis import ProbeSample
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _WIDTH, _PANEL_HEIGHT = 4.8, 2.9
 _WIDE = 4.0
 # Letters of the legend that fit into half the width.
 _HALF_A_LINE = 28
+# Letters of a title that fit the width: a longer one would squeeze the panel.
+_TITLE_LETTERS = 64
 
 
 def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float | None]]]]) -> "Figure":
@@ -45,7 +48,7 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
         for index, (objective, points) in enumerate(by_objective.items()):
             colour, marker = styles[objective]
             progress = [point[0] for point in points]
-            axes.plot(progress, [lms for _, lms, _ in points], color=colour, marker=marker, label=objective)
+            axes.plot(progress, [lms for _, lms, _ in points], color=colour, marker=marker, label=drawn(objective))
             floor = [(at, controls) for at, _, controls in points if controls is not None]
             dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
             if floor:
@@ -81,7 +84,7 @@ def frontier(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]
             progress, perplexity, lms = map(list, zip(*points, strict=True))
             axes.plot(perplexity, lms, color=colour, linewidth=1.2, alpha=0.6)
             axes.scatter(perplexity, lms, s=[12 + 0.5 * at for at in progress], color=colour, marker=marker, zorder=3)
-            axes.plot([], [], color=colour, marker=marker, label=objective)
+            axes.plot([], [], color=colour, marker=marker, label=drawn(objective))
             for start, end in itertools.pairwise(zip(perplexity, lms, strict=True)):
                 axes.annotate(
                     "", end, start, arrowprops={"arrowstyle": "->", "color": colour, "shrinkA": 4, "shrinkB": 5}
@@ -115,10 +118,10 @@ def lms_distribution(samples_by_label: Mapping[str, Sequence[ProbeSample]]) -> "
     lengths = np.arange(1, max(longest, 1) + 2)
     for label, samples in samples_by_label.items():
         for kind, linestyle in (("target", "-"), ("control", "--")):
-            lms = np.array([sample.lms for sample in samples if sample.kind == kind])
+            lms = np.sort([sample.lms for sample in samples if sample.kind == kind])
             if len(lms):
-                share = 100.0 * (lms[:, None] >= lengths).mean(axis=0)
-                label_of_line = label if kind == "target" else None
+                share = 100.0 * ((len(lms) - np.searchsorted(lms, lengths)) / len(lms))
+                label_of_line = drawn(label) if kind == "target" else None
                 axes.step(
                     lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=label_of_line
                 )
@@ -150,11 +153,28 @@ def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) ->
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set_title(drawn(title, longest=_TITLE_LETTERS).strip(), fontsize="medium", loc="left")
         axes.grid(color="0.9")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
+
+
+def drawn(text: str, *, longest: int | None = None) -> str:
+    """Prepare a name for a drawing: one line, its dollar signs no formula, shown whatever it begins with.
+
+    Args:
+        text (str): a name.
+        longest (int | None): longer names lose their middle. Default: None, no limit.
+
+    Returns:
+        str: what matplotlib is given.
+    """
+    line = " ".join(visible(text).split())
+    if longest is not None and len(line) > longest:
+        line = f"{line[: longest // 2]}…{line[-(longest // 2 - 1) :]}"
+    line = line.replace("$", r"\$")
+    return line if line and line[0] != "_" else f" {line}"  # matplotlib leaves a label with a leading _ out of legends
 
 
 def is_wide(values: Sequence[float]) -> bool:

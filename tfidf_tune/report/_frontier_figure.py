@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfidf_tune.analysis import Frontier, FrontierCurve, FrontierPoint, SeedEstimate
-from tfidf_tune.report._figures import NUM_COLOURS, is_wide, legend_above, new_panels, set_log_ticks, styles_of
+from tfidf_tune.report._figures import NUM_COLOURS, drawn, is_wide, legend_above, new_panels, set_log_ticks, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def _draw_curve(
     axes.plot(*places, color=colour, linestyle=line, linewidth=1, alpha=0.5)
     sizes = [areas[point.learning_rate] for point in points]
     axes.scatter(*places, s=sizes, color=colour, marker=marker, alpha=0.6, linewidths=0, zorder=3)
-    axes.plot([], [], color=colour, marker=marker, linestyle=line, label=f"{number}  {curve.objective}")
+    axes.plot([], [], color=colour, marker=marker, linestyle=line, label=f"{number}  {drawn(curve.objective)}")
 
 
 def _draw_operating_point(axes: "Axes", point: FrontierPoint, colour: str, marker: str) -> None:

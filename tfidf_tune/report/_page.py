@@ -7,16 +7,25 @@ import re
 import jinja2
 from markupsafe import Markup, escape
 
+from tfidf_tune._printing import visible
+
 _TOGETHER = re.compile(r"\S*-\S*(?: %)?|\S+ %")
+
+
+def _inert(value: object) -> object:
+    """Make text visible, whether it gets escaped after this or is Markup."""
+    return type(value)(visible(value)) if isinstance(value, str) else value
+
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("tfidf_tune.report"),
     autoescape=True,
+    finalize=_inert,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-"""The templates; what they are given is text and gets escaped, unless it is Markup."""
+"""The templates; what they are given is text and gets escaped, unless it is Markup; control characters are shown."""
 
 
 def _together(text: str) -> Markup:
