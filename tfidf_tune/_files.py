@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -106,6 +106,50 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def atomic_update(folder: Path) -> Iterator[Callable[[str], AbstractContextManager[Path]]]:
+    """Add files to a folder, or replace them, when the block ends without an error; else it stays as it was.
+
+    The files are written into a temporary folder inside and moved when all are there, so that a disk that fills up
+    leaves the earlier ones whole. Other files in the folder stay.
+
+    Args:
+        folder (Path): it is made; after an error it is removed again if it is empty.
+
+    Yields:
+        Callable[[str], AbstractContextManager[Path]]: gives for a name relative to the folder the path to write to.
+            An ``OSError`` in its block names the file as it would have been called.
+    """
+    is_new = not folder.exists()
+    temporary = folder / f".update.{uuid.uuid4().hex}"
+    names: dict[str, None] = {}
+
+    @contextmanager
+    def new_file(name: str) -> Iterator[Path]:
+        path = temporary / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield path
+            sync_to_disk(path)
+        except OSError as error:
+            raise OSError(
+                f"{folder / name} could not be written ({error.strerror or error}), {folder} is left as it was: "
+                "make room, or choose another folder"
+            ) from error
+        names[name] = None
+
+    try:
+        yield new_file
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).replace(folder / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # it is not empty, or could not be made
+                folder.rmdir()
+
+
+@contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for this process; the lock ends with the block, or with the process, however that ends.
 
@@ -173,11 +217,16 @@ def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) 
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files and folders of this module that a killed process left in a folder."""
     for path in folder.glob(".*"):
-        if _TEMPORARY_NAME.fullmatch(path.name):
+        if is_leftover(path):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def is_leftover(path: Path) -> bool:
+    """Return whether a file or folder has a temporary name of this module."""
+    return _TEMPORARY_NAME.fullmatch(path.name) is not None
 
 
 def remove_folder(folder: Path) -> None:

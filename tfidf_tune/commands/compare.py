@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 from tfidf_tune._printing import say, visible
@@ -66,8 +67,10 @@ def main(arguments: list[str]) -> None:
 
     folder = (options.output_dir or Path("frontier" if options.frontier else "comparison")).expanduser()
     require_report_folder(folder)
+    more: dict[str, Callable[[Path], object]] = {}
     if options.frontier:
         records, provenance = load_records(options.runs)
+        more[RECORDS_FILE] = lambda path: write_records(records, path, provenance)
         report = frontier_report(
             records, baseline=options.baseline, references=options.reference, provenance=provenance
         )
@@ -75,8 +78,6 @@ def main(arguments: list[str]) -> None:
         report = comparison_report(read_runs(options.runs), baseline=options.baseline)
     if options.title is not None:
         report = dataclasses.replace(report, title=options.title)
-    write_report(report, folder)
-    if options.frontier:
-        write_records(records, folder / RECORDS_FILE, provenance)
+    write_report(report, folder, more)
     say(terminal_text(report))
     say(f"Report: {folder / 'index.html'}")

@@ -76,8 +76,7 @@ def write_frontier(
     require_report_folder(folder)
     records, provenance = records_of(runs), provenance_of(runs)
     report = frontier_report(records, baseline=baseline, references=references, provenance=provenance)
-    write_report(report, folder)
-    write_records(records, folder / RECORDS_FILE, provenance)
+    write_report(report, folder, {RECORDS_FILE: lambda path: write_records(records, path, provenance)})
     return report
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tfidf_tune._files import atomic_file
 from tfidf_tune.analysis import (
     TermFrequency,
     WeightedBlocks,
@@ -119,12 +119,13 @@ def write_weights(weights: WeightsReport, folder: Path) -> None:
         ValueError: If the folder holds files but no report.
     """
     drawing = tokens_figure(weights.blocks, weights.form)
-    write_report(weights.report, folder)
-    write_csv(weights.tokens, folder / "tables" / f"{weights.tokens.name}.csv")
-    with atomic_file(folder / "tokens.png") as temporary:
-        drawing.savefig(temporary)
-    with atomic_file(folder / "index.html") as temporary:
-        temporary.write_text(weights_page(weights.report, weights.blocks, weights.form), encoding="utf-8")
+    html = weights_page(weights.report, weights.blocks, weights.form)
+    more: dict[str, Callable[[Path], object]] = {
+        f"tables/{weights.tokens.name}.csv": partial(write_csv, weights.tokens),
+        "tokens.png": drawing.savefig,
+        "index.html": lambda path: path.write_text(html, encoding="utf-8"),
+    }
+    write_report(weights.report, folder, more)
 
 
 def _how_it_was_done(weighted: WeightedBlocks) -> tuple[tuple[str, str], ...]:
