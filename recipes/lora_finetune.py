@@ -34,7 +34,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             resume = training.open_resume(cfg, run)
             dataset = training.build_dataset(cfg, tokenizer)
             resume.check_inputs(dataset, checkpointer)
-            training.check_resources(cfg, model, loss, dataset, run)
+            training.check_resources(cfg, model, loss, dataset, run, checkpointer)
             dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
 
         training.prepare_model(model, loss, cfg)

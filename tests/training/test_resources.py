@@ -12,12 +12,18 @@ from tiny_models import FAMILY_MODELS, MODELS
 from torch.utils.data import Dataset
 
 from tfidf_tune.loss import CrossEntropyLoss
-from tfidf_tune.training import HFCheckpointer, Run, SetupError, build_model, check_resources, plan_memory
+from tfidf_tune.training import HFCheckpointer, Run, SetupError, build_model, plan_memory
 from tfidf_tune.training._data import longest_sequence
 
 # Bytes of the recipes' window: 16 mini-batches of 4 x 32 tokens, 320 and two more entries, two counters.
 WINDOW = 4 * 16 * 4 * 32 + 4 * (320 + 2) + 4 * 16 + 8
 Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def companions(tiny_checkpoint):
+    """Bytes of the files that each checkpoint has beside its weights: the tokenizer's, and generation's settings."""
+    return HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)).companion_bytes
 
 
 class Sequences(Dataset):
@@ -46,7 +52,7 @@ def test_a_large_data_set_is_sampled_evenly():
 
 
 @pytest.mark.parametrize(("lora", "trained", "frozen"), [(False, 39_072, 0), (True, 1_792, 39_072)])
-def test_the_plan_is_printed_before_training(recipe_config, capsys, lora, trained, frozen):
+def test_the_plan_is_printed_before_training(recipe_config, capsys, companions, lora, trained, frozen):
     """Parameters by hand: 2 x 320 x 32 + 2 x (2 x 32 x 32 + 2 x 32 x 16 + 3 x 32 x 64 + 2 x 32) + 32, and of
     rank 4: 2 x 4 x (2 x (32 + 32) + 2 x (32 + 16))."""
     (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(recipe_config(lora=lora, max_steps=1))
@@ -60,23 +66,25 @@ def test_the_plan_is_printed_before_training(recipe_config, capsys, lora, traine
     assert "not estimated" not in told
     checkpoint = trained * 4 / 2**20
     to_resume = 3 * checkpoint + WINDOW / 2**20  # AdamW keeps two numbers beside each weight
-    assert f"\n5 checkpoints of {checkpoint:.2f} MiB and 2 to resume from of {to_resume:.2f} MiB; " in told
+    saved = checkpoint + companions / 2**20
+    assert f"\n5 checkpoints of {saved:.2f} MiB and 2 to resume from of {to_resume:.2f} MiB; " in told
     assert told.index("5 checkpoints") < told.index("step/s")
 
 
-def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_config, capsys):
+def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_config, capsys, companions):
     lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, max_steps=1, merge_adapter=True))
 
     told = capsys.readouterr().err
     to_resume = 3 * 1_792 * 4 + WINDOW
-    assert f"5 checkpoints of {39_072 * 4 / 2**20:.2f} MiB and 2 to resume from of {to_resume / 2**20:.2f} MiB" in told
+    saved = 39_072 * 4 + companions
+    assert f"5 checkpoints of {saved / 2**20:.2f} MiB and 2 to resume from of {to_resume / 2**20:.2f} MiB" in told
 
 
-def test_a_run_without_resume_checkpoints_plans_none(recipe_config, capsys):
+def test_a_run_without_resume_checkpoints_plans_none(recipe_config, capsys, companions):
     full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1, keep_last_n_checkpoints=0))
 
     told = capsys.readouterr().err
-    assert "5 checkpoints of 0.15 MiB; " in told
+    assert f"5 checkpoints of {(39_072 * 4 + companions) / 2**20:.2f} MiB; " in told
     assert "to resume from" not in told
 
 
@@ -98,35 +106,20 @@ def test_what_cannot_fit_into_memory_is_refused_before_anything_is_loaded(recipe
 
 
 @pytest.mark.parametrize(("key", "value"), [("save_at_percent", [50, 100]), ("keep_last_n_checkpoints", 1)])
-def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch, key, value):
-    """5 x 156,288 bytes and, thrice, 3 x as much and the window: two to keep, one that is being written."""
-    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, 14 * 39_072 * 4 + 3 * WINDOW))
+def test_what_cannot_fit_on_the_disk_is_refused(recipe_config, monkeypatch, companions, key, value):
+    """5 x 156,288 bytes and the tokenizer; 3 x (3 x as much and the window): two to keep, one that is being written."""
+    free = 14 * 39_072 * 4 + 3 * WINDOW + 5 * companions
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, free))
     cfg = recipe_config()
 
     with pytest.raises(
         SetupError,
-        match=r"5 checkpoints of 0\.15 MiB and 2 to resume from of 0\.46 MiB do not fit into .*run, where 2\.11 MiB",
+        match=r"5 checkpoints of 0\.16 MiB and 2 to resume from of 0\.46 MiB do not fit into .*run, where 2\.16 MiB",
     ):
         full_finetune.recipe_main.__wrapped__(cfg)
 
     cfg[key] = value
     full_finetune.recipe_main.__wrapped__(cfg)
-
-
-@pytest.mark.parametrize("lora", [False, True])
-def test_the_plan_counts_the_tokenizer_in_every_checkpoint(recipe_config, monkeypatch, capsys, tiny_checkpoint, lora):
-    tokenizer = sum(
-        file.stat().st_size
-        for file in tiny_checkpoint.iterdir()
-        if file.name not in ("config.json", "model.safetensors")
-    )
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-    monkeypatch.setattr("tfidf_tune.training.check_resources", lambda *given: check_resources(*given[:5], checkpointer))
-    cfg = recipe_config(lora=lora, max_steps=1)
-    (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(cfg)
-
-    weights = (1_792 if lora else 39_072) * 4
-    assert f"\n5 checkpoints of {(weights + tokenizer) / 2**20:.2f} MiB and 2" in capsys.readouterr().err
 
 
 def test_the_plan_knows_the_precision_of_the_run(recipe_config, capsys):
@@ -195,7 +188,7 @@ def test_the_plan_is_that_of_the_runs_switches(recipe_config, monkeypatch, overr
     assert seen.value.args == (expected,)
 
 
-def test_a_share_that_is_given_twice_is_one_checkpoint(recipe_config, capsys):
+def test_a_share_that_is_given_twice_is_one_checkpoint(recipe_config, capsys, companions):
     full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1, save_at_percent=[50, 100, 50]))
 
-    assert f"\n2 checkpoints of {39_072 * 4 / 2**20:.2f} MiB" in capsys.readouterr().err
+    assert f"\n2 checkpoints of {(39_072 * 4 + companions) / 2**20:.2f} MiB" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def check_resources(
     loss: WeightedCrossEntropyLoss,
     dataset: Dataset[Any],
     run: Run,
-    checkpointer: HFCheckpointer | None = None,
+    checkpointer: HFCheckpointer,
 ) -> None:
     """Print the plan of a process of the run, and refuse it where memory or disk cannot hold it.
 
@@ -39,8 +39,7 @@ def check_resources(
         loss (WeightedCrossEntropyLoss): the objective.
         dataset (Dataset[Any]): gives the length of sequences, from a sample of them.
         run (Run): gives device, dtype and folder.
-        checkpointer (HFCheckpointer | None): gives the size of the files that each checkpoint has beside its weights.
-            Default: None, not counted.
+        checkpointer (HFCheckpointer): gives the size of the files that each checkpoint has beside its weights.
 
     Raises:
         SetupError: If it needs more than there is; the message says of what, and what helps.
