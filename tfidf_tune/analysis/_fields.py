@@ -11,6 +11,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 # Exact as a float.
 _LARGEST = 2**53
 _LARGEST_ID = 2**31 - 1
+_WHOLE = frozenset([int])  # not bool
 
 
 def text(record: Mapping[str, Any], name: str) -> str:
@@ -91,11 +92,11 @@ def number(
 def token_ids(record: Mapping[str, Any], name: str) -> list[int]:
     """Read a list of token ids; as :func:`text`."""
     value = record[name]
-    if not isinstance(value, list) or set(map(type, value)) - {int}:
+    if not isinstance(value, list) or not _WHOLE.issuperset(map(type, value)):
         raise _wrong(name, value, "a list of token ids")
-    if value and not 0 <= min(value) <= max(value) <= _LARGEST_ID:
-        outside = min(value) if min(value) < 0 else max(value)
-        raise _wrong(name, outside, f"token ids from 0 to {_LARGEST_ID}")
+    least, most = min(value, default=0), max(value, default=0)
+    if least < 0 or most > _LARGEST_ID:
+        raise _wrong(name, least if least < 0 else most, f"token ids from 0 to {_LARGEST_ID}")
     return value
 
 
