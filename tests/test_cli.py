@@ -1,6 +1,9 @@
 """The command ``tfidf-tune``, in this process where torchtune's commands only print."""
 
+import re
+import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -133,3 +136,78 @@ def test_too_little_memory_is_one_message(run_command, monkeypatch, error, told)
     with pytest.raises(SystemExit) as ended:
         run_command("probe", "make")
     assert ended.value.code == f"error: out of memory{told}: use less text or a smaller batch size"
+
+
+def test_the_version_is_that_of_the_package(run_command, capsys):
+    run_command("--version")
+
+    assert capsys.readouterr().out == f"tfidf-tune {version('tfidf-tune')}\n"
+
+
+def test_an_unknown_command_lists_ours_with_a_suggestion(run_command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command("comapre")
+
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("error: no command 'comapre'; did you mean 'compare'?\n")
+    for command in ("demo", "probe", "tasks", "run", "validate", "ls"):
+        assert re.search(rf"^  {command} ", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], [], ["comapre"], ["compare", "--help"]])
+def test_what_needs_no_library_imports_none(arguments):
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted({{"numpy", "torch", "yaml"}} & sys.modules.keys()), file=sys.stderr))
+sys.argv = ["tfidf-tune", *{arguments!r}]
+from tfidf_tune import cli
+cli.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert ended.stderr.endswith("[]\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "full_finetun"], "no recipe 'full_finetun'; did you mean 'full_finetune'"),
+        (["run", "full_finetun", "--config", "x"], "no recipe 'full_finetun'; did you mean 'full_finetune'"),
+        (
+            ["run", "../mine.py", "--config", "x"],
+            r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
+        ),
+        (["run", "full_finetune", "--config"], "tfidf-tune run: error: argument --config: expected one argument"),
+        (["run", "full_finetune"], "tfidf-tune run: error: The '--config' argument is required"),
+        (["cp", "nothing", "."], "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see"),
+        (["validate"], "usage: tfidf-tune validate <config>"),
+        (["validate", "a.yaml", "b.yaml"], "tfidf-tune: error: unrecognized arguments: b.yaml"),
+    ],
+)
+def test_a_command_that_is_not_understood_is_one_message(run_command, capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        run_command(*arguments)
+
+    said = f"{capsys.readouterr().err}{ended.value.code}"
+    assert re.search(message, said)
+    assert not re.search(r"(?<![\w-])tune (run|ls|cp)", said)
+
+
+def test_the_help_of_torchtunes_commands_calls_them_ours(run_command, capsys):
+    for command in ("run", "ls", "cp", "cat", "validate"):
+        with pytest.raises(SystemExit):
+            run_command(command, "--help")
+
+        said = capsys.readouterr().out
+        assert f"tfidf-tune {command}" in said
+        assert not re.search(r"(?<![\w-])tune (run|ls|cp|cat|validate)", said)
+
+
+def test_a_recipe_of_the_users_own_is_found_below_the_working_directory(run_command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text("print('mine ran')")
+    monkeypatch.chdir(tmp_path)
+
+    run_command("run", "./mine.py", "--config", "x")
+
+    assert capsys.readouterr().out == "mine ran\n"

@@ -1,7 +1,22 @@
 """TF-IDF weighted cross-entropy for torchtune, and the measure of what a fine-tuned model recites."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 import tfidf_tune._quiet  # noqa: F401  (before anything imports torchao)
-from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.weighting import TFIDFWeighting
+
+if TYPE_CHECKING:
+    from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+    from tfidf_tune.weighting import TFIDFWeighting
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use: torch takes seconds, and the command line often does without."""
+        if name in ("loss", "weighting"):
+            return import_module(f"tfidf_tune.{name}")
+        if name in __all__:
+            return getattr(import_module(f"tfidf_tune.{'weighting' if name == 'TFIDFWeighting' else 'loss'}"), name)
+        raise AttributeError(f"module 'tfidf_tune' has no attribute {name!r}")
+
 
 __all__ = ["CrossEntropyLoss", "HeadInput", "TFIDFCrossEntropyLoss", "TFIDFWeighting", "WeightedCrossEntropyLoss"]

@@ -22,7 +22,7 @@ from kills import Job, end_state, make_inputs, run_of
 from recipe_processes import Ended, Processes, nothing
 from safetensors.torch import load_file, save_file
 from tiny_run import seal
-from traps import AtStep, Calling, OnRank, Trap, limit_files, sigint, sigkill, sigterm, stand_in_the_way
+from traps import AtStep, Calling, Hangup, OnRank, Trap, limit_files, sighup, sigint, sigkill, sigterm, stand_in_the_way
 
 from tfidf_tune.report import Table
 
@@ -353,6 +353,28 @@ def _signals() -> Iterator[Break]:
         codes=(130,),
         before=AtStep(_BREAK_AT, sigint),
         leaves_step=_BREAK_AT,
+    )
+    yield Break(
+        "SIGHUP while the data set is built",
+        JOB_FULL,
+        r"ended by SIGHUP\n",
+        codes=(129,),
+        before=Hangup(Calling("data", "instantiate", sighup, nth=2)),
+    )
+    yield Break(
+        "SIGHUP in a step",
+        JOB_FULL,
+        rf"stopped after step {_BREAK_AT} of 20; the last good checkpoint is [^\n]*step_{_BREAK_AT}[^\n]*",
+        codes=(129,),
+        before=Hangup(AtStep(_BREAK_AT, sighup)),
+        leaves_step=_BREAK_AT,
+    )
+    yield Break(
+        "SIGHUP in a step under nohup",
+        JOB_FULL,
+        r"step=20|20/20",
+        before=Hangup(AtStep(_BREAK_AT, sighup), nohup=True),
+        goes_on=True,
     )
     yield Break(
         "SIGTERM to one worker of two",

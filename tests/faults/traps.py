@@ -87,6 +87,24 @@ class Calling:
 
 
 @dataclass(frozen=True)
+class Hangup:
+    """Set a trap that sends SIGHUP.
+
+    Attributes:
+        trap (Trap): the trap.
+        nohup (bool): whether SIGHUP is ignored from the start. Default: False.
+    """
+
+    trap: Trap
+    nohup: bool = False
+
+    def __call__(self, rank: int) -> None:
+        """Set the trap; the tests themselves may run under nohup."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if self.nohup else signal.SIG_DFL)
+        self.trap(rank)
+
+
+@dataclass(frozen=True)
 class OnRank:
     """Set a trap in one process alone.
 
@@ -112,6 +130,11 @@ def sigterm() -> None:
 def sigint() -> None:
     """Send SIGINT to this process."""
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def sighup() -> None:
+    """Send SIGHUP to this process."""
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
 def sigkill() -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the step is finished, the run saved, then it ends."""
+"""SIGTERM, Ctrl-C and SIGHUP: the step is finished, the run saved, then it ends."""
 
 import os
 import signal
@@ -11,7 +11,15 @@ from tfidf_tune.recipes import full_finetune
 from tfidf_tune.training import _interrupt, _train
 from tfidf_tune.training._interrupt import Interrupted, stop_request
 
-SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+
+
+@pytest.fixture(autouse=True)
+def no_nohup():
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -65,6 +73,16 @@ def test_a_signal_that_is_repeated_at_once_is_the_same_wish(clock):
             send(signal.SIGINT)
             clock[0] += 0.7
         assert request.signal_number == signal.SIGINT
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    """As nohup has it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with stop_request() as request:
+        send(signal.SIGHUP)
+        assert request.signal_number == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_the_exit_code_is_that_of_the_signal():

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say, visible
+from tfidf_tune._signals import ENDING, handle
 
 if TYPE_CHECKING:
     from tfidf_tune.experiment import Experiment
@@ -58,8 +59,12 @@ def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, 
     """
     from tfidf_tune.experiment import run_experiment
 
+    def end(number: int, _: object) -> None:
+        name = signal.Signals(number).name
+        sys.exit(f"error: ended by {name}; the same command goes on from here")
+
     # As Ctrl-C does: what was started ends too, and cleans up after itself.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM; the same command goes on from here"))
+    handle([number for number in ENDING if number != signal.SIGINT], end)
     failures = run_experiment(experiment, overwrite=overwrite, retries=retries, jobs=jobs)
     if failures:
         listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)

@@ -1,5 +1,7 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
+import tfidf_tune.training._quiet_start  # noqa: F401  # isort: skip  (before imports that take seconds)
+
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
 
+from tfidf_tune._signals import ENDING, ended_by
 from tfidf_tune.training._distributed import is_first_to_speak, is_lost_process, is_main_process
 from tfidf_tune.training._errors import (
     LostProcessError,
@@ -173,8 +173,8 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     """Make a function of a config the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
     What is wrong with config, data, checkpoint or disk is reported in one message without a traceback, exit code 1;
-    SIGTERM ends with exit code 143, Ctrl-C with 130. Of several processes the first one speaks; another does where it
-    alone has something to say.
+    SIGTERM ends with exit code 143, Ctrl-C with 130, SIGHUP with 129. Of several processes the first one speaks;
+    another does where it alone has something to say.
 
     Args:
         main (Callable[[DictConfig], None]): the recipe.
@@ -185,47 +185,48 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
 
     @wraps(main)
     def entry_point() -> None:
-        signal.signal(signal.SIGTERM, _end_at_once)
-        try:
-            cfg = _read_arguments()
-            main(cfg)
-        except LostProcessError as error:
-            _fail_without_another(str(error))
-        except (SetupError, TrainingError, OSError) as error:
-            if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
-                _fail_without_another(_LOST_BEFORE_TRAINING)
-            _fail(str(error))
-        except MemoryError as error:
-            _fail(
-                f"out of the computer's memory{f' ({error})' if str(error) else ''}: use less text or a smaller model"
-            )
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                _fail(
-                    f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
-                    "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
-                )
-            if not is_lost_process(error):
-                raise
-            _fail_without_another(_LOST_BEFORE_TRAINING)
-        except Interrupted as request:
-            if is_main_process():
-                print(request, file=sys.stderr)
-            sys.exit(request.exit_code)
-        except KeyboardInterrupt:
-            print("interrupted; the checkpoints written so far are whole", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        with ended_by(ENDING, _say_ended):
+            _start(main)
 
     return entry_point
 
 
-def _end_at_once(signal_number: int, _: FrameType | None) -> None:
+def _start(main: Callable[[DictConfig], None]) -> None:
+    try:
+        cfg = _read_arguments()
+        main(cfg)
+    except LostProcessError as error:
+        _fail_without_another(str(error))
+    except (SetupError, TrainingError, OSError) as error:
+        if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
+            _fail_without_another(_LOST_BEFORE_TRAINING)
+        _fail(str(error))
+    except MemoryError as error:
+        _fail(f"out of the computer's memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            _fail(
+                f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
+                "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+            )
+        if not is_lost_process(error):
+            raise
+        _fail_without_another(_LOST_BEFORE_TRAINING)
+    except Interrupted as request:
+        if is_main_process():
+            print(request, file=sys.stderr)
+        sys.exit(request.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; the checkpoints written so far are whole", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _say_ended(name: str) -> None:
     """Before and after training there is nothing to finish."""
-    if is_main_process():
-        print("ended by SIGTERM", file=sys.stderr)
-    sys.exit(128 + signal_number)
+    if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
+        print(f"ended by {name}", file=sys.stderr)
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while training: the step is finished, the run saved, then it ends."""
+"""Signals while training: the step is finished, the run saved, then it ends."""
 
 import signal
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from tfidf_tune._signals import ENDING, handle
 
 # torchrun hands on a Ctrl-C that the terminal has already sent to every process: both are one wish.
 _SAME_WISH_SECONDS = 3.0
@@ -47,13 +47,13 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Turn SIGTERM and SIGINT into a request, as long as the block lasts.
+    """Turn SIGTERM, SIGINT and SIGHUP into a request, as long as the block lasts.
 
     Yields:
         StopRequest: asked between steps.
     """
     request = StopRequest()
-    previous = {number: signal.signal(number, request) for number in SIGNALS}
+    previous = handle(ENDING, request)
     try:
         yield request
     finally:

@@ -190,7 +190,7 @@ def train(
     Raises:
         TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
             any scale, or a checkpoint cannot be written.
-        Interrupted: If SIGTERM or SIGINT asked for an end; the step was finished and saved.
+        Interrupted: If SIGTERM, SIGINT or SIGHUP asked for an end; the step was finished and saved.
     """
     state.model.train()
     state.loss.train()

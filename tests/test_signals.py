@@ -1,0 +1,112 @@
+"""Ctrl-C during imports, a closed pipe, a closed terminal: in processes of their own that import no torch."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# Sends SIGINT when the command begins to import a library; what the import makes of it differs.
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {module!r}:
+            {body}
+sys.meta_path.insert(0, Finder())
+from tfidf_tune import cli
+sys.argv = ["tfidf-tune", *{arguments!r}]
+cli.main()
+"""
+SEND = "os.kill(os.getpid(), signal.SIGINT)"
+IN_AN_IMPORT = SEND
+AS_ANOTHER_ERROR = f"exec('try:\\n {SEND}\\nexcept BaseException as error:\\n raise ImportError(name) from error')"
+IN_A_CALLBACK = f"type('Dying', (), {{'__del__': lambda self: {SEND}}})()"
+
+
+def run(code, **options):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize("body", [IN_AN_IMPORT, AS_ANOTHER_ERROR, IN_A_CALLBACK])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("torchtune", ["run", "full_finetune", "--config", "x"]), ("numpy", ["compare", "runs"]), ("lm_eval", ["eval"])],
+)
+def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):
+    ended = run(INTERRUPTED.format(module=module, arguments=arguments, body=body))
+
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", None])
+def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
+    """Processes of others that import the package keep Python's own way."""
+    code = INTERRUPTED.format(module="safetensors", arguments=[], body=SEND).partition("from tfidf_tune import cli")[0]
+    environment = os.environ | ({variable: "1"} if variable else {})
+
+    ended = run(f"{code}import tfidf_tune.training", env=environment)
+
+    if variable:
+        assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+    else:
+        assert ended.stderr.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["--help"], ["cat", "tinyllama/1.1B_lora_memorization"]])
+def test_a_reader_that_is_gone_ends_the_command_silently(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "tfidf_tune.cli", *arguments], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["compare", "runs"], ["run", "full_finetune", "--config", "x"], ["validate", "x"]]
+)
+def test_a_working_directory_that_was_removed_is_one_message(tmp_path, arguments):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n"
+
+    ended = run(f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', *{arguments!r}]; cli.main()")
+
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the working directory does not exist any more: change to another one\n"
+
+
+def test_after_a_hangup_a_process_may_still_write_to_its_terminal(tmp_path):
+    """A run finishes its step and saves: what it says meanwhile must not end it."""
+    code = """
+import fcntl, os, signal, sys, termios, time
+from pathlib import Path
+from tfidf_tune._signals import handle
+os.setsid()
+terminal = os.open(sys.argv[1], os.O_RDWR)
+fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+os.dup2(terminal, 1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+came = []
+handle([signal.SIGHUP], lambda number, frame: came.append(number))
+Path(sys.argv[2], "ready").touch()
+while not came:
+    time.sleep(0.01)
+print("saved", flush=True)
+Path(sys.argv[2], "saved").touch()
+"""
+    master, slave = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code, os.ttyname(slave), str(tmp_path)])
+    os.close(slave)
+    while not (tmp_path / "ready").exists() and process.poll() is None:
+        pass
+    os.close(master)
+
+    assert process.wait() == 0
+    assert (tmp_path / "saved").exists()

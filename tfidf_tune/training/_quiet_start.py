@@ -1,0 +1,14 @@
+"""Lets Ctrl-C end a process of torchrun or torchtune's command without a traceback while it imports the recipe.
+
+``tfidf-tune`` sees to that itself, and a recipe once it has begun; other processes that import this package are left
+alone. There is nothing to clean up yet.
+"""
+
+import os
+import signal
+import sys
+
+if ("TORCHELASTIC_RUN_ID" in os.environ or sys.argv[0].startswith("tfidf_tune.recipes.")) and signal.getsignal(
+    signal.SIGINT
+) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
