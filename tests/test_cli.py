@@ -67,6 +67,13 @@ def test_validate_takes_a_name(run_command, capsys):
     assert "well-formed" in capsys.readouterr().out
 
 
+def test_validate_takes_a_config_of_torchtunes_own_recipes(run_command, tmp_path, capsys):
+    run_command("cp", "llama2/7B_full", str(tmp_path / "mine.yaml"))
+    run_command("validate", str(tmp_path / "mine.yaml"))
+
+    assert "well-formed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization"])
 def test_validate_knows_configs_that_build_on_others(run_command, capsys, name):
     run_command("validate", name)
@@ -97,6 +104,7 @@ def test_validate_knows_configs_that_build_on_others(run_command, capsys, name):
         ("model: {_component_: 3}", "config: model: _component_ is 3, it has to be a dotted path"),
         ("base: nowhere", "no config file nowhere"),
         ("a: [", "error: "),
+        ("", "mine.yaml is empty"),
     ],
 )
 def test_validate_refuses_what_the_recipe_would(run_command, tmp_path, text, message):

@@ -219,7 +219,10 @@ def _check_config(name: str) -> None:
     try:
         cfg = load_config(name)
         sections: Any = OmegaConf.to_container(cfg, resolve=False)
-        if "HFCheckpointer" in str(sections.get("checkpointer")):
+        if not sections:
+            raise SetupError(f"config {name} is empty")
+        checkpointer = str(sections.get("checkpointer"))
+        if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
             is_lora = "lora_attn_modules" in str(sections.get("model"))
             check_loss(check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig))
         else:

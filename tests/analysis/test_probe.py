@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from analysis_fakes import (
@@ -255,6 +257,15 @@ def test_passages_can_be_checked_without_a_model():
         check_passages(FingerprintedTokenizer(), [COUNTING], 40)
     with pytest.raises(ValueError, match=r"fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'"):
         check_passages(FingerprintedTokenizer(fingerprint="f2"), [COUNTING], 5)
+
+
+def test_ids_are_compared_with_the_largest_id_where_a_vocabulary_has_gaps():
+    highest = max(COUNTING.token_ids)
+    counted = SimpleNamespace(vocab_size=highest)
+    with pytest.raises(ValueError, match=f"has the token id {highest}, but the tokenizer's ids end at {highest - 1}"):
+        check_passages(counted, [COUNTING], 5)
+
+    check_passages(SimpleNamespace(vocab_size=highest, max_token_id=highest), [COUNTING], 5)
 
 
 def test_the_models_generation_config_does_not_change_the_text(llama):

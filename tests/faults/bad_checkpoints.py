@@ -375,12 +375,12 @@ OUTPUT = [
     BadInput(
         "a file for output_dir",
         file_for_folder,
-        r"output_dir .*/file cannot be written: .*/file is no folder or not writable",
+        r"output_dir .*/file cannot be written: .*/file is not a writable folder",
     ),
     BadInput(
         "output_dir below a file",
         changed({"output_dir": f"{Path(__file__)}/run"}),
-        r"output_dir .*/run cannot be written: .* is no folder or not writable",
+        r"output_dir .*/run cannot be written: .* is not a writable folder",
     ),
     BadInput(
         "output_dir in /proc", changed({"output_dir": "/proc/run"}), r"output_dir /proc/run cannot be written: /proc "

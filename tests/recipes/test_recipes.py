@@ -265,6 +265,41 @@ def test_bad_input_is_refused_and_leaves_nothing_behind(recipe_config, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("builder", ["several", "with_passages"])
+def test_a_data_set_of_the_users_own_may_be_of_any_make(recipe_config, monkeypatch, tmp_path, builder):
+    (tmp_path / "own_data.py").write_text(
+        """
+from torch.utils.data import Dataset
+from torchtune.datasets import ConcatDataset
+
+
+class Own(Dataset):
+    passages = ["not", "ours"]
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"tokens": [index, 1, 2], "labels": [index, 1, 2]}
+
+
+def several(tokenizer) -> Dataset:
+    return ConcatDataset([Own(), Own()])
+
+
+def with_passages(tokenizer) -> Dataset:
+    return Own()
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = recipe_config(max_steps=1)
+    cfg.dataset = {"_component_": f"own_data.{builder}"}
+
+    run_recipe(cfg)
+
+    assert (tmp_path / "run" / "checkpoint_100pct").is_dir()
+
+
 def test_a_logger_whose_package_is_missing_is_refused(recipe_config, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     cfg = recipe_config(metric_logger={"_component_": "torchtune.training.metric_logging.WandBLogger"})

@@ -108,6 +108,14 @@ def test_a_folder_with_checkpoints_is_not_written_to(recipe_config, tmp_path):
         start(recipe_config())
 
 
+def test_a_file_in_the_place_of_a_checkpoint_is_refused(recipe_config, tmp_path):
+    (tmp_path / "run" / "resume" / "step_2").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint_100pct").touch()
+
+    with pytest.raises(SetupError, match="holds checkpoint_100pct, which is not a folder: move it away"):
+        start(recipe_config(resume_from_checkpoint=True))
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:99", "meta", "tpu"])
 def test_a_device_that_is_not_there_is_refused_and_never_replaced_by_another(recipe_config, monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

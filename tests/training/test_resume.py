@@ -384,6 +384,7 @@ def test_milestones_after_the_step_are_written_anew_and_those_before_stay(small_
         inodes[percent] = (folder / f"checkpoint_{percent}pct").stat().st_ino
         (folder / f"checkpoint_{percent}pct" / "scores").mkdir()
         (folder / f"checkpoint_{percent}pct" / "scores" / "mine.txt").write_text("of the user")
+        (folder / f"checkpoint_{percent}pct" / "my_model.safetensors").touch()
         (folder / f"checkpoint_{percent}pct" / "model-00001-of-00002.safetensors").touch()  # transformers might read it
 
     run(cfg, resume=True)
@@ -393,6 +394,7 @@ def test_milestones_after_the_step_are_written_anew_and_those_before_stay(small_
     ]  # fmt: skip
     for percent in (20, 60, 100):
         assert (folder / f"checkpoint_{percent}pct" / "scores" / "mine.txt").read_text() == "of the user"
+        assert (folder / f"checkpoint_{percent}pct" / "my_model.safetensors").is_file()
     assert [path.parent.name for path in folder.glob("*/model-00001*")] == ["checkpoint_20pct"]
     for percent in (20, 60, 100):
         name = f"checkpoint_{percent}pct/model.safetensors"
@@ -479,6 +481,12 @@ def without_key(checkpoint, key):
     seal(checkpoint)
 
 
+def with_value(checkpoint, key, value):
+    part = torch.load(checkpoint / "process_00000.pt", weights_only=True)
+    torch.save(part | {key: value}, checkpoint / "process_00000.pt")
+    seal(checkpoint)
+
+
 def rewritten(checkpoint, name, content):
     (checkpoint / name).write_bytes(content)
     seal(checkpoint)
@@ -508,8 +516,25 @@ def without(name):
         (lambda folder: rewritten(folder, "process_00000.pt", b"PK\3\4"), "process_00000.pt cannot be read"),
         (lambda folder: without_key(folder, "loss"), "process_00000.pt lacks loss"),
         (lambda folder: without_key(folder, "random_states"), "process_00000.pt lacks random_states"),
+        (lambda folder: with_value(folder, "random_states", None), "process_00000.pt lacks random_states"),
+        (lambda folder: with_value(folder, "inputs", None), "process_00000.pt lacks inputs"),
+        (lambda folder: rewritten(folder, "process_00000.pt", b"junk"), "process_00000.pt cannot be read"),
+        (lambda folder: rewritten(folder, "settings.yaml", b""), "settings.yaml does not hold keys and values"),
     ],
-    ids=["no file", "no settings", "no weights", "no YAML", "a list", "no process file", "no loss", "no random states"],
+    ids=[
+        "no file",
+        "no settings",
+        "no weights",
+        "no YAML",
+        "a list",
+        "no process file",
+        "no loss",
+        "no random states",
+        "no states",
+        "no inputs",
+        "junk",
+        "empty settings",
+    ],
 )
 def test_a_checkpoint_that_lacks_something_is_named_and_the_one_before_used(
     small_config, end_after, tmp_path, capsys, damage, message
@@ -546,9 +571,7 @@ def test_a_value_that_does_not_fit_is_one_message(small_config, end_after, tmp_p
     torch.save(part | {"optimizer_groups": [{"lr": 0.1}, {}]}, checkpoint / "process_00000.pt")
     seal(checkpoint)
 
-    with pytest.raises(
-        TrainingError, match=r"step_5 cannot be restored \(ValueError: zip.*\): move it away, and the one"
-    ):
+    with pytest.raises(TrainingError, match=r"step_5 cannot be restored \(ValueError: zip.*\): move it away to resume"):
         run(small_config(), resume=True)
 
 

@@ -183,7 +183,7 @@ def test_a_manifest_of_a_later_format_is_refused(resume):
     file = resume.folder / "step_10" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 7}))
 
-    assert "step_10 is damaged: manifest.json is of format 7, known is 2" in resume.newest_whole(nothing_lacks)[1][0]
+    assert "wrote it, in format 7; this one reads format 2" in resume.newest_whole(nothing_lacks)[1][0]
 
 
 def test_a_manifest_of_another_step_is_damage(resume):

@@ -4,6 +4,7 @@ Section "Memorization" of the paper; the framework is that of Huang et al. 2024 
 Token-exact: prompts and references are the ids of the passage, no text is tokenized again, no BOS is added.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -201,7 +202,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
             tokenizer does not have.
     """
     fingerprint = getattr(tokenizer, "fingerprint", None)
-    vocab_size = getattr(tokenizer, "vocab_size", None)
+    last_id = getattr(tokenizer, "max_token_id", getattr(tokenizer, "vocab_size", math.inf) - 1)
     for passage in passages:
         if len(passage.token_ids) <= num_prompt:
             raise ValueError(
@@ -213,8 +214,8 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
                 f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
                 f"the given tokenizer has {fingerprint!r}: probe with the tokenizer {passage.tokenizer!r}."
             )
-        if vocab_size is not None and (highest := max(passage.token_ids)) >= vocab_size:
+        if (highest := max(passage.token_ids)) > last_id:
             raise ValueError(
-                f"Passage {passage.id!r} has the token id {highest}, but the tokenizer's ids end at {vocab_size - 1}: "
+                f"Passage {passage.id!r} has the token id {highest}, but the tokenizer's ids end at {last_id}: "
                 "make the probe file again with the tokenizer of the model."
             )

@@ -16,7 +16,7 @@ KINDS = ("target", "control")
 
 # The data sets hold token ids as int32.
 _LARGEST_ID = 2**31 - 1
-_LARGEST = 2**63 - 1
+_LARGEST = 2**53  # the largest that results are read with
 
 
 @dataclass(frozen=True)

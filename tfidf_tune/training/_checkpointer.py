@@ -34,7 +34,12 @@ from tfidf_tune.training._weight_files import (
 )
 
 # Weights of an existing folder never stay beside those that are written: transformers might load them.
-_WEIGHTS = ("*model*.safetensors", "*.index.json")
+_WEIGHTS = (
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+)
 _SAMPLE_BYTES = 2**20
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

@@ -20,7 +20,13 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
-from tfidf_tune.data import collate_packed, injected_corpus_dataset, is_packed, write_probe_file
+from tfidf_tune.data import (
+    InjectedCorpusDataset,
+    collate_packed,
+    injected_corpus_dataset,
+    is_packed,
+    write_probe_file,
+)
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._config import FinetuneConfig, instantiate
@@ -98,7 +104,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     Raises:
         SetupError: If it cannot be built from the settings given, several cannot be mixed, packed rows would need
             another ``collate_fn``, there are too few sequences for one step, every label is masked, or the probe file
-        cannot be written.
+            cannot be written.
     """
     without_probe_files = copy.deepcopy(cfg)
     for section in filter(_writes_probe_file, _sections(without_probe_files)):
@@ -128,25 +134,22 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     return dataset
 
 
-def write_probe_files(cfg: FinetuneConfig, dataset: Dataset[Any]) -> None:
+def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
     """Write the passages of a data set with injected passages to the file that the config names.
 
     Args:
         cfg (FinetuneConfig): the checked config.
-        dataset (Dataset[Any]): of :func:`build_dataset`.
+        dataset (Any): of :func:`build_dataset`.
     """
     if is_main_process():
-        for section, part in zip(_sections(cfg), _parts(dataset), strict=True):
+        is_mix = OmegaConf.is_list(cfg.dataset)
+        for section, part in zip(_sections(cfg), dataset._datasets if is_mix else [dataset], strict=True):
             if _writes_probe_file(section):
                 write_probe_file(section.probe_file, part.passages)
 
 
 def _sections(cfg: FinetuneConfig) -> list[Any]:
     return list(cfg.dataset) if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]
-
-
-def _parts(dataset: Any) -> list[Any]:
-    return list(dataset._datasets) if isinstance(dataset, ConcatDataset) else [dataset]
 
 
 def _writes_probe_file(section: Any) -> bool:
@@ -203,8 +206,9 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
         item = dataset[index]
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
-    for passage in (passage for part in _parts(dataset) for passage in getattr(part, "passages", ())):
-        digest.update(json.dumps(asdict(passage)).encode())
+    parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
+    for corpus in (part for part in parts if isinstance(part, InjectedCorpusDataset)):
+        digest.update(json.dumps([asdict(passage) for passage in corpus.passages]).encode())
     return f"{length} items ({digest.hexdigest()[:16]})"
 
 

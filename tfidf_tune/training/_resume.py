@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypedDict, cast
+from types import UnionType
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -56,20 +57,20 @@ from tfidf_tune.training._state import TrainState
 _SETTINGS_FILE = "settings.yaml"
 
 
-class _ProcessState(TypedDict):
-    """What one process of a run writes besides its shards of weights and optimizer state."""
-
-    inputs: dict[str, Any]
-    num_processes: int
-    tensors: list[str]
-    optimizer_has_state: bool
-    optimizer_values: dict[str, Any]
-    optimizer_groups: list[dict[str, Any]]
-    lr_scheduler: dict[str, Any] | None
-    scaler: dict[str, Any]
-    loss: dict[str, Tensor]
-    tokens_seen: int
-    random_states: dict[str, Any]
+# What one process of a run writes besides its shards of weights and optimizer state.
+_PROCESS_STATE: dict[str, type | UnionType] = {
+    "inputs": dict,
+    "num_processes": int,
+    "tensors": list,
+    "optimizer_has_state": bool,
+    "optimizer_values": dict,
+    "optimizer_groups": list,
+    "lr_scheduler": dict | None,
+    "scaler": dict,
+    "loss": dict,
+    "tokens_seen": int,
+    "random_states": dict,
+}
 
 
 class ResumePoint:
@@ -136,7 +137,7 @@ class ResumePoint:
             self._restore_from(self.checkpoint, state)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
             raise TrainingError(
-                f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away, and the one before it is used"
+                f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away to resume from an older one"
             ) from error
 
     def restore_random_states(self) -> None:
@@ -198,7 +199,7 @@ class ResumePoint:
                 save(apart(tensors), storage_writer=writer)
         except CheckpointException as error:
             raise OSError(cause_of(error)) from error
-        part: _ProcessState = {
+        part = {
             "inputs": self._inputs,
             "num_processes": get_world_size_and_rank()[0],
             "tensors": sorted(tensors),
@@ -277,7 +278,8 @@ def _find_problem(checkpoint: Path, names: Sequence[str]) -> str | None:
     world_size, own_rank = get_world_size_and_rank()
     try:
         _require_listed(names, [_SETTINGS_FILE, _process_file(checkpoint, 0).name])
-        if not isinstance(OmegaConf.load(checkpoint / _SETTINGS_FILE), DictConfig):
+        settings = OmegaConf.load(checkpoint / _SETTINGS_FILE)
+        if not (isinstance(settings, DictConfig) and settings):
             raise ValueError(f"{_SETTINGS_FILE} does not hold keys and values")
         first = _read_process_file(checkpoint, 0)
         ranks = range(first["num_processes"])
@@ -310,19 +312,19 @@ def _tensor_reader(checkpoint: Path) -> HuggingFaceStorageReader:
     return reader
 
 
-def _read_process_file(folder: Path, rank: int) -> _ProcessState:
+def _read_process_file(folder: Path, rank: int) -> dict[str, Any]:
     file = _process_file(folder, rank)
     try:
-        content: _ProcessState = torch.load(file, map_location="cpu", weights_only=True)
-        lacking = _ProcessState.__required_keys__ - content.keys()
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        wrong = [key for key, kind in _PROCESS_STATE.items() if not isinstance(content.get(key, ...), kind)]
     except UnpicklingError as error:
         raise ValueError(
             f"{file.name} holds something other than tensors and plain values, which is never loaded"
         ) from error
-    except (RuntimeError, EOFError, AttributeError) as error:
+    except Exception as error:  # torch.load has no errors of its own
         raise ValueError(f"{file.name} cannot be read ({cause_of(error)})") from error
-    if lacking:
-        raise ValueError(f"{file.name} lacks {', '.join(sorted(lacking))}")
+    if wrong:
+        raise ValueError(f"{file.name} lacks {', '.join(wrong)}, or has another type of value there")
     return content
 
 

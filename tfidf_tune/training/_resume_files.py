@@ -182,7 +182,10 @@ def _damage(checkpoint: Path) -> str | None:
         manifest = _read_manifest(checkpoint)
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format_version"] != FORMAT_VERSION:
-            return f"{_MANIFEST} is of format {manifest['format_version']}, known is {FORMAT_VERSION}"
+            return (
+                f"another version of tfidf-tune wrote it, in format {manifest['format_version']}; "
+                f"this one reads format {FORMAT_VERSION}"
+            )
         if manifest["step"] != step_of(checkpoint):
             return f"{_MANIFEST} is of step {manifest['step']}"
         for name in _own_share(list(files)):

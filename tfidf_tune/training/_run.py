@@ -132,6 +132,8 @@ def nearest_folder(path: Path) -> Path:
 
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
     milestones = sorted(path.name for path in output_dir.glob("checkpoint_*"))
+    if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
+        raise SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     if resume and milestones and not resumable:
         raise SetupError(
