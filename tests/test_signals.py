@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -105,7 +106,7 @@ Path(sys.argv[2], "saved").touch()
     process = subprocess.Popen([sys.executable, "-c", code, os.ttyname(slave), str(tmp_path)])
     os.close(slave)
     while not (tmp_path / "ready").exists() and process.poll() is None:
-        pass
+        time.sleep(0.01)
     os.close(master)
 
     assert process.wait() == 0
