@@ -222,3 +222,14 @@ def test_the_machine_is_described_in_words():
     )
     assert all(isinstance(value, str) and value for value in described.values())
     assert int(described["cores"]) >= 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", '{"settings": []}', '{"settings": {"recipe": 1}}', '{"seconds": "7"}', '{"provenance": {"gpu": 1}}'],
+)
+def test_a_manifest_of_training_with_wrong_types_is_refused(tmp_path, content):
+    folder = write_run(tmp_path / "r", run("CE", [evaluation(samples=targets(1), blocks=blocks(2.0))]))
+    (folder / "trained.json").write_text(content)
+    with pytest.raises(ValueError, match=r"trained\.json: cannot be read \(.*run the experiment again"):
+        records_of(read_runs([folder]))
