@@ -99,12 +99,13 @@ def test_a_number_out_of_range_is_named_with_the_range(option, value, least, cap
     assert ended.value.code == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert f"argument {option}: '{value[:5]}" in message
-    assert message.endswith(f"is not a whole number from {least} to {2**63 - 1}")
+    most = 2**63 - 1 if option == "--seed" else 2**31 - 1
+    assert message.endswith(f"is not a whole number from {least} to {most}")
 
 
 def test_passages_longer_than_any_document_are_refused_however_long(make):
-    with pytest.raises(ValueError, match=r"found 0 passages of 1000000000000 tokens .* the longest of \d+ tokens"):
-        make("--block-size", "1000000000000")
+    with pytest.raises(ValueError, match=r"found 0 passages of 1000000000 tokens .* the longest of \d+ tokens"):
+        make("--block-size", "1000000000")
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_text_is_read(make, tmp_path, monkeypatch):
@@ -115,9 +116,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_text_is_read(make,
     for name in ("folder", "pipe"):
         with pytest.raises(ValueError, match=rf"{name} is a folder or a device: --output must name a file"):
             make("--overwrite", output=name)
-    with pytest.raises(
-        OSError, match=r"cannot write .*/new/a\.jsonl: .*notes\.txt is not a folder that can be written"
-    ):
+    with pytest.raises(OSError, match=r"--output .*/new cannot be written: .*notes\.txt is not a writable folder"):
         make(output="notes.txt/new/a.jsonl")
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "notes.txt").read_text() == "mine"

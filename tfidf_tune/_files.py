@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 try:
     import fcntl
@@ -212,6 +213,35 @@ def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) 
             shutil.copytree(path, target / path.name, symlinks=True)
         else:
             shutil.copy2(path, target / path.name, follow_symlinks=False)
+
+
+def require_writable(what: str, path: Path) -> None:
+    """Check that files can be written at a path, or below it.
+
+    Args:
+        what (str): an option or key, for the message.
+        path (Path): a folder, which need not exist.
+
+    Raises:
+        OSError: If the nearest existing folder is not writable.
+    """
+    try:  # the only test that holds for root, network folders and the like
+        TemporaryFile(dir=nearest_folder(path)).close()
+    except OSError as error:
+        raise not_writable(what, path, error) from error
+
+
+def not_writable(what: str, path: Path, error: OSError) -> OSError:
+    """Make the error of :func:`require_writable`."""
+    return OSError(
+        f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); choose "
+        f"another {what}"
+    )
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself or the nearest of those above it, whichever exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def remove_leftovers(folder: Path) -> None:

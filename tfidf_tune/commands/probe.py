@@ -1,21 +1,18 @@
 """``tfidf-tune probe``: make a probe file, audit one model with it."""
 
 import argparse
-import reprlib
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import looks_like_path, require_writable
 from tfidf_tune._printing import say
+from tfidf_tune.commands import whole_number
 
 if TYPE_CHECKING:
     from tfidf_tune.data import MadeProbe, ProbeSpec
 
 _PREFIX_LENGTHS = (32, 50, 100)
-_LARGEST = 2**63 - 1
 
 
 def main(arguments: list[str]) -> None:
@@ -44,10 +41,10 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
     parser.add_argument("--controls-source", help="text that the model never saw; default: Python's documentation")
     parser.add_argument("--column", default="text", help="column of the text; default: %(default)s")
-    parser.add_argument("--num-targets", type=_whole_number(1), default=100, help="default: %(default)s")
-    parser.add_argument("--num-controls", type=_whole_number(0), default=100, help="default: %(default)s")
+    parser.add_argument("--num-targets", type=whole_number(1), default=100, help="default: %(default)s")
+    parser.add_argument("--num-controls", type=whole_number(0), default=100, help="default: %(default)s")
     parser.add_argument(
-        "--block-size", type=_whole_number(2), default=256, help="tokens in a passage; default: %(default)s"
+        "--block-size", type=whole_number(2), default=256, help="tokens in a passage; default: %(default)s"
     )
     parser.add_argument(
         "--passages",
@@ -55,8 +52,8 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
         default="duplicates",
         help="what occurs most often, filled up at random; or all at random; default: %(default)s",
     )
-    parser.add_argument("--min-repeats", type=_whole_number(2), default=2, help="of a duplicate; default: %(default)s")
-    parser.add_argument("--seed", type=_whole_number(0), default=0, help="default: %(default)s")
+    parser.add_argument("--min-repeats", type=whole_number(2), default=2, help="of a duplicate; default: %(default)s")
+    parser.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=0, help="default: %(default)s")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -69,43 +66,16 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", help="model under an adapter; default: what the adapter names")
     parser.add_argument("--tokenizer", help="default: the model's")
     parser.add_argument(
-        "--prefix-lengths", type=_whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100"
+        "--prefix-lengths", type=whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100"
     )
-    parser.add_argument("--max-new-tokens", type=_whole_number(1), default=128, help="default: %(default)s")
+    parser.add_argument("--max-new-tokens", type=whole_number(1), default=128, help="default: %(default)s")
     parser.add_argument(
-        "--offset", type=_whole_number(0), default=0, help="token of a passage where prompts start; default: 0"
+        "--offset", type=whole_number(0), default=0, help="token of a passage where prompts start; default: 0"
     )
-    parser.add_argument("--batch-size", type=_whole_number(1), default=64, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=whole_number(1), default=64, help="default: %(default)s")
     parser.add_argument("--device", help="default: a GPU where there is one")
     parser.add_argument("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
     parser.add_argument("--output-dir", type=Path, help="default: runs/audit/NAME")
-
-
-def _whole_number(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number of at least ``least``."""
-
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = -1
-        if not least <= number <= _LARGEST:
-            raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a whole number from {least} to {_LARGEST}")
-        return number
-
-    return read
-
-
-def _require_writable(output: Path) -> None:
-    """Refuse a place that cannot be written to before work begins."""
-    nearest = next(folder for folder in output.absolute().parents if folder.exists())
-    try:  # the only check that holds for root, network folders and the like
-        TemporaryFile(dir=nearest).close()
-    except OSError as error:
-        raise OSError(
-            f"cannot write {output}: {nearest} is not a folder that can be written to ({error.strerror}); name another "
-            "place"
-        ) from error
 
 
 def _make(options: argparse.Namespace) -> None:
@@ -114,7 +84,7 @@ def _make(options: argparse.Namespace) -> None:
         raise ValueError(f"{output} is a folder or a device: --output must name a file")
     if output.exists() and not options.overwrite:
         raise ValueError(f"{output} is there already: name another file, or replace it by --overwrite")
-    _require_writable(output)
+    require_writable("--output", output.parent)
     from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 
     spec = ProbeSpec(
@@ -170,7 +140,7 @@ def _audit(options: argparse.Namespace) -> None:
     from tfidf_tune.report import audit_report, require_report_folder, terminal_text, write_report
 
     require_report_folder(folder / "report")
-    _require_writable(folder / "report")
+    require_writable("--output-dir", folder)
     results = options.results.expanduser() if options.results else _evaluate(options, folder / "evaluation")
     runs = read_runs([results])
     if len(runs) > 1:

@@ -4,18 +4,17 @@ import argparse
 import math
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
+from tfidf_tune.commands import whole_number
 
 if TYPE_CHECKING:
     from tfidf_tune.analysis import WeightedBlocks
 
-_MOST = 2**31 - 1
 _LARGEST_CAP = 1e38  # weights are float32
 _EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
 
@@ -99,11 +98,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tokenizer", metavar="PATH_OR_HUB_ID", help="tokenizer of the model that you fine-tune")
     parser.add_argument("--column", default="text", help="column that holds the text; default: %(default)s")
-    parser.add_argument("--block-size", type=_whole(), default=256, help="tokens in a block; default: %(default)s")
-    parser.add_argument("--num-blocks", type=_whole(1), metavar="N", help="the first N blocks; default: all")
-    parser.add_argument("--batch-size", type=_whole(1), default=8, help="blocks in a mini-batch; default: %(default)s")
     parser.add_argument(
-        "--num-batches", type=_whole(), default=16, help="mini-batches in the window of idf; default: %(default)s"
+        "--block-size", type=whole_number(), default=256, help="tokens in a block; default: %(default)s"
+    )
+    parser.add_argument("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
+    parser.add_argument(
+        "--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s"
+    )
+    parser.add_argument(
+        "--num-batches", type=whole_number(), default=16, help="mini-batches in the window of idf; default: %(default)s"
     )
     parser.add_argument(
         "--tf",
@@ -119,29 +122,22 @@ def _parser() -> argparse.ArgumentParser:
         help="blocks in the mixed order of training, or in that of the text; default: mixed",
     )
     parser.add_argument(
-        "--seed", type=_whole(-(2**63), 2**63 - 1), default=42, help="of the mixed order; default: %(default)s"
+        "--seed", type=whole_number(-(2**63), 2**63 - 1), default=42, help="of the mixed order; default: %(default)s"
     )
     parser.add_argument(
-        "--min-count", type=_whole(1), default=10, help="rank tokens that occur so often; default: %(default)s"
+        "--min-count", type=whole_number(1), default=10, help="rank tokens that occur so often; default: %(default)s"
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
-        "--show", type=_whole(1), default=1, metavar="K", help="show K blocks, the first with a full window; default: 1"
+        "--show",
+        type=whole_number(1),
+        default=1,
+        metavar="K",
+        help="show K blocks, the first with a full window; default: 1",
     )
     shown.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
     return parser
-
-
-def _whole(least: int = -_MOST, most: int = _MOST) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        number = int(text)
-        if not least <= number <= most:
-            limit = f"less than {least}" if number < least else f"more than {most}"
-            raise argparse.ArgumentTypeError(f"{number} is {limit}")
-        return number
-
-    return whole_number
 
 
 def _cap(text: str) -> float:

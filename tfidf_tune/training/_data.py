@@ -20,6 +20,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._files import require_writable
 from tfidf_tune.data import (
     InjectedCorpusDataset,
     collate_packed,
@@ -32,7 +33,7 @@ from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._config import FinetuneConfig, instantiate
 from tfidf_tune.training._distributed import is_main_process, main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
-from tfidf_tune.training._run import Run, require_writable
+from tfidf_tune.training._run import Run
 
 _NUM_SAMPLES = 64
 

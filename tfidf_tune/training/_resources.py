@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._files import nearest_folder
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig, instantiate
@@ -20,7 +21,7 @@ from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._plan import available_memory, check_fits, format_bytes, plan_memory
-from tfidf_tune.training._run import Run, nearest_folder
+from tfidf_tune.training._run import Run
 
 
 def check_resources(

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import torch
 from torchtune import training, utils
 
-from tfidf_tune._files import locked_folder
+from tfidf_tune._files import locked_folder, not_writable, require_writable
 from tfidf_tune.training._config import FinetuneConfig, shards_model
 from tfidf_tune.training._distributed import connect_processes, is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
@@ -97,37 +96,8 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
                 "output_dir"
             ) from error
         except OSError as error:
-            raise _not_writable("output_dir", output_dir, error) from error
+            raise SetupError(str(not_writable("output_dir", output_dir, error))) from error
         yield
-
-
-def require_writable(key: str, path: Path) -> None:
-    """Check that files can be written at a path, or below it.
-
-    Args:
-        key (str): the config's key, for the message.
-        path (Path): a folder or file, which need not exist.
-
-    Raises:
-        SetupError: If the nearest existing folder is not writable.
-    """
-    nearest = nearest_folder(path)
-    try:  # the only test that holds for root, network folders and the like
-        TemporaryFile(dir=nearest).close()
-    except OSError as error:
-        raise _not_writable(key, path, error) from error
-
-
-def _not_writable(key: str, path: Path, error: OSError) -> SetupError:
-    return SetupError(
-        f"{key} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); choose "
-        f"another {key}"
-    )
-
-
-def nearest_folder(path: Path) -> Path:
-    """The path itself or the nearest of those above it, whichever exists."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
