@@ -388,7 +388,7 @@ OUTPUT = [
     BadInput(
         "a read-only folder for output_dir",
         read_only,
-        r"^error: output_dir .*/closed/run cannot be written: .*/closed .*not writable",
+        r"^error: output_dir .*/closed/run cannot be written: .*/closed .*not a writable folder",
         command=(*WITHOUT_ROOTS_RIGHTS, *TUNE_RUN),
         arguments=("--config", CONFIG),
     ),
