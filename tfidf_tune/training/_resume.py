@@ -284,7 +284,7 @@ def _find_problem(checkpoint: Path, names: Sequence[str]) -> str | None:
         first = _read_process_file(checkpoint, 0)
         ranks = range(first["num_processes"])
         _require_listed(names, [_process_file(checkpoint, rank).name for rank in ranks])
-        for rank in ranks[own_rank::world_size]:
+        for rank in ranks[1:][own_rank::world_size]:
             _read_process_file(checkpoint, rank)
         stored = _tensor_reader(checkpoint).read_metadata().state_dict_metadata
         if lacking := set(first["tensors"]) - stored.keys():
