@@ -30,7 +30,7 @@ types: install
 	$(BIN)/mypy
 
 benchmark: install
-	$(BIN)/python benchmarks/targets.py
+	for script in weights fused_head training_step probe; do $(BIN)/python benchmarks/$$script.py || exit; done
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

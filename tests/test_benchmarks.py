@@ -1,41 +1,114 @@
-"""The benchmark runs and reports what it says; how fast is not a matter for tests."""
+"""The benchmarks run, print what they write, and compare with baselines that compute the same. Speed is not tested."""
 
 import json
 import os
-import re
 import subprocess
 import sys
+from math import comb
 from pathlib import Path
 
+import fused_head
+import measuring
 import pytest
+import torch
+from authors_way import AuthorsWay
+from label_batches import WEIGHT_RTOL, random_stream
 
-from tfidf_tune import loss
+from tfidf_tune.weighting import TFIDFWeighting
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "training_step.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+needs_linux = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
+)
+TINY_MODEL = [f"model.{key}" for key in ("num_layers=1", "embed_dim=24", "num_heads=2", "num_kv_heads=2")]
+STEP = ["--rounds", "2", "--batch-size", "2", "--seq-len", "32", *TINY_MODEL, "model.vocab_size=128"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
-def test_the_training_step_is_measured_for_every_loss(tmp_path):
-    finished = subprocess.run(
-        [
-            sys.executable, SCRIPT, "--objectives", "--rounds", "2", "--batch-size", "2", "--seq-len", "32",
-            "--output", tmp_path / "out.json", "model.num_layers=1",
-            "model.embed_dim=24", "model.num_heads=2", "model.num_kv_heads=2",
-            "model.vocab_size=128",
-        ],
-        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def steps(result):
+    return {name: [f"{step['median_ms']:.2f}"] for name, step in result["steps"].items()}
 
-    assert finished.returncode == 0, finished.stderr
+
+def ways(result):
+    [case] = [case for case in result["cases"] if case["dtype"] == "bf16"]
+    measured = {name: way for name, way in case["ways"].items() if not way["not_measured"]}
+    assert measured.keys() == fused_head.WAYS.keys() - {"Liger", "cut-cross-entropy"} | {"fused"}
+    return {
+        name: [f"{way['median_ms']:.2f}", *(f"{error:.1e}" for error in way["gradient_errors"].values())]
+        for name, way in measured.items()
+    }
+
+
+def sweep(result):
+    return {
+        f"{row['batch_size']} x {row['seq_len']}": [f"{row['median_ms']:.3f}"]
+        for row in result["sweep"]
+        if row["num_batches"] == 8
+    }
+
+
+def throughput(result):
+    return {"batched": [f"{result['continuations_per_s']['batched']:.2f}", f"{result['median_throughput_ratio']:.2f}"]}
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("script", "arguments", "printed"),
+    [
+        ("training_step", ["--objectives", *STEP], steps),
+        ("fused_head", ["--quick", "--case", "llama3"], ways),
+        ("weights", ["--quick", "--rounds", "3"], sweep),
+        ("probe", ["--rounds", "1", "--num-passages", "3", "--one-in", "2"], throughput),
+    ],
+)
+def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed):
+    command = [sys.executable, BENCHMARKS / f"{script}.py", *arguments, "--output", tmp_path / "out.json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
-    first, last = ["stock CE", "our CE, chunked", "our CE", "TF-IDF"], "weights alone"
-    others = ["Goldfish", "token dropping", "MiLe", "focal", "power law", "repetition", "Goldfish and TF-IDF"]
-    assert list(result["steps"]) == [*first, *others, last]
-    assert len(others) + 2 == sum(
-        name.endswith("CrossEntropyLoss") and name != "WeightedCrossEntropyLoss" for name in vars(loss)
+    assert {"date", "hardware", "versions", "settings"} <= result.keys()
+    expected = printed(result)
+    assert expected
+    for name, numbers in expected.items():
+        assert any(name in line and all(n in line for n in numbers) for line in done.stdout.splitlines()), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_authors_way_gives_the_weights_that_ours_gives(seed):
+    """Over more batches than the window holds, of changing shapes, with ignored labels and empty rows."""
+    theirs, ours = AuthorsWay(num_batches=3), TFIDFWeighting(num_batches=3)
+    varied = 0
+    for labels in random_stream(seed, num_batches=8, max_rows=4, max_length=24, vocab_size=50):
+        weights = ours(labels)
+        torch.testing.assert_close(theirs(labels), weights, rtol=2 * WEIGHT_RTOL, atol=0.0)
+        varied += len(weights.unique()) > 2
+    assert varied, "weights other than 0 and one value have to be compared"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_all_heads_give_right_gradients_and_a_wrong_one_is_noticed(dtype):
+    wrong = fused_head.Way(
+        lambda head, labels, weights: fused_head.plain(head, labels, (labels != fused_head.IGNORED).float())
     )
-    assert result["steps"]["stock CE"]["median_ratio_to_stock"] == 1
-    assert result["steps"]["our CE"]["median_ratio_to_our_ce"] == 1
-    for name, row in result["steps"].items():
-        assert re.search(rf"^\| {name} +\| +{row['median_ms']:.2f} \|", finished.stdout, re.MULTILINE)
-        assert row["peak_mib"] >= 0
+    case = fused_head.Case("small", 4096, 24, 96, dtype, rounds=1)
+    errors, not_measured = fused_head.gradient_errors(case, {**fused_head.WAYS, "wrong": wrong}, "cpu")
+
+    assert not_measured.keys() == {"Liger", "cut-cross-entropy"}
+    assert min(errors.pop("wrong").values()) > 0.1
+    assert len(errors) == 6
+    eps = torch.finfo(fused_head.DTYPES[dtype]).eps
+    # A sum over 16 chunks rounds by half an eps in each.
+    assert all(max(of_inputs.values()) < 8 * eps for of_inputs in errors.values())
+
+
+@pytest.mark.parametrize("num_rounds", [6, 31, 100])
+def test_the_interval_of_a_median_covers_it_in_95_cases_of_100(num_rounds):
+    """As many ratios lie below the median as coins show heads: binomials say where an interval must reach."""
+    low, high = measuring.median_ratio_interval([float(index) for index in range(num_rounds)], [1.0] * num_rounds)
+    below, above = int(low), num_rounds - 1 - int(high)
+    assert below == above
+
+    def coverage(outside):
+        return 1 - 2 * sum(comb(num_rounds, heads) for heads in range(outside + 1)) / 2**num_rounds
+
+    assert coverage(below) >= 0.95 > coverage(below + 1)
