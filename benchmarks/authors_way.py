@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from tfidf_tune.weighting import IGNORE_INDEX
+
 
 class AuthorsWay:
     """TF-IDF weights of a mini-batch, computed anew from the whole window at every call.
 
     Args:
         num_batches (int): mini-batches in the window, the current one included. Default: 16.
-        ignore_index (int): label of the positions that do not count. Default: -100.
     """
 
-    def __init__(self, *, num_batches: int = 16, ignore_index: int = -100) -> None:
-        self.ignore_index = ignore_index
+    def __init__(self, *, num_batches: int = 16) -> None:
         self.window: deque[Tensor] = deque(maxlen=num_batches)
 
     def __call__(self, labels: Tensor) -> Tensor:
         """Put a mini-batch into the window and compute its weights.
 
         Args:
-            labels (Tensor): int64 ``[b, s]``, ``ignore_index`` at ignored positions, at least one valid.
+            labels (Tensor): int64 ``[b, s]``, -100 at ignored positions, at least one valid.
 
         Returns:
             Tensor: float32 ``[b, s]``, mean 1 over the valid positions, 0 at ignored ones.
@@ -39,10 +39,10 @@ class AuthorsWay:
         terms_U = self._terms(documents_DS)
         presence_DSU = documents_DS.unsqueeze(-1) == terms_U
         document_frequency_U = presence_DSU.any(1).sum(0)
-        num_documents = (documents_DS != self.ignore_index).any(1).sum()
+        num_documents = (documents_DS != IGNORE_INDEX).any(1).sum()
         idf_U = ((1 + num_documents) / (1 + document_frequency_U)).log() + 1
 
-        valid_BS = labels != self.ignore_index
+        valid_BS = labels != IGNORE_INDEX
         weights_BS = torch.zeros_like(labels, dtype=torch.float32)
         for row_S, valid_S, weights_S in zip(labels, valid_BS, weights_BS, strict=True):
             terms, positions, counts = torch.unique(row_S[valid_S], return_inverse=True, return_counts=True)
@@ -56,8 +56,8 @@ class AuthorsWay:
 
     def _documents(self) -> Tensor:
         rows = [row for labels in self.window for row in labels]
-        return pad_sequence(rows, batch_first=True, padding_value=self.ignore_index)
+        return pad_sequence(rows, batch_first=True, padding_value=IGNORE_INDEX)
 
     def _terms(self, documents_DS: Tensor) -> Tensor:
-        terms_U: Tensor = torch.unique(documents_DS[documents_DS != self.ignore_index])
+        terms_U: Tensor = torch.unique(documents_DS[documents_DS != IGNORE_INDEX])
         return terms_U

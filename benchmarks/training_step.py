@@ -32,20 +32,19 @@ from torch.optim import Optimizer
 from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
-from tfidf_tune.loss import (
-    CrossEntropyLoss,
-    FocalCrossEntropyLoss,
-    GoldfishCrossEntropyLoss,
-    MiLeCrossEntropyLoss,
-    PowerLawCrossEntropyLoss,
-    ProductCrossEntropyLoss,
-    RepetitionCrossEntropyLoss,
-    TFIDFCrossEntropyLoss,
-    TokenDropCrossEntropyLoss,
-    WeightedCrossEntropyLoss,
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.training import LoRASettings, load_config, prepare_head, train_adapters_only, train_step
+from tfidf_tune.weighting import (
+    FocalWeighting,
+    GoldfishWeighting,
+    MiLeWeighting,
+    PowerLawWeighting,
+    ProductWeighting,
+    RepetitionWeighting,
+    TFIDFWeighting,
+    TokenDropWeighting,
+    shift_labels,
 )
-from tfidf_tune.training import LoRASettings, load_config, prepare_head, shift_labels, train_adapters_only, train_step
-from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
@@ -91,16 +90,17 @@ def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
 
 
 def other_objectives() -> dict[str, WeightedCrossEntropyLoss]:
-    """All beside cross-entropy and TF-IDF, with their defaults."""
-    return {
-        "Goldfish": GoldfishCrossEntropyLoss(),
-        "token dropping": TokenDropCrossEntropyLoss(),
-        "MiLe": MiLeCrossEntropyLoss(),
-        "focal": FocalCrossEntropyLoss(),
-        "power law": PowerLawCrossEntropyLoss(),
-        "repetition": RepetitionCrossEntropyLoss(),
-        "Goldfish and TF-IDF": ProductCrossEntropyLoss(first=GoldfishWeighting(), second=TFIDFWeighting()),
+    """All objectives but cross-entropy and TF-IDF, with their defaults."""
+    weightings = {
+        "Goldfish": GoldfishWeighting(),
+        "token dropping": TokenDropWeighting(),
+        "MiLe": MiLeWeighting(),
+        "focal": FocalWeighting(),
+        "power law": PowerLawWeighting(),
+        "repetition": RepetitionWeighting(),
+        "Goldfish and TF-IDF": ProductWeighting(GoldfishWeighting(), TFIDFWeighting()),
     }
+    return {name: WeightedCrossEntropyLoss(weighting) for name, weighting in weightings.items()}
 
 
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:

@@ -12,9 +12,11 @@ from tfidf_tune import cli
 PRODUCT = (
     "base: tinyllama/1.1B_full_memorization\n"
     "loss:\n"
-    "  _component_: tfidf_tune.loss.ProductCrossEntropyLoss\n"
-    "  second: {_component_: tfidf_tune.weighting.TFIDFWeighting}\n"
-    "  first: {_component_: tfidf_tune.weighting.GoldfishWeighting"
+    "  _component_: tfidf_tune.loss.WeightedCrossEntropyLoss\n"
+    "  weighting:\n"
+    "    _component_: tfidf_tune.weighting.ProductWeighting\n"
+    "    second: {_component_: tfidf_tune.weighting.TFIDFWeighting}\n"
+    "    first: {_component_: tfidf_tune.weighting.GoldfishWeighting"
 )
 
 
@@ -86,11 +88,11 @@ def test_validate_knows_configs_that_build_on_others(run_command, capsys, name):
     [
         ("base: pythia/1.4B_qlora_qa\noutput_dri: x", "no key 'output_dri'; did you mean 'output_dir'"),
         ("base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}", "no argument 'lora_rnk'; did you mean 'lora_rank'"),
-        (f"{PRODUCT}, kk: 3}}", "loss.first: .* has no argument 'kk'; did you mean 'k'"),
-        (f"{PRODUCT}, k: 1}}", "config: loss.first: k is 1: one token in k"),
+        (f"{PRODUCT}, kk: 3}}", "loss.weighting.first: .* has no argument 'kk'; did you mean 'k'"),
+        (f"{PRODUCT}, k: 1}}", "config: loss.weighting.first: k is 1: one token in k"),
         (
             PRODUCT.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"),
-            "loss: first is {.*}: it has to be a w",
+            "loss.weighting: first is {.*}: it has to be a w",
         ),
         (
             "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}",

@@ -103,20 +103,36 @@ def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
     assert (made.objective, made.evaluations[0].checkpoint) == ("TF-IDF", str(tmp_path / "run" / "checkpoint_100pct"))
 
 
+WEIGHTED = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss"
+
+
 @pytest.mark.parametrize(
     ("loss", "objective"),
     [
         ("_component_: tfidf_tune.loss.CrossEntropyLoss", "CE"),
         ("_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss", "TF-IDF"),
-        ("{_component_: tfidf_tune.loss.GoldfishCrossEntropyLoss, k: 3, head: chunked}", "Goldfish (k=3)"),
-        ("_component_: tfidf_tune.loss.MiLeCrossEntropyLoss", "MiLe"),
-        ("{_component_: tfidf_tune.loss.TokenDropCrossEntropyLoss, p: 0.5}", "Token drop (p=0.5)"),
         (
-            "{_component_: tfidf_tune.loss.ProductCrossEntropyLoss, "
+            f"{WEIGHTED}, head: chunked, weighting: {{_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}}}}",
+            "Goldfish (k=3)",
+        ),
+        (f"{WEIGHTED}, weighting: {{_component_: tfidf_tune.weighting.MiLeWeighting}}}}", "MiLe"),
+        (f"{WEIGHTED}, weighting: {{_component_: tfidf_tune.weighting.UniformWeighting}}}}", "CE"),
+        (f"{WEIGHTED}, weighting: {{_component_: tfidf_tune.weighting.TFIDFWeighting, tf: log}}}}", "TF-IDF (tf=log)"),
+        (
+            f"{WEIGHTED}, weighting: {{_component_: tfidf_tune.weighting.TokenDropWeighting, p: 0.5}}}}",
+            "Token drop (p=0.5)",
+        ),
+        (
+            f"{WEIGHTED}, weighting: {{_component_: tfidf_tune.weighting.RepetitionWeighting, h: 4}}}}",
+            "Repetition (h=4)",
+        ),
+        (
+            f"{WEIGHTED}, weighting: {{_component_: tfidf_tune.weighting.ProductWeighting, "
             "first: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}, "
-            "second: {_component_: tfidf_tune.weighting.TFIDFWeighting}}",
+            "second: {_component_: tfidf_tune.weighting.TFIDFWeighting}}}",
             "Goldfish (k=3) \N{MULTIPLICATION SIGN} TF-IDF",
         ),
+        ("{_component_: tfidf_tune.loss.GoldfishCrossEntropyLoss, k: 3}", "Goldfish (k=3)"),  # of earlier versions
         (
             "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
             "TF-IDF (tf=log, num_batches=4)",

@@ -17,7 +17,7 @@ from tfidf_tune.analysis._weight_statistics import frequency_bands, most_weighte
 from tfidf_tune.analysis._word_pieces import part_statistics, split_statistics, token_texts, word_parts
 from tfidf_tune.data import TextBlocksDataset, hf_tokenizer, text_blocks_dataset
 from tfidf_tune.training._data import build_dataloader
-from tfidf_tune.training._train import shift_labels
+from tfidf_tune.weighting import shift_labels
 
 VOCAB_SIZE = 40
 

@@ -13,8 +13,7 @@ from torchtune.datasets import ConcatDataset, PackedDataset
 
 from tfidf_tune.data import collate_packed, is_packed, pack, text_blocks_dataset
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
-from tfidf_tune.training import shift_labels
-from tfidf_tune.weighting import TFIDFWeighting
+from tfidf_tune.weighting import TFIDFWeighting, shift_labels
 
 ROW = 12
 VOCAB_SIZE = 40

@@ -330,8 +330,9 @@ def test_learning_rates_of_a_model_are_checked_as_the_experiments_are(experiment
         ("objectives.CE={_component_: torch.nn.CrossEntropyLoss}", "not one of tfidf_tune's objectives"),
         ("objectives.CE={_component_: tfidf_tune.loss.Nothing}", "no component 'tfidf_tune.loss.Nothing'"),
         (
-            "objectives.Other={_component_: tfidf_tune.loss.GoldfishCrossEntropyLoss, k: 1}",
-            "Other: config: loss: k is 1: one token in k",
+            "objectives.Other={_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, "
+            "weighting: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 1}}",
+            "Other: config: loss.weighting: k is 1: one token in k",
         ),
         ("objectives.CE._component_=null", "loss has to be a section with `_component_`"),
         ("objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}", "'CE' and 'ce' would share the folder ce"),

@@ -236,8 +236,11 @@ COMPONENTS = [
     *(
         value(
             "loss",
-            {"_component_": f"tfidf_tune.loss.{name}CrossEntropyLoss", key: given},
-            f"loss: {key} is {told}: {why}",
+            {
+                "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+                "weighting": {"_component_": f"tfidf_tune.weighting.{name}Weighting", key: given},
+            },
+            f"loss.weighting: {key} is {told}: {why}",
         )
         for name, key, given, told, why in (
             ("Focal", "gamma", 1e6, "1000000.0", ".*from 0 to 20 .a larger one can make all weights 0 in float32"),
@@ -270,7 +273,7 @@ COMPONENTS = [
         leaves=OPENED,
         only_training_shows=True,
     ),
-    value("loss.ignore_index", 0, r"config: loss: ignore_index is 0; data sets mark ignored labels by -100"),
+    value("loss.ignore_index", 0, r"config: loss: ignore_index is 0: ignored labels are marked by -100"),
     value("optimizer._component_", "torch.optim.AdamX", r"optimizer: no component 'torch\.optim\.AdamX'"),
     value("optimizer._component_", "torch.nn.Linear", r"config: optimizer: torch\.nn\.Linear"),
     value(

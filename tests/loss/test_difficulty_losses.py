@@ -20,14 +20,22 @@ from tfidf_reference import IGNORED
 
 from tfidf_tune.loss import (
     CrossEntropyLoss,
-    FocalCrossEntropyLoss,
     HeadInput,
-    MiLeCrossEntropyLoss,
     WeightedCrossEntropyLoss,
     token_predictions,
 )
+from tfidf_tune.weighting import FocalWeighting, MiLeWeighting
 
-KINDS = {"mile": MiLeCrossEntropyLoss, "focal": FocalCrossEntropyLoss}
+
+def mile(gamma=1.0, **options):
+    return WeightedCrossEntropyLoss(MiLeWeighting(gamma=gamma), **options)
+
+
+def focal(gamma=2.0, **options):
+    return WeightedCrossEntropyLoss(FocalWeighting(gamma=gamma), **options)
+
+
+KINDS = {"mile": mile, "focal": focal}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_gamma = pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 5.0])
 
@@ -187,20 +195,16 @@ def test_a_model_that_knows_nothing_weighs_every_token_alike(kind):
     assert float(terms.loss) == pytest.approx(math.log(vocab_size), rel=LOSS_RTOL)
 
 
-@pytest.mark.parametrize("ignore_index", [IGNORED, 7])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @every_kind
-def test_what_stands_at_an_ignored_position_does_not_count(kind, value, ignore_index):
-    loss_function = KINDS[kind](ignore_index=ignore_index)
+def test_values_at_an_ignored_position_do_not_count(kind, value):
+    loss_function = KINDS[kind]()
     logits, labels = random_batch(6)
     head, labels_of_head, _ = random_head(60, rows=2)
-    labels, labels_of_head = (
-        part.masked_fill(part == 7, 8).masked_fill(part == IGNORED, ignore_index) for part in (labels, labels_of_head)
-    )
-    spoilt = logits.masked_fill((labels == ignore_index)[..., None], value)
+    spoilt = logits.masked_fill((labels == IGNORED)[..., None], value)
     assert torch.equal(loss_function(spoilt, labels), loss_function(logits, labels))
 
-    spoilt = head._replace(hidden=head.hidden.masked_fill((labels_of_head == ignore_index)[..., None], value))
+    spoilt = head._replace(hidden=head.hidden.masked_fill((labels_of_head == IGNORED)[..., None], value))
     assert torch.equal(loss_function(spoilt, labels_of_head), loss_function(head, labels_of_head))
 
 
@@ -224,6 +228,6 @@ def test_a_weighting_that_needs_predictions_is_given_those_of_the_batch(form):
     weighting = GivenWeighting(torch.ones(labels.shape), needs_predictions=True)
     given = {"whole": logits, "chunks": list(logits.chunk(4, dim=1)), "head": HeadInput(logits, torch.eye(50))}[form]
     WeightedCrossEntropyLoss(weighting)(given, labels)
-    predictions = weighting.asked[0][4]
+    predictions = weighting.asked[0].predictions
     expected = token_predictions([logits], labels)
     assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))

@@ -12,8 +12,8 @@ from head_reference import random_head
 from operations import Recorder
 from torch.profiler import ProfilerActivity, profile
 
-import tfidf_tune.loss._fused_cross_entropy as module
-from tfidf_tune.loss import CrossEntropyLoss, HeadInput, _chunking, fused_cross_entropy
+import tfidf_tune.loss._fused as module
+from tfidf_tune.loss import CrossEntropyLoss, HeadInput, _head, fused_cross_entropy
 from tfidf_tune.training._plan import _LiveBytes
 
 NAMES = HeadInput._fields
@@ -166,7 +166,7 @@ def test_beside_gradients_it_takes_less_than_a_tenth_of_the_logits():
 @pytest.mark.parametrize("block_size", ["_BLOCK_SIZE", "_CUDA_BLOCK_SIZE"])
 def test_with_the_gradient_of_the_hidden_states_it_still_does(block_size, monkeypatch):
     """On a CPU and on a GPU. The gradient of the head is half as large as the logits, whatever computes it."""
-    monkeypatch.setattr(_chunking, "_BLOCK_SIZE", getattr(_chunking, block_size))
+    monkeypatch.setattr(_head, "_BLOCK_SIZE", getattr(_head, block_size))
     assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE, trained=False) <= 0.1 * LOGITS
 
 

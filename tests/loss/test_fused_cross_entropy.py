@@ -26,7 +26,7 @@ from tfidf_tune.loss import (
     fused_cross_entropy,
     linear_token_cross_entropy,
 )
-from tfidf_tune.loss._fused_cross_entropy import _gradient_scale
+from tfidf_tune.loss._fused import _gradient_scale
 
 NAMES = HeadInput._fields
 # A chunk is of 256 rows up to 4,096 tokens, so these are 1, 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
@@ -47,7 +47,7 @@ def objective(head, **settings):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few rows, the last one smaller."""
-    monkeypatch.setattr("tfidf_tune.loss._chunking._BLOCK_SIZE", 37 * 50)
+    monkeypatch.setattr("tfidf_tune.loss._head._BLOCK_SIZE", 37 * 50)
 
 
 # ---- against the reference
@@ -68,7 +68,7 @@ def test_they_are_in_blocks_of_a_few_rows_too(num_tokens, small_blocks):
 
 
 def test_a_vocabulary_larger_than_a_block_is_taken_row_by_row(monkeypatch):
-    monkeypatch.setattr("tfidf_tune.loss._chunking._BLOCK_SIZE", 36)
+    monkeypatch.setattr("tfidf_tune.loss._head._BLOCK_SIZE", 36)
     batch = random_head(300)
     assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
 
@@ -181,28 +181,6 @@ def test_without_a_valid_token_loss_and_gradients_are_0(head, dtype):
         assert torch.equal(value, torch.zeros_like(value))
 
 
-@pytest.mark.parametrize("ignore_index", [-1, 0, 5, 36])
-@pytest.mark.parametrize("head", ["fused", "torch"])
-def test_another_ignore_index_is_ignored(head, ignore_index):
-    """Also when it is an id of the vocabulary, which is then no label."""
-    batch = random_head(600)
-    batch.labels[batch.labels == ignore_index] = IGNORED
-    batch.coefficients[batch.labels == IGNORED] = 0
-    expected = values_of(objective(head), batch)
-
-    def function(head_input, labels, coefficients):
-        weights = coefficients * (labels != IGNORED).sum()
-        loss = WeightedCrossEntropyLoss(GivenWeighting(weights), head=head, ignore_index=ignore_index)
-        return loss.objective(head_input, labels.masked_fill(labels == IGNORED, ignore_index), weights)
-
-    values = values_of(function, batch)
-
-    assert_equal_truth(values, batch)
-    assert not values.losses[batch.labels == IGNORED].any()
-    for value, other in zip(values, expected, strict=True):
-        assert torch.equal(value, other)
-
-
 # ---- which gradients are made
 
 
@@ -248,7 +226,7 @@ def test_a_second_backward_pass_is_an_error_that_says_what_to_do(retain_graph):
     head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
     total, _ = fused_cross_entropy(head, batch.labels, batch.coefficients)
     total.backward(retain_graph=retain_graph)
-    with pytest.raises(RuntimeError, match=r"second time.*compute the loss anew for each backward\(\)"):
+    with pytest.raises(RuntimeError, match=r"second backward pass: compute the loss again for each backward\(\)"):
         total.backward()
 
 
@@ -429,8 +407,8 @@ def test_a_head_that_is_none_of_the_three_is_an_error_that_names_them(loss_class
 
 @pytest.mark.parametrize("head", ["torch", "chunked"])
 @pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
-def test_accumulating_in_fp32_is_for_the_fused_head_alone(loss_class, head):
-    with pytest.raises(ValueError, match=rf"^accumulate_in_fp32 is set, which head '{head}' does not know"):
+def test_accumulating_in_fp32_is_for_the_fused_head_only(loss_class, head):
+    with pytest.raises(ValueError, match=rf"^accumulate_in_fp32 is set, which head '{head}' does not support"):
         loss_class(head=head, accumulate_in_fp32=True)
 
 
@@ -442,10 +420,10 @@ def test_the_settings_reach_the_fused_head(loss_class, monkeypatch):
         asked.update(kwargs)
         return fused_cross_entropy(*args, **kwargs)
 
-    monkeypatch.setattr("tfidf_tune.loss._weighted_cross_entropy.fused_cross_entropy", spy)
+    monkeypatch.setattr("tfidf_tune.loss._objectives.fused_cross_entropy", spy)
     batch = random_head(20)
-    loss_class(ignore_index=-7, accumulate_in_fp32=True)(batch.head, batch.labels.clamp(min=-7))
-    assert asked == {"ignore_index": -7, "accumulate_in_fp32": True}
+    loss_class(accumulate_in_fp32=True)(batch.head, batch.labels)
+    assert asked == {"accumulate_in_fp32": True}
 
 
 def test_labels_of_another_shape_than_the_hidden_states_are_an_error():

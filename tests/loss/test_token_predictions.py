@@ -116,18 +116,6 @@ def test_what_stands_at_an_ignored_position_does_not_count(value):
         assert not part[labels == IGNORED].any()
 
 
-@pytest.mark.parametrize("ignore_index", [0, 50, 10**6])
-def test_any_label_may_be_the_ignored_one(ignore_index):
-    logits, labels = random_batch(4)
-    labels[labels == 0] = 1
-    expected = token_predictions([logits], labels)
-    labels = labels.masked_fill(labels == IGNORED, ignore_index)
-    head = HeadInput(logits, torch.eye(50))
-    for given in ([logits], head):
-        predictions = token_predictions(given, labels, ignore_index)
-        assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_of_no_position_nothing_is_predicted(shape):
     labels = torch.zeros(shape, dtype=torch.int64)

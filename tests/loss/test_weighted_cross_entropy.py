@@ -21,7 +21,6 @@ from tfidf_reference import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import (
     CrossEntropyLoss,
-    FocalCrossEntropyLoss,
     HeadInput,
     TFIDFCrossEntropyLoss,
     WeightedCrossEntropyLoss,
@@ -30,7 +29,7 @@ from tfidf_tune.loss import (
     token_cross_entropy,
     token_predictions,
 )
-from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
+from tfidf_tune.weighting import FocalWeighting, GatheredLabels, TFIDFWeighting, UniformWeighting
 
 LOSSES = [CrossEntropyLoss, TFIDFCrossEntropyLoss]
 
@@ -148,14 +147,15 @@ def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_
     document_ids = torch.zeros_like(labels)
     weighting = GivenWeighting(torch.ones(labels.shape))
     given = logits if num_chunks is None else list(logits.chunk(num_chunks, dim=1))
-    begun = object()
-    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, begun)
-    ((asked_labels, vocab_size, asked_ids, asked_begun, predictions),) = weighting.asked
-    assert torch.equal(asked_labels, labels)
-    assert vocab_size == 37
-    assert asked_ids is document_ids
-    assert asked_begun is begun
-    assert predictions is None  # nobody asked for them
+    weighting.sync = True
+    gathered = GatheredLabels(labels, document_ids, (slice(len(labels)), slice(labels.shape[1])))
+    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, gathered)
+    (batch,) = weighting.asked
+    assert torch.equal(batch.labels, labels)
+    assert batch.vocab_size == 37
+    assert batch.document_ids is document_ids
+    assert batch.gathered.own is gathered.own
+    assert batch.predictions is None  # the weighting does not need them
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
@@ -187,14 +187,6 @@ def test_logits_at_ignored_positions_do_not_matter_and_get_no_gradient():
     assert torch.equal(other_loss, loss)
     assert ignored.any()
     assert not gradient[ignored].any()
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-def test_another_ignore_index_is_ignored(loss_class):
-    logits, labels = random_batch(12)
-    labels = torch.where(labels == 0, 1, labels)
-    loss = loss_class(ignore_index=0)(logits, torch.where(labels == IGNORED, 0, labels))
-    assert torch.equal(loss, loss_class()(logits, labels))
 
 
 # ---- plain cross-entropy
@@ -362,7 +354,7 @@ def test_flat_labels_are_an_error_that_names_the_class_for_the_stock_recipes(los
         loss_class()(logits.flatten(0, 1), labels.flatten())
 
 
-@pytest.mark.parametrize("loss_class", [*LOSSES, FocalCrossEntropyLoss])
+@pytest.mark.parametrize("loss_class", [*LOSSES, partial(WeightedCrossEntropyLoss, FocalWeighting())])
 def test_labels_that_are_no_signed_integers_are_an_error_whatever_the_loss_is_given(loss_class):
     """The message is that of the weightings; the functions that a loss is made of give it too."""
     logits, head = torch.zeros(2, 3, 5), HeadInput(torch.zeros(2, 3, 4), torch.zeros(5, 4))

@@ -17,8 +17,8 @@ from torchtune import training
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput
 from tfidf_tune.models import FAMILIES
-from tfidf_tune.training import shift_labels
 from tfidf_tune.training._head import prepare_head
+from tfidf_tune.weighting import shift_labels
 
 NAMES = ("gpt_neox", "gptj")
 HEADS = (("llama", "fused"), ("qwen2-tied", "fused"), ("gptj", "fused"), ("qwen2-tied", "torch"))

@@ -21,12 +21,16 @@ METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 CROSS_ENTROPY = {"loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}
 SHARED_N_GRAMS = {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "sync": True}
-REPETITION = {"loss": SHARED_N_GRAMS | {"_component_": "tfidf_tune.loss.RepetitionCrossEntropyLoss"}}
+WEIGHTED = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}
+REPETITION = {"loss": WEIGHTED | {"weighting": SHARED_N_GRAMS}}
 PRODUCT = {
-    "loss": {
-        "_component_": "tfidf_tune.loss.ProductCrossEntropyLoss",
-        "first": SHARED_N_GRAMS,
-        "second": {"_component_": "tfidf_tune.weighting.TFIDFWeighting", "sync": True},
+    "loss": WEIGHTED
+    | {
+        "weighting": {
+            "_component_": "tfidf_tune.weighting.ProductWeighting",
+            "first": SHARED_N_GRAMS,
+            "second": {"_component_": "tfidf_tune.weighting.TFIDFWeighting", "sync": True},
+        }
     }
 }
 ADAPTERS_EVERYWHERE = {"model.apply_lora_to_mlp": True, "optimizer.lr": 0.1}

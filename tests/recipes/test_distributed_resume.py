@@ -49,9 +49,12 @@ def make_run(tmp_path_factory, base, text_file):
 
 # A window that is shared and weights that need the predictions of a sharded model.
 PRODUCT = {
-    "_component_": "tfidf_tune.loss.ProductCrossEntropyLoss",
-    "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "num_batches": 6, "sync": True},
-    "second": {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
+    "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+    "weighting": {
+        "_component_": "tfidf_tune.weighting.ProductWeighting",
+        "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "num_batches": 6, "sync": True},
+        "second": {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
+    },
 }
 KINDS = {
     "full, one window": {"loss.sync": True},

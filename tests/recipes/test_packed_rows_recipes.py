@@ -88,20 +88,21 @@ def test_a_packed_run_is_the_run_of_its_documents(recipe_config, documents, num_
 
 
 @pytest.mark.parametrize(
-    "loss",
+    "weighting",
     [
-        {"_component_": "tfidf_tune.loss.RepetitionCrossEntropyLoss", "h": 2},
-        {"_component_": "tfidf_tune.loss.GoldfishCrossEntropyLoss", "h": 3},
-        {"_component_": "tfidf_tune.loss.MiLeCrossEntropyLoss"},
+        {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2},
+        {"_component_": "tfidf_tune.weighting.GoldfishWeighting", "h": 3},
+        {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
         {
-            "_component_": "tfidf_tune.loss.ProductCrossEntropyLoss",
+            "_component_": "tfidf_tune.weighting.ProductWeighting",
             "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2},
             "second": {"_component_": "tfidf_tune.weighting.FocalWeighting"},
         },
     ],
     ids=["repetition", "goldfish", "mile", "repetition and focal"],
 )
-def test_every_objective_sees_the_documents_of_a_packed_row_apart(recipe_config, documents, num_rows, tmp_path, loss):
+def test_every_weighting_sees_the_documents_of_a_packed_row(recipe_config, documents, num_rows, tmp_path, weighting):
+    loss = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": weighting}
     runs = run_both(recipe_config, documents, tmp_path, num_rows, loss=loss)
 
     alone, packed = (torch.tensor(read_metrics(runs[packed], *METRICS)) for packed in (False, True))

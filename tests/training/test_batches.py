@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import on_every_rank
 from torch.utils.data import Dataset
 
 from tfidf_tune.training import Run, agree_on_step, build_dataloader
@@ -134,12 +135,33 @@ def test_tokens_to_predict_are_counted_without_the_first_of_a_row():
 
     assert agreed.num_valid == [1, 3]
     assert agreed.num_tokens == 4
-    assert agreed.shapes == [(2, 3), (1, 4)]
+    assert agreed.gathered == [None, None]
     assert agreed.stop == 15
 
 
-def test_another_mark_of_what_is_ignored():
-    assert agree_on_step([batch([[7, 7, 0, 3]])], ignore_index=0).num_valid == [2]
+def test_one_process_has_no_labels_to_gather():
+    assert agree_on_step([batch([[7, 7, 0, 3]])], sync_labels=True).gathered == [None]
+
+
+def steps_of_a_rank(rank):
+    """Two mini-batches of different shapes on each rank, the second with documents."""
+    first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])
+    second["document_ids"] = torch.tensor([[0, 0, 1 + rank]])
+    assert agree_on_step([first, second]).gathered == [None, None]
+    gathered = agree_on_step([first, second], sync_labels=True).gathered
+    return [(each.labels, each.document_ids, str(each.own)) for each in gathered]
+
+
+def test_the_labels_of_all_processes_are_gathered_shifted_and_padded(tmp_path):
+    ranks = on_every_rank(2, tmp_path, steps_of_a_rank)
+    for rank, ((labels, document_ids, own), second) in enumerate(ranks):
+        assert labels.tolist() == [[9, 9, -100, -100]] * 2 + [[9, 9, 9, -100], [-100] * 4]
+        assert document_ids is None
+        assert own == str((slice(2 * rank, 2 * rank + 2 - rank), slice(3 + rank)))
+        labels, document_ids, own = second
+        assert labels.tolist() == [[5, 6, -100]] * 2
+        assert document_ids.tolist() == [[0, 0, 1], [0, 0, 2]]
+        assert own == str((slice(rank, rank + 1), slice(3)))
 
 
 def test_nothing_but_a_wish_to_stop_is_agreed_on_behind_the_last_step():

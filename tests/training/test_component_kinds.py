@@ -17,7 +17,7 @@ from tfidf_tune.training import FinetuneConfig, SetupError, check_config, check_
 from tfidf_tune.training._component_kinds import check_kind
 
 HANDED_OVER = {"dataset": ("tokenizer",), "optimizer": ("params",), "lr_scheduler": ("optimizer", "num_training_steps")}
-PRODUCT = "tfidf_tune.loss.ProductCrossEntropyLoss"
+PRODUCT = "tfidf_tune.weighting.ProductWeighting"
 TFIDF = {"_component_": "tfidf_tune.weighting.TFIDFWeighting"}
 
 
@@ -93,14 +93,15 @@ HARMFUL = (
 )
 
 
-@pytest.mark.parametrize("key", [*SECTIONS, "loss.first"])
+@pytest.mark.parametrize("key", [*SECTIONS, "loss.weighting.first"])
 @pytest.mark.parametrize("harmful", HARMFUL, ids=lambda section: section["_component_"])
 def test_what_is_no_component_is_refused_in_every_section_and_not_called(recipe_config, tmp_path, key, harmful):
     (tmp_path / "precious").mkdir()
     section = json.loads(json.dumps(harmful).replace("FOLDER", str(tmp_path)))
     changes = {"tokenizer.path": "x", key: section}  # it refers to the checkpointer
-    if key == "loss.first":
-        changes = {"loss": {"_component_": PRODUCT, "first": section, "second": TFIDF}}
+    if key == "loss.weighting.first":
+        weighting = {"_component_": PRODUCT, "first": section, "second": TFIDF}
+        changes = {"loss": {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": weighting}}
 
     with pytest.raises(SetupError, match=rf"^config: {key}: {section['_component_']} (makes|does not declare)"):
         check_config(recipe_config(**changes), FinetuneConfig)

@@ -14,7 +14,7 @@ from tiny_llama import TINY_LLAMA
 from torchtune.datasets import PackedDataset
 from torchtune.models.llama2 import llama2
 
-from tfidf_tune.loss import GoldfishCrossEntropyLoss
+from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training import (
     FinetuneConfig,
     Run,
@@ -25,10 +25,10 @@ from tfidf_tune.training import (
     build_tokenizer,
     check_config,
     exempt_special_tokens,
-    shift_labels,
 )
 from tfidf_tune.training._batches import step_batches
 from tfidf_tune.training._data import dataset_fingerprint, longest_sequence
+from tfidf_tune.weighting import GoldfishWeighting, shift_labels
 
 TOKENIZER = SimpleNamespace(pad_id=0)
 CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
@@ -282,7 +282,7 @@ def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
 
 
 def test_a_loss_that_ignores_other_labels_than_data_sets_mark_is_refused(recipe_config):
-    with pytest.raises(SetupError, match="ignore_index is 0; data sets mark ignored labels by -100"):
+    with pytest.raises(SetupError, match="ignore_index is 0: ignored labels are marked by -100"):
         build_loss(check_config(recipe_config(**{"loss.ignore_index": 0}), FinetuneConfig))
 
 
@@ -350,7 +350,7 @@ def test_a_packed_data_set_is_known_by_its_contents_too(build, text_file, tmp_pa
 
 
 def test_special_tokens_are_named_to_the_objective():
-    loss = GoldfishCrossEntropyLoss(k=2, h=1)
+    loss = WeightedCrossEntropyLoss(GoldfishWeighting(k=2, h=1))
     tokenizer = SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7})
     exempt_special_tokens(loss, tokenizer)
     labels = torch.randint(9, (8, 256), generator=torch.Generator().manual_seed(0))
@@ -359,6 +359,6 @@ def test_special_tokens_are_named_to_the_objective():
 
 
 def test_a_tokenizer_without_special_tokens_makes_no_exception():
-    loss = GoldfishCrossEntropyLoss(k=2, h=1)
+    loss = WeightedCrossEntropyLoss(GoldfishWeighting(k=2, h=1))
     exempt_special_tokens(loss, SimpleNamespace())
     assert not loss.weighting.special_tokens.among(torch.arange(-1, 9)).any()

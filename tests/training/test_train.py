@@ -12,15 +12,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchtune.models.llama2 import llama2
 
-from tfidf_tune.loss import CrossEntropyLoss, RepetitionCrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import (
     JSONLinesLogger,
     ProgressLog,
     milestone_steps,
     prepare_model,
-    shift_labels,
     train_step,
 )
+from tfidf_tune.weighting import RepetitionWeighting, shift_labels
 
 CPU = torch.device("cpu")
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
@@ -137,9 +137,9 @@ def test_weights_of_plain_cross_entropy_have_no_spread(model):
 
 
 def test_the_spread_is_about_the_mean_where_that_is_not_1(model):
-    loss, batches = RepetitionCrossEntropyLoss(h=2, num_buckets=2**16), [make_batch(2, seed=0), make_batch(2, seed=0)]
+    weighting, same = (RepetitionWeighting(h=2, num_buckets=2**16) for _ in range(2))
+    loss, batches = WeightedCrossEntropyLoss(same), [make_batch(2, seed=0), make_batch(2, seed=0)]
     batches[1]["tokens"][:, 9:] = batches[1]["labels"][:, 9:] = 7
-    weighting = RepetitionCrossEntropyLoss(h=2, num_buckets=2**16).weighting
     labels = [shift_labels(batch["labels"]) for batch in batches]
     weights = torch.cat([weighting(label, vocab_size=320)[label != -100] for label in labels])
 

@@ -38,7 +38,7 @@ def random_text(seed, rows=4, length=256, vocab_size=1000):
 )
 def test_the_weights_equal_the_reference(settings, documents):
     weighting = GoldfishWeighting(**settings)
-    weighting.exempt([3, 40])
+    weighting.set_special_tokens([3, 40])
     generator = torch.Generator().manual_seed(0)
     found = []
     for rows, length in [(3, 90), (1, 1), (2, 7), (5, 60)]:
@@ -188,18 +188,18 @@ def test_special_tokens_are_always_kept_and_others_as_before(settings):
     labels = random_text(14, vocab_size=20)
     weighting = GoldfishWeighting(**settings)
     without = weighting(labels) > 0
-    weighting.exempt(token for token in (3, 5, 5, 19))  # any iterable will do
+    weighting.set_special_tokens(token for token in (3, 5, 5, 19))  # any iterable will do
     special = torch.isin(labels, torch.tensor([3, 5, 19]))
     assert not without[special].all()
     assert torch.equal(weighting(labels) > 0, without | special)
-    weighting.exempt([4])  # in place of those before
+    weighting.set_special_tokens([4])  # in place of those before
     assert torch.equal(weighting(labels) > 0, without | (labels == 4))
 
 
 def test_an_ignored_label_that_is_special_does_not_count():
     labels = torch.tensor([[1, 2, IGNORED, 1]])
     weighting = GoldfishWeighting(strategy="static", k=2)
-    weighting.exempt([IGNORED])
+    weighting.set_special_tokens([IGNORED])
     assert weighting(labels).tolist() == [[1.5, 0.0, 0.0, 1.5]]
 
 

@@ -43,7 +43,7 @@ PEERS = [
 
 def with_exceptions(make):
     weighting = make()
-    weighting.exempt([0, 1])
+    weighting.set_special_tokens([0, 1])
     return weighting
 
 

@@ -9,6 +9,7 @@ from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
     FocalWeighting,
+    GatheredLabels,
     GoldfishWeighting,
     MiLeWeighting,
     PowerLawWeighting,
@@ -16,6 +17,7 @@ from tfidf_tune.weighting import (
     ProductWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
+    TokenBatch,
     TokenDropWeighting,
     TokenWeighting,
     UniformWeighting,
@@ -28,30 +30,21 @@ STREAM = random_stream(seed=0, num_batches=8, max_rows=4, max_length=40, vocab_s
 
 
 class AskedWeighting(TokenWeighting):
-    """A factor that keeps what it was asked, and communicates if told so."""
+    """A factor that keeps what it gets."""
 
-    def __init__(self, weights=None, *, communicates=False):
+    def __init__(self, weights=None, *, sync=False):
         super().__init__()
         self.weights = weights
-        self.is_communicating = communicates
-        self.calls = []
-        self.begun = []
+        self.sync = sync
+        self.batches = []
         self.special = []
 
-    @property
-    def communicates(self):
-        return self.is_communicating
-
-    def exempt(self, token_ids):
+    def set_special_tokens(self, token_ids):
         self.special.extend(token_ids)
 
-    def begin(self, labels, *, document_ids=None, shape=None):
-        self.begun.append((labels, document_ids, shape))
-        return ("exchange of", self) if self.is_communicating else None
-
-    def forward(self, labels, **arguments):
-        self.calls.append((labels, arguments))
-        return torch.ones(labels.shape) if self.weights is None else self.weights
+    def weigh(self, batch):
+        self.batches.append(batch)
+        return torch.ones(batch.labels.shape) if self.weights is None else self.weights
 
 
 # ---- the numbers
@@ -108,11 +101,6 @@ def test_the_mean_is_1_where_the_factors_have_another_and_ignored_positions_weig
     torch.testing.assert_close(weighting(labels), torch.tensor([[4 / 3, 2 / 3, 0.0]]), rtol=4 * EPS, atol=0.0)
 
 
-def test_another_ignore_index_is_ignored():
-    factors = [TFIDFWeighting(ignore_index=7), GoldfishWeighting(ignore_index=7)]
-    assert ProductWeighting(*factors, ignore_index=7)(torch.tensor([[7, 1, 0]])).tolist() == [[0.0, 1.0, 1.0]]
-
-
 # ---- predictions
 
 
@@ -142,48 +130,28 @@ def test_predictions_reach_both_factors():
 # ---- what is handed on
 
 
-def test_everything_it_is_called_with_reaches_both_factors():
-    first, second = AskedWeighting(), AskedWeighting()
+@pytest.mark.parametrize("sync", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_whole_batch_reaches_both_factors_and_labels_of_all_ranks_those_that_share(sync, training):
+    factors = [AskedWeighting(sync=shares) for shares in sync]
+    product = ProductWeighting(*factors).train(training)
+    assert product.sync == any(sync)
     labels, ids, predictions = torch.tensor([[1, 2]]), torch.tensor([[0, 1]]), Predictions(torch.ones(1, 2), None)
-    ProductWeighting(first, second)(labels, vocab_size=5, document_ids=ids, predictions=predictions)
-    for factor in (first, second):
-        ((given, arguments),) = factor.calls
-        assert given is labels
-        assert arguments["vocab_size"] == 5
-        assert arguments["document_ids"] is ids
-        assert arguments["predictions"] is predictions
-        assert arguments["begun"] is None
-
-
-@pytest.mark.parametrize("communicating", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_one_exchange_serves_the_factors_that_communicate_and_no_other(communicating, ahead):
-    factors = [AskedWeighting(communicates=does) for does in communicating]
-    weighting = ProductWeighting(*factors)
-    assert weighting.communicates == any(communicating)
-    labels, ids = torch.tensor([[1, 2]]), torch.tensor([[0, 1]])
-    begun = weighting.begin(labels, document_ids=ids, shape=(3, 4)) if ahead else None
-    weighting(labels, document_ids=ids, begun=begun)
-
-    asked = [(factor, asking) for factor in factors for asking in factor.begun if factor.communicates]
-    assert len(asked) == any(communicating)
-    exchange = None
-    for factor, (given, document_ids, shape) in asked:
-        exchange = ("exchange of", factor)
-        assert given is labels
-        assert document_ids is ids
-        assert shape == ((3, 4) if ahead else None)
+    gathered = GatheredLabels(torch.tensor([[1, 2], [3, 4]]), None, (slice(0, 1), slice(2)))
+    product(TokenBatch(labels, ids, 5, predictions, gathered))
     for factor in factors:
-        ((_, arguments),) = factor.calls
-        assert arguments["begun"] == (exchange if factor.communicates else None)
+        (batch,) = factor.batches
+        assert batch.labels is labels
+        assert (batch.vocab_size, batch.document_ids, batch.predictions) == (5, ids, predictions)
+        assert (batch.gathered is not None) == (factor.sync and training)
 
 
 def test_special_tokens_reach_both_factors_even_from_an_iterator():
     first, second = AskedWeighting(), AskedWeighting()
-    ProductWeighting(first, second).exempt(token for token in (3, 5))
+    ProductWeighting(first, second).set_special_tokens(token for token in (3, 5))
     assert first.special == second.special == [3, 5]
     weighting = ProductWeighting(GoldfishWeighting(k=2, h=1), TokenDropWeighting(p=0.9))
-    weighting.exempt(iter([0]))
+    weighting.set_special_tokens(iter([0]))
     labels = random_labels(torch.Generator().manual_seed(0), 4, 60, 3)
     weights = weighting(labels)
     assert (weights[labels == 0] > 0).all()
@@ -241,13 +209,6 @@ def test_a_factor_that_is_no_weighting_is_refused(name, factor, shown):
     factors = {"first": UniformWeighting(), "second": UniformWeighting(), name: factor}
     message = f"^{name} is {shown}: it has to be a weighting, in a config a section with `_component_`, for example "
     with pytest.raises(ValueError, match=message):
-        ProductWeighting(**factors)
-
-
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_a_factor_that_ignores_another_label_is_refused(name):
-    factors = {"first": UniformWeighting(), "second": UniformWeighting(), name: TFIDFWeighting(ignore_index=7)}
-    with pytest.raises(ValueError, match=f"^{name} has ignore_index 7, the product -100: set both to the same$"):
         ProductWeighting(**factors)
 
 

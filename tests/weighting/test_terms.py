@@ -6,8 +6,8 @@ import pytest
 import torch
 from label_batches import random_labels
 
-from tfidf_tune.weighting import Terms, distinct_terms
-from tfidf_tune.weighting._terms import distinct_terms_on_device
+from tfidf_tune.weighting import distinct_terms
+from tfidf_tune.weighting._formula import Terms, distinct_terms_on_device
 
 TOP, BOTTOM = 2**63 - 1, -(2**63)
 

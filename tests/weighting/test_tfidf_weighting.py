@@ -216,13 +216,6 @@ def test_the_labels_are_left_as_they_are():
     assert torch.equal(labels, copy)
 
 
-def test_another_ignore_index_is_ignored_as_minus_100_is():
-    labels = torch.tensor([[0, 5, 5, 6], [5, 7, 0, 0]])
-    weights = TFIDFWeighting(ignore_index=0)(labels)
-    expected = TFIDFWeighting()(torch.where(labels == 0, IGNORED, labels))
-    assert torch.equal(weights, expected)
-
-
 # ---- the vocabulary
 
 

@@ -7,7 +7,7 @@ from peer_reference import reference_token_drop
 from tfidf_reference import IGNORED
 from window_state import assert_same_state, state_copy
 
-from tfidf_tune.weighting import TokenDropWeighting, _token_drop
+from tfidf_tune.weighting import TokenDropWeighting, _hiding
 
 TEXT = torch.zeros(8, 2**12, dtype=torch.int64)
 
@@ -19,7 +19,7 @@ def is_dropped(weighting, labels=TEXT):
 @pytest.mark.parametrize(("p", "seed"), [(0.25, 0), (0.5, 7), (0.1, -3), (0.9, 2**40), (0.0, 1)])
 def test_the_weights_equal_the_reference(p, seed):
     weighting = TokenDropWeighting(p=p, seed=seed)
-    weighting.exempt([0, 5])
+    weighting.set_special_tokens([0, 5])
     stream = random_stream(seed=1, num_batches=6, max_rows=4, max_length=40, vocab_size=30)
     for step, labels in enumerate(stream):
         expected = reference_token_drop(labels.tolist(), p=p, seed=seed, num_batches_seen=step, special=(0, 5))
@@ -62,7 +62,8 @@ def test_the_next_seed_is_not_the_next_batch():
 
 def test_another_rank_drops_other_tokens(monkeypatch):
     alone = is_dropped(TokenDropWeighting())
-    monkeypatch.setattr(_token_drop, "own_rank", lambda: 1)
+    monkeypatch.setattr(_hiding, "has_other_ranks", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     assert_independent(alone, is_dropped(TokenDropWeighting()), 0.25)
     labels = TEXT[:2, :50]
     expected = reference_token_drop(labels.tolist(), p=0.25, seed=0, num_batches_seen=0, rank=1)
@@ -81,7 +82,7 @@ def test_neighbours_are_independent():
 def test_special_tokens_are_never_dropped_and_others_as_before():
     labels = random_labels(torch.Generator().manual_seed(0), 8, 64, 12)
     without, weighting = is_dropped(TokenDropWeighting(p=0.5), labels), TokenDropWeighting(p=0.5)
-    weighting.exempt([0, 11])
+    weighting.set_special_tokens([0, 11])
     special = (labels == 0) | (labels == 11)
     assert without[special].any()
     assert torch.equal(is_dropped(weighting, labels), without & ~special)

@@ -14,11 +14,6 @@ def test_every_valid_token_weighs_1_and_every_ignored_one_0():
     assert torch.equal(weights, (labels != IGNORED).float())
 
 
-def test_another_ignore_index_is_ignored():
-    weights = UniformWeighting(ignore_index=7)(torch.tensor([[7, 1, 0]]))
-    assert weights.tolist() == [[0.0, 1.0, 1.0]]
-
-
 def test_document_ids_change_nothing():
     labels = torch.tensor([[1, 2, IGNORED]])
     assert UniformWeighting()(labels, document_ids=torch.tensor([[0, 1, 1]])).tolist() == [[1.0, 1.0, 0.0]]

@@ -1,4 +1,4 @@
-"""The weighting in several processes: what they share, what it is equal to, and what it costs to tell each other."""
+"""The weighting in several processes: what they share, what it equals, and what they communicate."""
 
 import math
 from itertools import chain
@@ -22,7 +22,7 @@ from tfidf_tune.weighting import (
     TFIDFWeighting,
     TokenDropWeighting,
     UniformWeighting,
-    _ranks,
+    gather_labels,
 )
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 24, 4
@@ -33,14 +33,13 @@ NOBODY_HAS_A_TOKEN = 10
 class Case(NamedTuple):
     """How every rank calls its weighting.
 
-    ``ahead`` is how many steps before its labels are weighed a rank begins, with or without the ``shape`` known; None
-    leaves it to the forward call.
+    ``gathers`` is whether the labels are gathered before the call, with or without the ``shape`` known.
     """
 
     settings: dict
     documents: bool = False
     vocab_size: int | None = VOCAB_SIZE
-    ahead: int | None = None
+    gathers: bool = False
     shape_known: bool = False
 
     @property
@@ -60,13 +59,11 @@ CASES = {
     "sync, documents": Case({"sync": True}, documents=True),
     "sync, documents, capped": Case({"sync": True, "max_weight": 1.2}, documents=True),
     "sync, unknown vocabulary": Case({"sync": True}, vocab_size=None),
-    "sync, begun": Case({"sync": True}, ahead=0),
-    "sync, begun with shape": Case({"sync": True}, documents=True, ahead=0, shape_known=True),
-    "sync, begun two steps before": Case({"sync": True}, ahead=2, shape_known=True),
+    "sync, gathered": Case({"sync": True}, gathers=True),
+    "sync, gathered by shape": Case({"sync": True}, documents=True, gathers=True, shape_known=True),
     "sync, mean of the rank": Case({"sync": True, "normalization": "rank"}),
     "sync, mean of the rank, capped": Case({"sync": True, "normalization": "rank", "max_weight": 1.4}, documents=True),
     "mean of all ranks": Case({"normalization": "global"}, documents=True),
-    "mean of all ranks, begun": Case({"normalization": "global"}, ahead=0),
     "nothing shared": Case({}),
     "nothing shared, capped": Case({"max_weight": 1.5}, documents=True),
 }
@@ -125,19 +122,14 @@ def run_of_a_rank(rank):
 def run_case(rank, case, way):
     """Weights in training, and between the steps in evaluation, of more batches on some ranks than on others."""
     weighting = OneWay(way, num_batches=WINDOW, **case.settings)
-    trained, evaluated, begun = [], [], {}
+    trained, evaluated = [], []
     every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
     for step, batches in enumerate(every_step):
         labels, document_ids = batches[rank]
         given = {"vocab_size": case.vocab_size, "document_ids": document_ids if case.documents else None}
-        if case.ahead is not None:
-            for later in range(step, min(step + case.ahead + 1, NUM_STEPS)):
-                if later not in begun:
-                    begun[later] = begin(weighting.weighting, case, every_step[later], rank)
-            given["begun"] = begun[step]
-        trained.append(weighting(labels, **given))
+        gathered = gathered_labels(case, batches, rank)
+        trained.append(weighting(labels, gathered=gathered, **given))
         if step % 5 == 4:
-            given["begun"] = None
             for _ in range(rank + 1):
                 weights = weighting(labels, training=False, **given)
             evaluated.append(weights)
@@ -145,49 +137,50 @@ def run_case(rank, case, way):
     return {"trained": trained, "evaluated": evaluated, "state": state_copy(weighting.weighting)}
 
 
-def begin(weighting, case, batches, rank):
+def gathered_labels(case, batches, rank):
+    if not case.gathers:
+        return None
     labels, document_ids = batches[rank]
     shape = shape_of_a_step(batches) if case.shape_known else None
-    return weighting.begin(labels, document_ids=document_ids if case.documents else None, shape=shape)
+    return gather_labels(labels, document_ids if case.documents else None, shape=shape)
 
 
 def products_of(rank):
-    """Weights of two factors that share a window each, on odd steps begun beforehand."""
+    """Weights of two factors that share a window each, on odd steps with labels gathered before."""
     weighting = ProductWeighting(
         *(TFIDFWeighting(num_batches=WINDOW, sync=True, tf=tf) for tf in ("count", "binary")),
     )
     weights = []
     for step in range(NUM_STEPS):
         labels, _ = batches_of_a_step(step, dist.get_world_size())[rank]
-        begun = weighting.begin(labels) if step % 2 == 1 else None
-        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, begun=begun))
+        gathered = gather_labels(labels) if step % 2 == 1 else None
+        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, gathered=gathered))
     return weights
 
 
 def repetition_of(rank):
-    """Weights by a window of n-grams that is shared, with document ids, on odd steps begun beforehand."""
+    """Weights by a window of n-grams that is shared, with document ids, on odd steps with labels gathered before."""
     weighting, weights = RepetitionWeighting(h=1, num_batches=WINDOW, num_buckets=2**20, sync=True), []
     for step in range(NUM_STEPS):
         labels, document_ids = batches_of_a_step(step, dist.get_world_size())[rank]
-        begun = weighting.begin(labels, document_ids=document_ids) if step % 2 == 1 else None
-        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, begun=begun))
+        gathered = gather_labels(labels, document_ids) if step % 2 == 1 else None
+        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, gathered=gathered))
     return {"weights": weights, "table": weighting.window.document_frequency_E.nonzero()}
 
 
 def collectives_of(rank, case):
-    """Names of the collectives of a step in training and of one in evaluation, begun as the case says."""
+    """Names of the collectives of a step in training and of one in evaluation."""
     weighting = TFIDFWeighting(num_batches=WINDOW, **case.settings)
     batches = batches_of_a_step(0, dist.get_world_size())
     names = []
     for training in (True, False):
         weighting.train(training)
         with Recorder() as recorder:
-            begun = None if case.ahead is None else begin(weighting, case, batches, rank)
             weighting(
                 batches[rank][0],
                 vocab_size=VOCAB_SIZE,
                 document_ids=batches[rank][1] if case.documents else None,
-                begun=begun,
+                gathered=gathered_labels(case, batches, rank) if training else None,
             )
         names.append(
             [
@@ -218,10 +211,10 @@ def refused(rank):
                 document_ids=None if document_ids is None else document_ids if rank == 1 else ids,
             )
         messages[name] = str(error.value)
-    with pytest.raises(ValueError, match=r"\(1, 3\), more than the shape \(1, 2\)"):
-        weighting.begin(good, shape=(1, 2))
-    with pytest.raises(ValueError, match=r"\(1, 3\), more than the shape \(0, 3\)"):
-        weighting.begin(good, shape=(0, 3))
+    with pytest.raises(ValueError, match=r"\(1, 3\), larger than shape=\(1, 2\), the maximum of all ranks"):
+        gather_labels(good, shape=(1, 2))
+    with pytest.raises(ValueError, match=r"\(1, 3\), larger than shape=\(0, 3\), the maximum of all ranks"):
+        gather_labels(good, shape=(0, 3))
     return messages, weighting(good, vocab_size=VOCAB_SIZE), state_copy(weighting)
 
 
@@ -365,7 +358,7 @@ def test_the_streams_have_what_the_tests_are_about(ranks):
 @every_way
 def test_the_forms_of_sharing_differ(ranks, way):
     """The tests above must be able to tell them apart."""
-    names = ["sync", "sync, mean of the rank", "mean of all ranks, begun", "nothing shared"]
+    names = ["sync", "sync, mean of the rank", "mean of all ranks", "nothing shared"]
     weights = [ranks[0]["cases"][name][way]["trained"][6] for name in names]
     assert all(not torch.allclose(one, other) for i, one in enumerate(weights) for other in weights[:i])
 
@@ -383,13 +376,12 @@ def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks, name):
 
 def test_the_labels_of_a_rank_take_4_bytes_a_position_and_8_with_documents(monkeypatch):
     sent = []
-    monkeypatch.setattr(_ranks, "has_other_ranks", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "all_gather", lambda outputs, message, async_op: sent.append(message))
+    monkeypatch.setattr(dist, "all_gather", lambda outputs, message: sent.append(message))
     labels = torch.zeros(3, 5, dtype=torch.int64)
     for document_ids in (None, labels):
-        _ranks.exchange_labels(labels, document_ids, shape=(4, 8), ignore_index=IGNORED)
+        gather_labels(labels, document_ids, shape=(4, 8))
     assert [message.numel() * message.element_size() for message in sent] == [4 * 4 * 8, 8 * 4 * 8]
 
 
@@ -467,7 +459,6 @@ def test_in_one_process_sharing_is_nothing_special(way, settings):
     sharing = OneWay(way, num_batches=WINDOW, **settings)
     for step in range(8):
         ((labels, document_ids),) = batches_of_a_step(step, 1)
-        assert sharing.weighting.begin(labels, document_ids=document_ids) is None
         with Recorder() as recorder:
             weights = sharing(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE)
         assert not [call for call in recorder.calls if "c10d" in call[0]]
@@ -475,13 +466,21 @@ def test_in_one_process_sharing_is_nothing_special(way, settings):
     assert_same_state(sharing.weighting, state_copy(plain.weighting))
 
 
-def test_a_weighting_that_needs_nothing_from_others_begins_nothing(fake_group):
+def test_only_a_shared_weighting_in_training_communicates(fake_group):
     labels = torch.tensor([[1, 2, 2]])
-    for weighting in (UniformWeighting(), TFIDFWeighting(), TFIDFWeighting(sync=True).eval()):
+    product = ProductWeighting(UniformWeighting(), TFIDFWeighting(sync=True))
+    quiet = [UniformWeighting(), TFIDFWeighting(), TFIDFWeighting(sync=True).eval()]
+    for weighting in (*quiet, TFIDFWeighting(sync=True), product):
         with Recorder() as recorder:
-            assert weighting.begin(labels) is None
-        assert recorder.operations == []
-    assert TFIDFWeighting(sync=True).begin(labels, shape=(1, 3)) is not None
+            weighting(labels, vocab_size=3)
+        assert any("c10d" in call[0] for call in recorder.calls) == (weighting not in quiet)
+
+
+def test_one_gathering_serves_all_factors_of_a_product(fake_group):
+    factors = (TFIDFWeighting(sync=True), RepetitionWeighting(h=1, num_buckets=8, sync=True))
+    with Recorder() as recorder:
+        ProductWeighting(*factors)(torch.tensor([[1, 2, 2]]), vocab_size=3)
+    assert len([call for call in recorder.calls if "allgather" in call[0]]) == 1
 
 
 @pytest.mark.parametrize(
@@ -495,8 +494,8 @@ def test_sharing_makes_nothing_wait_for_the_device(fake_group, settings, documen
         labels = torch.zeros(rows, length, dtype=torch.int64, device="meta")
         document_ids = torch.zeros_like(labels) if documents else None
         with Recorder() as recorder:
-            begun = weighting.begin(labels, document_ids=document_ids, shape=(5, 32))
-            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, begun=begun)
+            gathered = gather_labels(labels, document_ids, shape=(5, 32)) if settings.get("sync") else None
+            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, gathered=gathered)
         assert_no_synchronisation(recorder)
         assert weights.shape == labels.shape
 

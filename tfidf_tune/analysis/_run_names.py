@@ -13,7 +13,7 @@ import yaml
 from tfidf_tune.analysis._fields import UNREADABLE, number, optional, seed, text
 
 _MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
-# Where the class does not have the name that people know: GoldfishCrossEntropyLoss and GoldfishWeighting do.
+# Where the class does not have the name that people know: GoldfishWeighting does.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF", "TokenDrop": "Token drop", "PowerLaw": "Power law"}
 # They change where and how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from tfidf_tune.weighting import TermFrequency as TermFrequency  # reports have it from here
-from tfidf_tune.weighting import TFIDFWeighting, distinct_terms, inverse_document_frequency
+from tfidf_tune.weighting import TFIDFWeighting, distinct_terms, inverse_document_frequency, shift_labels
 
 if TYPE_CHECKING:
     from tfidf_tune.data import TextTokenizer
 
 TERM_FREQUENCIES: tuple[TermFrequency, ...] = get_args(TermFrequency)
-IGNORED = -100
 
 IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.float32]
@@ -143,7 +141,7 @@ def weigh_blocks(
     weights: dict[TermFrequency, list[FloatArray]] = {form: [] for form in TERM_FREQUENCIES}
     for rows in batches:
         tokens = torch.from_numpy(blocks[rows]).long()
-        labels = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)  # as training shifts them
+        labels = shift_labels(tokens)
         for form, weighting in weightings.items():
             weights[form].append(weighting(labels, vocab_size=vocab_size)[:, :-1].numpy())
         window = weightings["count"].window  # the same for all forms

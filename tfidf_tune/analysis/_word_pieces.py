@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tfidf_tune.analysis._token_weights import IGNORED, IntArray, WeightedBlocks, idf_of
-from tfidf_tune.weighting import TermFrequency, TFIDFWeighting
+from tfidf_tune.analysis._token_weights import IntArray, WeightedBlocks, idf_of
+from tfidf_tune.weighting import IGNORE_INDEX, TermFrequency, TFIDFWeighting
 
 if TYPE_CHECKING:
     from tfidf_tune.data import HFTokenizer
@@ -144,7 +144,7 @@ def split_statistics(weighted: WeightedBlocks, texts: Mapping[int, str]) -> list
     """
     words, num_pieces = _whole_words(weighted.blocks, texts)
     word_idf = _word_idf(weighted, words)
-    is_first = words != IGNORED
+    is_first = words != IGNORE_INDEX
     lengths = np.minimum(num_pieces, MOST_PIECES)
     statistics = []
     for length in range(1, MOST_PIECES + 1):
@@ -171,7 +171,7 @@ def _whole_words(blocks: IntArray, texts: Mapping[int, str]) -> tuple[IntArray, 
     Elsewhere they are -100 and 0. The words at either end of a block may be cut and are left out.
     """
     starts, continues = word_parts(blocks, texts)
-    words = np.full(blocks.shape, IGNORED, dtype=np.int64)
+    words = np.full(blocks.shape, IGNORE_INDEX, dtype=np.int64)
     num_pieces = np.zeros(blocks.shape, dtype=np.int64)
     numbers: dict[str, int] = {}
     for row, column in np.argwhere(starts).tolist():

@@ -1,18 +1,27 @@
-"""What a model hands to the loss in place of logits."""
+"""Hidden states and head weight, which the loss takes instead of logits, and the chunk sizes for the logits."""
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
 
-from tfidf_tune.weighting import check_label_type
+from tfidf_tune.weighting._labels import check_label_type
+
+# A chunk's logits are at most 1/16 of all, or 256 rows: fewer would make matrix products slow.
+_NUM_CHUNKS = 16
+_MIN_ROWS = 256
+# Logits that are converted to float32 at a time: 4 MiB stay in a CPU's cache; with less than 8 MiB, kernels of a GPU
+# would take less time than their launch.
+_BLOCK_SIZE = 2**20
+_CUDA_BLOCK_SIZE = 2**21
 
 
 class HeadInput(NamedTuple):
-    """What logits are made of, ``hidden @ weight.T + bias``, for a loss that never holds all of them.
+    """What logits are computed from, ``hidden @ weight.T + bias``, for a loss that never holds all of them.
 
     Attributes:
         hidden (Tensor): ``[b, s, d]``, after the final norm.
-        weight (Tensor): ``[v, d]``, of the output projection or the embeddings it is tied to; dtype of ``hidden``.
+        weight (Tensor): ``[v, d]``, of the output projection or the tied embeddings; dtype of ``hidden``.
         bias (Tensor | None): ``[v]``. Default: None.
     """
 
@@ -22,14 +31,14 @@ class HeadInput(NamedTuple):
 
 
 def check_head(head: HeadInput, labels: Tensor) -> None:
-    """Refuse hidden states, head and labels that do not fit each other.
+    """Refuse hidden states, head and labels that do not match each other.
 
     Args:
         head (HeadInput): should be ``[b, s, d]``, ``[v, d]`` and perhaps ``[v]``, of one floating dtype.
         labels (Tensor): should be ``[b, s]``, of signed integers.
 
     Raises:
-        ValueError: If a shape or a dtype is another; the message names them all.
+        ValueError: If a shape or a dtype is wrong; the message names them all.
     """
     check_label_type(labels)
     hidden, weight, bias = head
@@ -50,3 +59,13 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
         f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, d], bias [v] or none, all "
         "of one floating dtype (under autocast: hidden.to(weight.dtype)), and labels [b, s]"
     )
+
+
+def chunk_rows(num_tokens: int) -> int:
+    """Return the number of tokens whose logits a head computes at a time: 1/16 of them, or 256."""
+    return max(_MIN_ROWS, math.ceil(num_tokens / _NUM_CHUNKS))
+
+
+def block_rows(vocab_size: int, *, is_cuda: bool) -> int:
+    """Return the number of tokens whose logits are converted to float32 at a time: 4 MiB of them, on a GPU 8 MiB."""
+    return max(1, (_CUDA_BLOCK_SIZE if is_cuda else _BLOCK_SIZE) // vocab_size)

@@ -1,232 +1,245 @@
-"""The objectives that a config names: each is the weighted cross-entropy with a weighting of its own.
+"""The objectives that a config names: weighted cross-entropy, plain, with TF-IDF weights, or with any weighting."""
 
-All of them take, beside their own arguments, those of :class:`WeightedCrossEntropyLoss`: ``num_output_chunks``,
-``head`` and ``accumulate_in_fp32``.
-"""
+import os
+from typing import Literal, NamedTuple, get_args
 
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+import torch
+from torch import Tensor, nn
 
-from tfidf_tune.loss._weighted_cross_entropy import WeightedCrossEntropyLoss
+from tfidf_tune.loss._cross_entropy import (
+    linear_token_cross_entropy,
+    require_linear_cross_entropy,
+    token_cross_entropy,
+    token_predictions,
+    weighted_mean,
+)
+from tfidf_tune.loss._fused import fused_cross_entropy
+from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.weighting import (
-    FocalWeighting,
-    GoldfishStrategy,
-    GoldfishWeighting,
-    MiLeWeighting,
-    Normalization,
-    PowerLawWeighting,
-    ProductWeighting,
-    RepetitionWeighting,
+    IGNORE_INDEX,
+    GatheredLabels,
     TermFrequency,
     TFIDFWeighting,
-    TokenDropWeighting,
+    TokenBatch,
     TokenWeighting,
     UniformWeighting,
 )
+from tfidf_tune.weighting._arguments import require_bool, require_choice, require_integer
+from tfidf_tune.weighting._labels import check_label_type
+from tfidf_tune.weighting._tfidf import Normalization
+from tfidf_tune.weighting._weighting import check_weighting
 
-_Init = TypeVar("_Init", bound=Callable[..., None])
+Head = Literal["fused", "torch", "chunked"]
+HEADS: tuple[Head, ...] = get_args(Head)
+
+Logits = Tensor | list[Tensor] | HeadInput
 
 
-def _with_loss_options(init: _Init) -> _Init:
-    """Show in a signature what ``**options`` stands for, so that a config is checked before anything is built."""
-    own = inspect.signature(init)
-    named = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    taken = {parameter.name for parameter in named}
-    options = [
-        parameter
-        for parameter in inspect.signature(WeightedCrossEntropyLoss.__init__).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in taken
-    ]
-    init.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
-    return init
+class LossTerms(NamedTuple):
+    """What a training step needs to know of a mini-batch.
+
+    Attributes:
+        loss (Tensor): the objective, scalar, to be backpropagated.
+        cross_entropy (Tensor): the unweighted mean cross-entropy of the same tokens, scalar, detached.
+        weights (Tensor): float32 ``[b, s]``, 0 at ignored positions.
+    """
+
+    loss: Tensor
+    cross_entropy: Tensor
+    weights: Tensor
+
+
+class WeightedCrossEntropyLoss(nn.Module):
+    r"""Cross-entropy in which every token counts by its weight: :math:`-\frac{1}{M}\sum_i w_i \log P(x_i | x_{<i})`.
+
+    The weighting is a submodule: its state (the window of TF-IDF, for example) is part of this module's ``state_dict``,
+    and ``.train()`` and ``.eval()`` apply to it.
+
+    Logits are converted to float32 one chunk at a time, as in torchtune's ``CEWithChunkedOutputLoss``; with a torchtune
+    model, call ``model.set_num_output_chunks(loss.num_output_chunks)`` and pass the list that it returns. A
+    :class:`HeadInput` holds hidden states and head weight, and only a fraction of the logits exists at a time; the
+    recipes' models return one unless ``head`` is "chunked".
+
+    A weighting may need the model's predictions, see :attr:`TokenWeighting.needs_predictions`. From a
+    :class:`HeadInput` the logits are then computed once more beforehand, without gradient: one matrix product of hidden
+    states and head in addition to three.
+
+    Args:
+        weighting (TokenWeighting): gives the weights.
+        num_output_chunks (int): chunks that whole logits are split into along the sequence. Default: 8.
+        head (Head): how a :class:`HeadInput` is used: ``fused`` computes gradients along with the loss, see
+            :func:`fused_cross_entropy`; ``torch`` is PyTorch's ``linear_cross_entropy``, which computes logits twice;
+            with ``chunked`` the recipes' models return chunks of logits. Default: "fused".
+        accumulate_in_fp32 (bool): whether ``fused`` sums the gradient of a head in 16 bit over its chunks in float32,
+            for 4 bytes a weight. Default: False.
+
+    Raises:
+        ValueError: If an argument is out of its range, ``accumulate_in_fp32`` is set for another head than ``fused``,
+            or ``head`` is ``torch`` with a torch that lacks it.
+    """
+
+    def __init__(
+        self,
+        weighting: TokenWeighting,
+        *,
+        num_output_chunks: int = 8,
+        head: Head = "fused",
+        accumulate_in_fp32: bool = False,
+    ) -> None:
+        super().__init__()
+        check_weighting("weighting", weighting)
+        require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
+        require_choice("head", head, HEADS)
+        if head == "torch":
+            require_linear_cross_entropy()
+        require_bool("accumulate_in_fp32", accumulate_in_fp32)
+        if accumulate_in_fp32 and head != "fused":
+            raise ValueError(f"accumulate_in_fp32 is set, which head '{head}' does not support: set head to 'fused'")
+        self.weighting = weighting
+        self.num_output_chunks = num_output_chunks
+        self.head: Head = head
+        self.accumulate_in_fp32 = accumulate_in_fp32
+
+    def compute_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of each token of a chunk, :func:`token_cross_entropy`: the only part worth compiling."""
+        return token_cross_entropy(logits, labels)
+
+    def compile_chunks(self) -> None:
+        """Run the cross-entropy of a chunk of logits through ``torch.compile``.
+
+        The weighting and the fused head are not compiled: the head then took several times its memory, and no less time
+        on a CPU.
+        """
+        backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
+        self.compute_cross_entropy = torch.compile(  # type: ignore[method-assign]
+            self.compute_cross_entropy, backend=backend
+        )
+
+    def terms(
+        self,
+        logits: Logits,
+        labels: Tensor,
+        document_ids: Tensor | None = None,
+        gathered: GatheredLabels | None = None,
+    ) -> LossTerms:
+        """Compute the objective together with the values that are logged.
+
+        Args:
+            logits (Logits): ``[b, s, v]``, a list of chunks of it along s, or what they are computed from.
+            labels (Tensor): integer ``[b, s]``, already shifted, -100 where ignored.
+            document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to.
+                Default: None, a row is one document.
+            gathered (GatheredLabels | None): the labels of all ranks, see :func:`~tfidf_tune.weighting.gather_labels`.
+                Default: None, a weighting with ``sync`` gathers them itself.
+
+        Returns:
+            LossTerms: the objective, the unweighted cross-entropy, the weights.
+
+        Raises:
+            ValueError: If ``labels`` is not ``[b, s]``, not of signed integers, or does not match the logits.
+        """
+        check_label_type(labels)
+        if labels.dim() != 2:
+            raise ValueError(
+                f"labels has shape {tuple(labels.shape)}, expected [b, s]. torchtune's stock recipes flatten "
+                "labels for every loss but one named CEWithChunkedOutputLoss: with them, set "
+                "loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+            )
+        if isinstance(logits, Tensor):
+            logits = list(logits.chunk(self.num_output_chunks, dim=1))
+        num_rows, num_positions, vocab_size = _shape(logits)
+        if (num_rows, num_positions) != labels.shape:
+            raise ValueError(
+                f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
+            )
+        predictions = token_predictions(logits, labels) if self.weighting.needs_predictions else None
+        weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions, gathered))
+        objective, losses = self.objective(logits, labels, weights)
+        num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
+        return LossTerms(objective, losses.detach().sum() / num_valid, weights)
+
+    def objective(self, logits: list[Tensor] | HeadInput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the objective of given weights, and the cross-entropy of each token.
+
+        Args:
+            logits (list[Tensor] | HeadInput): chunks of ``[b, s, v]`` along s, or what they are computed from.
+            labels (Tensor): integer ``[b, s]``.
+            weights (Tensor): float32 ``[b, s]``, 0 at ignored positions.
+
+        Returns:
+            tuple[Tensor, Tensor]: the objective, a float32 scalar, and float32 ``[b, s]``, 0 at ignored positions.
+        """
+        valid = labels != IGNORE_INDEX
+        if isinstance(logits, HeadInput) and self.head != "torch":
+            coefficients = weights / valid.sum().clamp_min(1)
+            return fused_cross_entropy(logits, labels, coefficients, accumulate_in_fp32=self.accumulate_in_fp32)
+        if isinstance(logits, HeadInput):
+            losses = linear_token_cross_entropy(logits, labels)
+        else:
+            chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
+            parts = [self.compute_cross_entropy(part, chunk) for part, chunk in zip(logits, chunks, strict=True)]
+            losses = torch.cat(parts, dim=1)
+        return weighted_mean(losses, weights, valid), losses
+
+    def forward(
+        self,
+        logits: Logits,
+        labels: Tensor,
+        document_ids: Tensor | None = None,
+        gathered: GatheredLabels | None = None,
+    ) -> Tensor:
+        """Compute only the objective; arguments and errors are those of :meth:`terms`.
+
+        Returns:
+            Tensor: float32 scalar; without a valid token a 0 that can be backpropagated.
+        """
+        return self.terms(logits, labels, document_ids, gathered).loss
 
 
 class CrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Plain cross-entropy: weight 1 for every token, all else as in the weighted losses.
+    """Plain cross-entropy, weight 1 for every token; arguments as in :class:`WeightedCrossEntropyLoss`."""
 
-    Args:
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(self, *, ignore_index: int = -100, **options: Any) -> None:
-        super().__init__(UniformWeighting(ignore_index=ignore_index), ignore_index=ignore_index, **options)
+    def __init__(self, *, num_output_chunks: int = 8, head: Head = "fused", accumulate_in_fp32: bool = False) -> None:
+        super().__init__(
+            UniformWeighting(), num_output_chunks=num_output_chunks, head=head, accumulate_in_fp32=accumulate_in_fp32
+        )
 
 
 class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Cross-entropy weighted by TF-IDF over a rolling window, see :class:`~tfidf_tune.weighting.TFIDFWeighting`.
+    """Cross-entropy weighted by TF-IDF over a rolling window: the objective of the paper.
 
-    Args:
-        num_batches (int): mini-batches in the window, the current one included. Default: 16.
-        tf (TermFrequency): ``count`` (the paper), ``log`` or ``binary``. Default: "count".
-        max_weight (float | None): largest weight, from 1 to 1e9. Default: None, no cap.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        sync (bool): whether all ranks share one window, and with it their weights. Default: False.
-        normalization (Normalization | None): whether weights have mean 1 over the mini-batch of a ``rank`` or over
-            all of them, ``global``. Default: None, ``global`` with ``sync`` and ``rank`` without.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
+    Arguments are those of :class:`~tfidf_tune.weighting.TFIDFWeighting` and :class:`WeightedCrossEntropyLoss`.
+    ``ignore_index``, which torchtune's losses take too, can only be -100.
+
+    Raises:
+        ValueError: If an argument is out of its range.
     """
 
-    @_with_loss_options
     def __init__(
         self,
         *,
         num_batches: int = 16,
         tf: TermFrequency = "count",
         max_weight: float | None = None,
-        ignore_index: int = -100,
         sync: bool = False,
         normalization: Normalization | None = None,
-        **options: Any,
+        ignore_index: int = IGNORE_INDEX,
+        num_output_chunks: int = 8,
+        head: Head = "fused",
+        accumulate_in_fp32: bool = False,
     ) -> None:
+        if ignore_index != IGNORE_INDEX:
+            raise ValueError(f"ignore_index is {ignore_index}: ignored labels are marked by {IGNORE_INDEX}")
         weighting = TFIDFWeighting(
-            num_batches=num_batches,
-            tf=tf,
-            max_weight=max_weight,
-            ignore_index=ignore_index,
-            sync=sync,
-            normalization=normalization,
+            num_batches=num_batches, tf=tf, max_weight=max_weight, sync=sync, normalization=normalization
         )
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class GoldfishCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """The Goldfish loss: one token in k never counts, see :class:`~tfidf_tune.weighting.GoldfishWeighting`.
-
-    Args:
-        strategy (GoldfishStrategy): ``hash`` or ``static``. Default: "hash".
-        k (int): one token in k is left out, 2 to 2**31. Default: 4.
-        h (int): tokens of context that are hashed, 1 to 1024. Default: 13.
-        seed (int): of the hash. Default: 0.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(
-        self,
-        *,
-        strategy: GoldfishStrategy = "hash",
-        k: int = 4,
-        h: int = 13,
-        seed: int = 0,
-        ignore_index: int = -100,
-        **options: Any,
-    ) -> None:
-        weighting = GoldfishWeighting(strategy=strategy, k=k, h=h, seed=seed, ignore_index=ignore_index)
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class TokenDropCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Cross-entropy of a random part of the tokens, see :class:`~tfidf_tune.weighting.TokenDropWeighting`.
-
-    Args:
-        p (float): share of the tokens that is dropped, from 0 to 0.99. Default: 0.25.
-        seed (int): another drops other tokens. Default: 0.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(self, *, p: float = 0.25, seed: int = 0, ignore_index: int = -100, **options: Any) -> None:
-        weighting = TokenDropWeighting(p=p, seed=seed, ignore_index=ignore_index)
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class MiLeCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """The MiLe loss, weights by entropy, see :class:`~tfidf_tune.weighting.MiLeWeighting`.
-
-    Args:
-        gamma (float): from 0, which is plain cross-entropy, to 20. Default: 1.0.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(self, *, gamma: float = 1.0, ignore_index: int = -100, **options: Any) -> None:
-        weighting = MiLeWeighting(gamma=gamma, ignore_index=ignore_index)
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class FocalCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """The focal loss, weights by improbability, see :class:`~tfidf_tune.weighting.FocalWeighting`.
-
-    Args:
-        gamma (float): from 0, which is plain cross-entropy, to 20. Default: 2.0.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(self, *, gamma: float = 2.0, ignore_index: int = -100, **options: Any) -> None:
-        weighting = FocalWeighting(gamma=gamma, ignore_index=ignore_index)
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class PowerLawCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Cross-entropy weighted by a power of token frequency, see :class:`~tfidf_tune.weighting.PowerLawWeighting`.
-
-    Args:
-        alpha (float): from 0, which is plain cross-entropy, to 4. Default: 0.5.
-        epsilon (float): added to the counts, from 1e-8 to 1e6. Default: 1.0.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(self, *, alpha: float = 0.5, epsilon: float = 1.0, ignore_index: int = -100, **options: Any) -> None:
-        weighting = PowerLawWeighting(alpha=alpha, epsilon=epsilon, ignore_index=ignore_index)
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class ProductCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Cross-entropy weighted by the product of two weightings, see :class:`~tfidf_tune.weighting.ProductWeighting`.
-
-    In a config each factor is a component: ``first: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}``.
-
-    Args:
-        first (TokenWeighting): a factor.
-        second (TokenWeighting): the other one.
-        ignore_index (int): label of the positions that do not count, the same as that of the factors. Default: -100.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(
-        self, *, first: TokenWeighting, second: TokenWeighting, ignore_index: int = -100, **options: Any
-    ) -> None:
-        weighting = ProductWeighting(first, second, ignore_index=ignore_index)
-        super().__init__(weighting, ignore_index=ignore_index, **options)
-
-
-class RepetitionCrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Cross-entropy in which repeated text counts less, see :class:`~tfidf_tune.weighting.RepetitionWeighting`.
-
-    Args:
-        h (int): tokens of context, 1 to 1024. Default: 4.
-        alpha (float): exponent, above 0, up to 4. Default: 1.0.
-        num_batches (int): mini-batches in the window. Default: 1024.
-        num_buckets (int | None): entries of the table of counts. Default: None, by the size of the window.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        sync (bool): whether all ranks share one window. Default: False.
-        **options (Any): of :class:`WeightedCrossEntropyLoss`.
-    """
-
-    @_with_loss_options
-    def __init__(
-        self,
-        *,
-        h: int = 4,
-        alpha: float = 1.0,
-        num_batches: int = 1024,
-        num_buckets: int | None = None,
-        ignore_index: int = -100,
-        sync: bool = False,
-        **options: Any,
-    ) -> None:
-        weighting = RepetitionWeighting(
-            h=h, alpha=alpha, num_batches=num_batches, num_buckets=num_buckets, ignore_index=ignore_index, sync=sync
+        super().__init__(
+            weighting, num_output_chunks=num_output_chunks, head=head, accumulate_in_fp32=accumulate_in_fp32
         )
-        super().__init__(weighting, ignore_index=ignore_index, **options)
+
+
+def _shape(logits: list[Tensor] | HeadInput) -> tuple[int, int, int]:
+    """Rows, positions and vocabulary size that the logits have, or would have."""
+    if isinstance(logits, HeadInput):
+        return (*logits.hidden.shape[:2], logits.weight.shape[0])
+    return len(logits[0]), sum(chunk.shape[1] for chunk in logits), logits[0].shape[-1]

@@ -1,8 +1,8 @@
 """The TF-IDF loss for torchtune's own recipes, without a change to them.
 
 The stock recipes compare the *name* of the loss class: only one called ``CEWithChunkedOutputLoss`` gets chunks of
-logits and labels ``[b, s]``; for any other the labels are flattened and with them the sequences that term frequencies
-need. And ``compile: True`` wraps the whole loss unless it is a subclass of torchtune's. Hence name and base class.
+logits and labels ``[b, s]``; for any other the labels are flattened, so that sequences, which term frequencies need,
+are lost. And ``compile: True`` wraps the whole loss unless it is a subclass of torchtune's. Hence name and base class.
 """
 
 from torchtune.modules import loss as torchtune_loss

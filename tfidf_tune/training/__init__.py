@@ -26,7 +26,7 @@ from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, open_run
 from tfidf_tune.training._sharding import shard_model
 from tfidf_tune.training._state import TrainState
-from tfidf_tune.training._train import StepResult, count_steps, shift_labels, train, train_step
+from tfidf_tune.training._train import StepResult, count_steps, train, train_step
 
 __all__ = [
     "Batch",
@@ -76,7 +76,6 @@ __all__ = [
     "require_no_lora",
     "setup_errors",
     "shard_model",
-    "shift_labels",
     "train",
     "train_adapters_only",
     "train_step",

@@ -11,6 +11,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors
+from tfidf_tune.weighting import IGNORE_INDEX, GatheredLabels, gather_labels, shift_labels
 
 Batch = Mapping[str, Any]
 
@@ -22,34 +23,44 @@ class StepBatches(NamedTuple):
         batches (Sequence[Batch]): mini-batches, each with ``tokens`` and ``labels``, int64 ``[b, s]``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
-        shapes (list[tuple[int, int]]): largest b and s of each mini-batch on any process.
+        gathered (list[GatheredLabels | None]): shifted labels of each mini-batch on all processes, where they were
+            asked for and there are several.
         stop (int): number of the signal by which any process was asked to stop, or 0.
     """
 
     batches: Sequence[Batch]
     num_valid: list[int]
     num_tokens: int
-    shapes: list[tuple[int, int]]
+    gathered: list[GatheredLabels | None]
     stop: int
 
 
-def agree_on_step(batches: Sequence[Batch], *, ignore_index: int = -100, stop: int = 0) -> StepBatches:
-    """Count a step's tokens over all processes, by one small collective of the hosts; no device is waited for.
+def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: int = 0) -> StepBatches:
+    """Count a step's tokens over all processes, and gather its labels, by collectives of the hosts.
+
+    No device is waited for.
 
     Args:
         batches (Sequence[Batch]): mini-batches of this process; as many on every process.
-        ignore_index (int): label of the positions that do not count. Default: -100.
-        stop (int): signal that this process was sent. Default: 0, none.
+        sync_labels (bool): whether to gather the labels of all processes, which a weighting with ``sync`` needs.
+            Default: False.
+        stop (int): signal that this process received. Default: 0, none.
 
     Returns:
         StepBatches: the mini-batches with what was agreed on.
     """
-    # The first label of a row is never predicted.
-    num_valid = [int((batch["labels"][:, 1:] != ignore_index).sum()) for batch in batches]
-    numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
+    shifted = [shift_labels(batch["labels"]) for batch in batches]
+    num_valid = [int((labels != IGNORE_INDEX).sum()) for labels in shifted]
+    numbers = [[valid, *labels.shape] for valid, labels in zip(num_valid, shifted, strict=True)]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
-    shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
-    return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), shapes, int(agreed[:, 0, 0].max()))
+    gathered: list[GatheredLabels | None] = [None] * len(batches)
+    if sync_labels and len(agreed) > 1:
+        shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
+        gathered = [
+            gather_labels(labels, batch.get("document_ids"), shape=shape, pin_memory=batch["labels"].is_pinned())
+            for labels, batch, shape in zip(shifted, batches, shapes, strict=True)
+        ]
+    return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), gathered, int(agreed[:, 0, 0].max()))
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:

@@ -80,7 +80,7 @@ def exempt_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> Non
         loss (WeightedCrossEntropyLoss): the objective.
         tokenizer (Any): a torchtune tokenizer; its ``special_tokens``, BOS, EOS and padding are what it has of them.
     """
-    loss.weighting.exempt(_special_ids(tokenizer))
+    loss.weighting.set_special_tokens(_special_ids(tokenizer))
 
 
 def _special_ids(tokenizer: Any) -> list[int]:

@@ -29,6 +29,7 @@ from tfidf_tune.training._errors import (
 from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
+_WEIGHTINGS = ("weighting", "first", "second")  # components within the section `loss`, by their argument
 _LOST_BEFORE_TRAINING = "another process of the run was lost before training began: its message says why"
 
 
@@ -147,7 +148,9 @@ def _overridden(content: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, value = override.partition("=")
     if not key or not equals:
         raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
-    if _has_component(content.get(key)):
+    section, _, name = key.rpartition(".")
+    names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS and not value.startswith("{")
+    if _has_component(content.get(key)) or names_weighting:
         key += "._component_"
     with setup_errors(f"config: {override}"):
         given = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])

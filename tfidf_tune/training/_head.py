@@ -1,4 +1,4 @@
-"""What a model returns to the loss: logits in chunks, or what they are made of."""
+"""What a model returns to the loss: logits in chunks, or what they are computed from."""
 
 from functools import partial
 from typing import Any
@@ -12,14 +12,14 @@ from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 
 
 def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None:
-    """Have a model return what the loss asks for: a :class:`HeadInput`, or chunks of logits.
+    """Make a model return what the loss needs: a :class:`HeadInput`, or chunks of logits.
 
     Args:
         model (nn.Module): torchtune model; changed in place, its weights and their names are not.
-        loss (WeightedCrossEntropyLoss): the objective; says which head it wants and how many chunks.
+        loss (WeightedCrossEntropyLoss): the objective, with its head and number of chunks.
 
     Returns:
-        str | None: why the model returns logits although another head was asked for; None if it does as asked.
+        str | None: why the model returns logits although another head is set; None if it returns what is set.
     """
     refusal = None if loss.head == "chunked" else _refusal(model)
     if loss.head == "chunked" or refusal:
@@ -27,8 +27,8 @@ def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None
         model.set_num_output_chunks(loss.num_output_chunks)  # type: ignore[operator]
         return refusal
     model.set_num_output_chunks(1)  # type: ignore[operator]
-    # The head's weight is taken inside the model's forward pass, where FSDP2 has it whole, and used after it, where it
-    # still is: by default the root's own parameters are not sharded again before the backward pass.
+    # The head's weight is read inside the model's forward pass, where FSDP2 has it unsharded, and used after it, where
+    # it still is: by default the root's own parameters are not sharded again before the backward pass.
     model.chunked_output = partial(_head_input, model.output)  # type: ignore[assignment]
     return None
 
@@ -40,7 +40,7 @@ def _head_input(head: Any, hidden: Tensor) -> HeadInput:
 
 
 def _refusal(model: nn.Module) -> str | None:
-    """Why logits of the model's head cannot be computed from a weight and a bias alone."""
+    """Return why logits of the model's head cannot be computed from just a weight and a bias, if so."""
     if not isinstance(model, TransformerDecoder):
         return f"the model is a {type(model).__name__}"
     head: Any = model.output

@@ -18,7 +18,7 @@ def build_loss(cfg: FinetuneConfig) -> WeightedCrossEntropyLoss:
     """Build the objective of the config.
 
     Raises:
-        SetupError: If it cannot be built, is not one of tfidf_tune's, or ignores other labels than data sets mark.
+        SetupError: If it cannot be built, or is not one of tfidf_tune's.
     """
     loss = instantiate(cfg, "loss")
     if not isinstance(loss, WeightedCrossEntropyLoss):
@@ -26,8 +26,6 @@ def build_loss(cfg: FinetuneConfig) -> WeightedCrossEntropyLoss:
             f"loss is {cfg.loss['_component_']}: these recipes take tfidf_tune's objectives, for example "
             "tfidf_tune.loss.TFIDFCrossEntropyLoss or tfidf_tune.loss.CrossEntropyLoss"
         )
-    if loss.ignore_index != -100:
-        raise SetupError(f"config: loss: ignore_index is {loss.ignore_index}; data sets mark ignored labels by -100")
     return loss
 
 

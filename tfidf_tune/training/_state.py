@@ -1,4 +1,4 @@
-"""What training changes, in one place: what a step works on, and a resume checkpoint holds."""
+"""The objects that a training step changes and a resume checkpoint saves."""
 
 from dataclasses import dataclass
 from typing import Any

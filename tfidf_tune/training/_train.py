@@ -33,6 +33,7 @@ from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run
 from tfidf_tune.training._state import TrainState
+from tfidf_tune.weighting import IGNORE_INDEX, shift_labels
 
 
 class StepResult(NamedTuple):
@@ -44,10 +45,10 @@ class StepResult(NamedTuple):
             clipping.
             Under fp16 also ``loss_scale``, what the next step's loss is multiplied by.
         num_tokens (int): valid label tokens.
-        is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 the loss alone, whose gradients
-            overflow now and then.
-        overflowed (bool): whether fp16 gradients overflowed, so that the weights stayed as they were.
-        skipped (bool): whether they did for that reason, or because ``is_finite`` was looked at and false.
+        is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss, since gradients
+            overflow occasionally.
+        overflowed (bool): whether fp16 gradients overflowed, so that the weights did not change.
+        skipped (bool): whether they did not change for that reason, or because ``is_finite`` was checked and false.
     """
 
     metrics: dict[str, Tensor]
@@ -55,19 +56,6 @@ class StepResult(NamedTuple):
     is_finite: Tensor
     overflowed: bool
     skipped: bool
-
-
-def shift_labels(labels: Tensor, ignore_index: int = -100) -> Tensor:
-    """Move labels one position to the left, so that position i holds the token that follows token i.
-
-    Args:
-        labels (Tensor): integer ``[b, s]``, aligned with the tokens.
-        ignore_index (int): what the last position gets. Default: -100.
-
-    Returns:
-        Tensor: integer ``[b, s]``.
-    """
-    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], ignore_index)], dim=1)
 
 
 def train_step(
@@ -92,37 +80,36 @@ def train_step(
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
         batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, and what
-            packed rows have beside them; what is not agreed on yet, see :func:`agree_on_step`, is at the start.
+            packed rows have in addition; plain mini-batches go through :func:`agree_on_step` first.
         scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
             does nothing.
         device (torch.device): the model's device.
-        clip_grad_norm (float | None): largest gradient norm. None: the norm is measured alone.
-        look_at_finite (bool): leave the weights alone where loss or gradient is not finite; the device is waited for.
-            Default: False.
+        clip_grad_norm (float | None): largest gradient norm. None: the norm is only measured.
+        look_at_finite (bool): leave the weights unchanged if loss or gradient is not finite; the host waits for the
+            device. Default: False.
 
     Returns:
         StepResult: metrics and the number of tokens.
     """
     if not isinstance(batches, StepBatches):
-        batches = agree_on_step(batches, ignore_index=loss.ignore_index)
+        batches = agree_on_step(batches, sync_labels=loss.weighting.sync)
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
     cross_entropy, weights, deviations, weight_max = (total.clone() for _ in range(4))
-    for batch, valid, shape in zip(inputs, batches.num_valid, batches.shapes, strict=True):
-        labels, document_ids = shift_labels(batch["labels"], loss.ignore_index), batch.get("document_ids")
-        begun = loss.weighting.begin(labels, document_ids=document_ids, shape=shape)
+    for batch, valid, gathered in zip(inputs, batches.num_valid, batches.gathered, strict=True):
+        labels = shift_labels(batch["labels"])
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
-        terms = loss.terms(logits, labels, document_ids, begun)
-        del logits  # or they would stay whole while the backward pass lets them go chunk by chunk
+        terms = loss.terms(logits, labels, batch.get("document_ids"), gathered and gathered.to(device))
+        del logits  # otherwise they would stay whole while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share
         cross_entropy += terms.cross_entropy * share
         weights += terms.weights.sum()
-        deviations += ((terms.weights - 1).square() * (labels != loss.ignore_index)).sum()
+        deviations += ((terms.weights - 1).square() * (labels != IGNORE_INDEX)).sum()
         weight_max = torch.maximum(weight_max, terms.weights.max())
     of_all = gather_tensors(torch.stack([total, cross_entropy, weights, deviations, weight_max]))
     total, cross_entropy, weights, deviations, _ = of_all.sum(0)
@@ -154,7 +141,7 @@ def train_step(
     }
     if scaler.is_enabled():
         metrics["loss_scale"] = torch.tensor(next_scale, device=device)
-    overflowed = next_scale < loss_scale  # the sign of it
+    overflowed = next_scale < loss_scale
     return StepResult(metrics, num_tokens, is_finite, overflowed, skipped=overflowed or is_lost)
 
 
@@ -184,18 +171,18 @@ def train(
         total_steps (int): optimizer steps of the run, see :func:`count_steps`.
         run (Run): gives device and folder.
         progress (ProgressLog): takes the metrics; not closed here.
-        resume (ResumePoint): where the run begins, and where it can go on from.
+        resume (ResumePoint): where the run begins, and where it can be resumed.
         save (Callable[[Path], None]): writes a milestone's checkpoint into the given folder.
 
     Raises:
         TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
             any scale, or a checkpoint cannot be written.
-        Interrupted: If SIGTERM, SIGINT or SIGHUP asked for an end; the step was finished and saved.
+        Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
     state.model.train()
     state.loss.train()
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
-    _tell_what_is_past(resume, milestones, total_steps, run, progress)
+    _warn_skipped_milestones(resume, milestones, total_steps, run, progress)
     if resume.step >= total_steps:
         return
     guard = StepGuard(
@@ -209,7 +196,8 @@ def train(
     with stop_request() as request, _naming_last_checkpoint(resume):
         progress.start()
         resume.restore_random_states()
-        batches = _next_step(steps, request)
+        next_batches = partial(_next_step, steps, request, sync_labels=state.loss.weighting.sync)
+        batches = next_batches()
         for step in range(resume.step + 1, total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
             result = train_step(
@@ -224,13 +212,13 @@ def train(
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
             if result.overflowed:
-                _tell_overflow(state.scaler, step, progress)
+                _report_overflow(state.scaler, step, progress)
             if not result.skipped and state.lr_scheduler is not None:
                 state.lr_scheduler.step()
             saves_resume = resume.is_kept and (step in milestones or _is_multiple(step, cfg.save_every_n_steps))
             saves = saves_resume or step in milestones
             if not saves:
-                batches = _next_step(steps, request)  # before metrics are read: until then a GPU is still at work
+                batches = next_batches()  # before metrics are read: until then a GPU is still at work
             if saves or guard.looks_at_each_step or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
@@ -241,7 +229,7 @@ def train(
                 if saves_resume:
                     resume.save(step, state, progress)
                 progress.restart_clock()
-                batches = _next_step(steps, request)  # a fault of the data must not cost the checkpoint
+                batches = next_batches()  # after the checkpoint, which an error in the data must not prevent
             if batches.stop and step < total_steps:
                 if resume.is_kept and not saves_resume:
                     guard.check()
@@ -252,10 +240,10 @@ def train(
                 )
 
 
-def _tell_what_is_past(
+def _warn_skipped_milestones(
     resume: ResumePoint, milestones: dict[int, list[int]], total_steps: int, run: Run, progress: ProgressLog
 ) -> None:
-    """Say what a run that goes on will not do any more."""
+    """Report the milestones that a resumed run has passed without a checkpoint."""
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
     names = [milestone_name(percent) for step in milestones if step <= resume.step for percent in milestones[step]]
@@ -266,16 +254,16 @@ def _tell_what_is_past(
         )
 
 
-def _next_step(steps: Iterator[list[Batch]], request: StopRequest) -> StepBatches:
+def _next_step(steps: Iterator[list[Batch]], request: StopRequest, *, sync_labels: bool) -> StepBatches:
     """Fetch the mini-batches of the next step, none after the last; the processes agree whether to begin it."""
-    return agree_on_step(next(steps, []), stop=request.signal_number)
+    return agree_on_step(next(steps, []), sync_labels=sync_labels, stop=request.signal_number)
 
 
 def _is_multiple(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _tell_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
+def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
     scale = scaler.get_scale()
     progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
     if scale < 1:
@@ -287,7 +275,7 @@ def _tell_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLo
 
 @contextmanager
 def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
-    """Add to what ends a run where it can go on from; a process that is lost ends it too."""
+    """Name the last checkpoint in errors that end a run, the loss of another process included."""
     try:
         yield
     except TrainingError as error:

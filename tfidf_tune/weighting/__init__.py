@@ -1,47 +1,49 @@
-"""Token weights from token statistics, and from what a model predicts: no model in sight."""
+"""Token weights from token statistics, and from what a model predicts. Needs torch and numpy only."""
 
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
-from tfidf_tune.weighting._document_window import DocumentWindow
-from tfidf_tune.weighting._goldfish import GoldfishStrategy, GoldfishWeighting
-from tfidf_tune.weighting._interface import Predictions, TokenWeighting, check_weighting
-from tfidf_tune.weighting._labels import check_label_type
-from tfidf_tune.weighting._power_law import PowerLawWeighting
-from tfidf_tune.weighting._product import ProductWeighting
-from tfidf_tune.weighting._ranks import LabelExchange
-from tfidf_tune.weighting._repetition import RepetitionWeighting
-from tfidf_tune.weighting._term_statistics import (
+from tfidf_tune.weighting._formula import (
     TermFrequency,
+    distinct_terms,
     inverse_document_frequency,
     term_frequency,
     unit_mean,
 )
-from tfidf_tune.weighting._terms import Terms, distinct_terms
-from tfidf_tune.weighting._tfidf import Normalization, TFIDFWeighting
-from tfidf_tune.weighting._token_drop import TokenDropWeighting
-from tfidf_tune.weighting._uniform import UniformWeighting
+from tfidf_tune.weighting._hiding import GoldfishWeighting, TokenDropWeighting
+from tfidf_tune.weighting._labels import (
+    IGNORE_INDEX,
+    GatheredLabels,
+    Predictions,
+    TokenBatch,
+    gather_labels,
+    shift_labels,
+)
+from tfidf_tune.weighting._power_law import PowerLawWeighting
+from tfidf_tune.weighting._repetition import RepetitionWeighting
+from tfidf_tune.weighting._tfidf import TFIDFWeighting
+from tfidf_tune.weighting._weighting import ProductWeighting, TokenWeighting, UniformWeighting
+from tfidf_tune.weighting._window import DocumentWindow
 
 __all__ = [
+    "IGNORE_INDEX",
     "DocumentWindow",
     "FocalWeighting",
-    "GoldfishStrategy",
+    "GatheredLabels",
     "GoldfishWeighting",
-    "LabelExchange",
     "MiLeWeighting",
-    "Normalization",
     "PowerLawWeighting",
     "Predictions",
     "ProductWeighting",
     "RepetitionWeighting",
     "TFIDFWeighting",
     "TermFrequency",
-    "Terms",
+    "TokenBatch",
     "TokenDropWeighting",
     "TokenWeighting",
     "UniformWeighting",
-    "check_label_type",
-    "check_weighting",
     "distinct_terms",
+    "gather_labels",
     "inverse_document_frequency",
+    "shift_labels",
     "term_frequency",
     "unit_mean",
 ]

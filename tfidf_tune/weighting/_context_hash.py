@@ -1,4 +1,4 @@
-"""Hashes of token contexts, alike on every device, and choices made by hash instead of by chance.
+"""Hashes of token contexts, and choices made by hash instead of at random.
 
 Everything is int64 arithmetic without overflow, so that a CPU and a GPU give the same numbers.
 
@@ -18,15 +18,15 @@ _MASK = HASH_RANGE - 1
 
 
 def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
-    """Count how many labels of the same document stand right before each one.
+    """Count the labels of the same document right before each one.
 
     Args:
         valid (Tensor): bool ``[b, s]``: not ignored.
-        document_ids (Tensor | None): integer ``[b, s]``, which document of its row each label belongs to. None: a row
-            is one document.
+        document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to. None: a
+            row is one document.
 
     Returns:
-        Tensor: int64 ``[b, s]``, from 0 on; an ignored label ends what stands before it.
+        Tensor: int64 ``[b, s]``, from 0; an ignored label starts the count anew.
     """
     positions_S = torch.arange(valid.shape[1], device=valid.device)
     begins_BS = torch.ones_like(valid)
@@ -38,19 +38,19 @@ def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
 
 
 def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int = 0) -> Tensor:
-    r"""Hash the ``length`` labels before each position, the order of them included.
+    r"""Hash the ``length`` labels before each position, in their order.
 
     .. math::
         H_i = \mathrm{mix}\Big(s B^h + \sum_{d=1}^{h} (x_{i-d} + 1)\, B^{d-1} \bmod (2^{31} - 1)\Big)
 
-    with the seed s and a mixing of 32 bits. The label at the position is not among them. Where its document has fewer
-    labels before it, those that are missing add nothing.
+    with the seed s and a mixing of 32 bits. The label at the position is not included. Labels missing at the start of a
+    document add nothing.
 
     Args:
         labels (Tensor): integer ``[b, s]``.
         positions (Tensor): int64 ``[b, s]``, of :func:`positions_in_document`.
-        length (int): h, how many labels.
-        seed (int): another gives other hashes. Default: 0.
+        length (int): h, the number of labels.
+        seed (int): a different seed gives different hashes. Default: 0.
 
     Returns:
         Tensor: int64 ``[b, s]`` in [0, 2**32).
@@ -66,26 +66,14 @@ def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int =
 
 
 def hash_with(hashes: Tensor, numbers: Tensor | int) -> Tensor:
-    """Hash the pairs of a hash and a number.
-
-    Args:
-        hashes (Tensor): int64 in [0, 2**32), any shape.
-        numbers (Tensor | int): integer, of a shape that goes with it.
-
-    Returns:
-        Tensor: int64 in [0, 2**32).
-    """
+    """Hash the pairs of a hash, int64 in [0, 2**32), and a number; int64 in [0, 2**32)."""
     return mix_bits(_absorb(hashes % _PRIME, numbers + 1))
 
 
 def mix_bits(numbers: Tensor) -> Tensor:
-    """Spread numbers over 32 bits, so that near ones are far apart: two rounds of multiplying and shifting.
+    """Spread the lowest 32 bits of int64 numbers, so that similar ones differ widely: int64 in [0, 2**32), one to one.
 
-    Args:
-        numbers (Tensor): int64, any shape; the lowest 32 bits count.
-
-    Returns:
-        Tensor: int64 in [0, 2**32), one to one in those bits.
+    Two rounds of multiplying and shifting.
     """
     mixed = numbers & _MASK
     for _ in range(2):

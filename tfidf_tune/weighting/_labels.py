@@ -1,28 +1,106 @@
-"""What every weighting asks of its labels."""
+"""The labels that a weighting gets: their shift, their checks, and those of all ranks.
+
+Shape suffixes: R ranks, P parts of a message (labels, and document ids where given), B rows, S positions in a row.
+"""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-NO_TOKEN = -1
+IGNORE_INDEX = -100
+"""Label of the positions that do not count."""
+NO_TOKEN = -1  # takes the place of an ignored label where ids are looked up or sorted
 _LABEL_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
+_INT32 = torch.iinfo(torch.int32)
+_INT64_RANGE = 2**64
+
+
+class Predictions(NamedTuple):
+    """What the model predicts for the label tokens, without gradient.
+
+    Attributes:
+        log_probability (Tensor): float32 ``[b, s]``, natural logarithm of each label's probability; 0 where ignored.
+        entropy (Tensor): float32 ``[b, s]``, of the distribution over the vocabulary, in nats; 0 where ignored.
+    """
+
+    log_probability: Tensor
+    entropy: Tensor
+
+
+class GatheredLabels(NamedTuple):
+    """The mini-batches of all ranks as one, see :func:`gather_labels`.
+
+    Attributes:
+        labels (Tensor): integer ``[r * b, s]``, the rows of rank 0 first, each rank's padded to the largest shape.
+        document_ids (Tensor | None): integer, same shape.
+        own (tuple[slice, slice]): rows and positions of this rank.
+    """
+
+    labels: Tensor
+    document_ids: Tensor | None
+    own: tuple[slice, slice]
+
+    def to(self, device: torch.device) -> "GatheredLabels":
+        """Copy the labels to a device; from pinned memory the host does not wait for the copy."""
+        labels, document_ids = (
+            None if part is None else part.to(device, non_blocking=True) for part in (self.labels, self.document_ids)
+        )
+        assert labels is not None
+        return GatheredLabels(labels, document_ids, self.own)
+
+
+class TokenBatch(NamedTuple):
+    """What a weighting computes the weights of a mini-batch from.
+
+    Attributes:
+        labels (Tensor): signed integer ``[b, s]``, already shifted, -100 where ignored.
+        document_ids (Tensor | None): integer ``[b, s]``: the document of its row that each label belongs to.
+            Default: None, a row is one document.
+        vocab_size (int | None): size of the vocabulary, the last dimension of the logits. Default: None, unknown.
+        predictions (Predictions | None): for these labels. Default: None, enough unless the weighting
+            ``needs_predictions``.
+        gathered (GatheredLabels | None): the labels of all ranks. Default: None, a weighting with ``sync`` gathers them
+            itself.
+    """
+
+    labels: Tensor
+    document_ids: Tensor | None = None
+    vocab_size: int | None = None
+    predictions: Predictions | None = None
+    gathered: GatheredLabels | None = None
+
+
+def shift_labels(labels: Tensor) -> Tensor:
+    """Move labels one position to the left, so that position i holds the token that follows token i.
+
+    Args:
+        labels (Tensor): integer ``[b, s]``, aligned with the tokens.
+
+    Returns:
+        Tensor: integer ``[b, s]``, -100 at the last position.
+    """
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORE_INDEX)], dim=1)
 
 
 def on_host(labels: Tensor) -> bool:
-    """Tell whether values may decide what is done next: on a CPU, where reading one waits for nothing."""
+    """Return whether code may depend on values: on a CPU, outside of compiled graphs."""
     return labels.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def has_other_ranks() -> bool:
+    """Return whether the world size is larger than 1."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def check_label_type(labels: Tensor) -> None:
     """Refuse labels that are not signed integers.
 
     Unsigned integers cannot hold -100, and torch takes indices of type uint8 and bool for masks.
-
-    Args:
-        labels (Tensor): should be int8, int16, int32 or int64, of any shape.
 
     Raises:
         ValueError: If they are of another type.
@@ -31,99 +109,19 @@ def check_label_type(labels: Tensor) -> None:
         raise ValueError(f"labels are {labels.dtype}, expected signed integers: convert token ids with labels.long()")
 
 
-def check_shape(labels: Tensor) -> None:
-    """Refuse what is no batch of token ids.
-
-    Args:
-        labels (Tensor): should be a signed integer ``[b, s]``.
+def check_types(labels: Tensor, document_ids: Tensor | None) -> None:
+    """Refuse labels and document ids of a wrong type or shape.
 
     Raises:
-        ValueError: If ``labels`` is not 2-D or not of signed integers.
+        ValueError: If labels are not signed integers ``[b, s]``, or document ids not integers of the same shape.
     """
     check_label_type(labels)
     if labels.dim() != 2:
         raise ValueError(
-            f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need the sequences apart"
+            f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need separate sequences"
         )
-
-
-def known_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Tell valid positions from ignored ones, and ids of the vocabulary from others, without waiting for a GPU.
-
-    Args:
-        labels (Tensor): integer ``[b, s]``.
-        vocab_size (int | None): size of the vocabulary. None: not known, every id that is not negative will do.
-        ignore_index (int): label of the positions that do not count.
-
-    Returns:
-        tuple[Tensor, Tensor]: ``valid`` and ``known``, bool ``[b, s]``: not ignored; not ignored and in the vocabulary.
-    """
-    valid = labels != ignore_index
-    known = valid & (labels >= 0)
-    return valid, known if vocab_size is None else known & (labels < vocab_size)
-
-
-def checked_tokens(
-    labels: npt.NDArray[np.integer], vocab_size: int | None, ignore_index: int
-) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_]]:
-    """Tell valid positions from ignored ones where values may be looked at, and refuse ids outside the vocabulary.
-
-    Args:
-        labels (npt.NDArray[np.integer]): ``[b, s]``.
-        vocab_size (int | None): size of the vocabulary. None: not known, every id that is not negative will do.
-        ignore_index (int): label of the positions that do not count.
-
-    Returns:
-        tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_]]: ``tokens``, the labels with ``NO_TOKEN`` at ignored
-        positions, and ``valid``, where they are not ignored, both ``[b, s]``.
-
-    Raises:
-        ValueError: If a valid id is outside the vocabulary.
-    """
-    valid = labels != ignore_index
-    tokens = np.where(valid, labels, np.int64(0))
-    smallest, largest = (tokens.min(), tokens.max()) if tokens.size else (0, 0)
-    if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
-        raise ValueError(
-            f"labels contain the id {min(smallest, 0) or largest}, outside the vocabulary of "
-            f"{vocab_size or 'ids from 0'}; ignored positions are marked by {ignore_index}"
-        )
-    tokens += valid
-    tokens += NO_TOKEN
-    return tokens, valid
-
-
-def valid_labels(labels: Tensor, vocab_size: int | None, ignore_index: int) -> Tensor:
-    """Refuse what is no batch of token ids of the vocabulary, and tell valid positions from ignored ones.
-
-    Args:
-        labels (Tensor): should be integer ``[b, s]``.
-        vocab_size (int | None): size of the vocabulary. None: not known, every id that is not negative will do.
-        ignore_index (int): label of the positions that do not count.
-
-    Returns:
-        Tensor: bool ``[b, s]``: not ignored.
-
-    Raises:
-        ValueError: If ``labels`` is not 2-D or not of signed integers, or, on CPU, a valid id is outside the
-            vocabulary.
-    """
-    check_shape(labels)
-    if on_host(labels):
-        checked_tokens(labels.numpy(), vocab_size, ignore_index)
-    return labels.long() != ignore_index
-
-
-def check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
-    """Refuse document ids that are none for these labels.
-
-    Args:
-        document_ids (Tensor): should be integer ``[b, s]``.
-        labels (Tensor): ``[b, s]``.
-
-    Raises:
-        ValueError: If they are not integers or of another shape.
-    """
+    if document_ids is None:
+        return
     if document_ids.is_floating_point():
         raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
     if document_ids.shape != labels.shape:
@@ -132,8 +130,95 @@ def check_document_ids(document_ids: Tensor, labels: Tensor) -> None:
         )
 
 
+def check_ids(labels: Tensor, vocab_size: int | None) -> None:
+    """Refuse ids outside the vocabulary, on a CPU. On a GPU the check would have to wait for the device.
+
+    Args:
+        labels (Tensor): int64, any shape.
+        vocab_size (int | None): size of the vocabulary. None: every id from 0 is valid.
+
+    Raises:
+        ValueError: If a label that is not ignored is outside the vocabulary.
+    """
+    if not on_host(labels):
+        return
+    ids = labels.numpy()  # a comparison takes half the time of torch's on small batches
+    outside = ids.view(np.uint64) >= (vocab_size or _INT64_RANGE // 2)  # negative ids are the largest of all
+    if np.count_nonzero(outside) != np.count_nonzero(ids == IGNORE_INDEX):
+        unknown = ids[outside & (ids != IGNORE_INDEX)]
+        smallest, largest = unknown.min(), unknown.max()
+        raise ValueError(
+            f"labels contain the id {smallest if smallest < 0 else largest}, outside the vocabulary of "
+            f"{vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
+        )
+
+
+def known_labels(labels: Tensor, vocab_size: int | None) -> Tensor:
+    """Find the labels that are in the vocabulary.
+
+    Args:
+        labels (Tensor): int64 ``[b, s]``.
+        vocab_size (int | None): size of the vocabulary. None: every id from 0 is valid.
+
+    Returns:
+        Tensor: bool ``[b, s]``: neither ignored nor, possible on a GPU only, outside the vocabulary.
+    """
+    return labels >= 0 if vocab_size is None else (labels >= 0) & (labels < vocab_size)
+
+
+def gather_labels(
+    labels: Tensor,
+    document_ids: Tensor | None = None,
+    *,
+    shape: tuple[int, int] | None = None,
+    pin_memory: bool = False,
+) -> GatheredLabels:
+    """Gather the labels of all ranks of the default process group: 4 bytes a position, 8 with document ids.
+
+    Numbers outside the range of int32 are clamped to it.
+
+    Args:
+        labels (Tensor): integer ``[b, s]``, already shifted; on a CPU the host communicates, and no device is waited
+            for.
+        document_ids (Tensor | None): integer ``[b, s]``; on all ranks or on none. Default: None.
+        shape (tuple[int, int] | None): most rows and most positions of any rank, the same on every rank. Default: None,
+            found by another collective, whose result the host waits for.
+        pin_memory (bool): whether to gather into pinned memory. Default: False.
+
+    Returns:
+        GatheredLabels: on the device of ``labels``.
+
+    Raises:
+        ValueError: If labels or document ids have another type or shape, or the labels are larger than ``shape``.
+    """
+    check_types(labels, document_ids)
+    num_rows, length = labels.shape
+    if shape is None:
+        largest = torch.tensor(labels.shape, device=labels.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        shape = (int(largest[0]), int(largest[1]))
+    if num_rows > shape[0] or length > shape[1]:
+        raise ValueError(f"labels have shape {(num_rows, length)}, larger than shape={shape}, the maximum of all ranks")
+    padding = (0, shape[1] - length, 0, shape[0] - num_rows)
+    parts = [F.pad(_as_int32(labels), padding, value=IGNORE_INDEX)]
+    if document_ids is not None:
+        parts.append(F.pad(_as_int32(document_ids), padding))
+    message_PBS = torch.stack(parts)
+    size = (dist.get_world_size(), *message_PBS.shape)
+    gathered_RPBS = torch.empty(size, dtype=torch.int32, device=labels.device, pin_memory=pin_memory)
+    dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
+    all_labels, *all_documents = (part.flatten(0, 1) for part in gathered_RPBS.unbind(1))
+    first_row = dist.get_rank() * shape[0]
+    own = (slice(first_row, first_row + num_rows), slice(length))
+    return GatheredLabels(all_labels, all_documents[0] if all_documents else None, own)
+
+
+def _as_int32(numbers: Tensor) -> Tensor:
+    return numbers.long().clamp(_INT32.min, _INT32.max).int()
+
+
 class SpecialTokens:
-    """Token ids that are exceptions.
+    """A set of token ids, looked up without waiting for a device.
 
     Args:
         token_ids (Iterable[int]): the ids. Default: none.
@@ -146,14 +231,6 @@ class SpecialTokens:
         self._is_special[ids] = True
 
     def among(self, labels: Tensor) -> Tensor:
-        """Tell where they are.
-
-        Args:
-            labels (Tensor): integer, any shape.
-
-        Returns:
-            Tensor: bool, same shape.
-        """
+        """Return where the labels, int64 of any shape, are special: bool of the same shape."""
         self._is_special = self._is_special.to(labels.device)
-        entries = labels.long().clamp(0, len(self._is_special) - 1)
-        return self._is_special.take(entries) & (labels >= 0)
+        return self._is_special.take(labels.clamp(0, len(self._is_special) - 1)) & (labels >= 0)

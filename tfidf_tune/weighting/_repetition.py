@@ -1,4 +1,4 @@
-"""Repetition weights: the more often a token has followed the same context, the less it counts."""
+"""Repetition weights: the more often a token has followed the same context, the smaller its weight."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfidf_tune.weighting._arguments import require_number, require_whole
+from tfidf_tune.weighting._arguments import require_bool, require_integer, require_number
 from tfidf_tune.weighting._context_hash import LONGEST_CONTEXT, hash_contexts, hash_with, positions_in_document
-from tfidf_tune.weighting._document_window import DocumentWindow
-from tfidf_tune.weighting._interface import Predictions, TokenWeighting
-from tfidf_tune.weighting._labels import NO_TOKEN, check_document_ids, on_host, valid_labels
-from tfidf_tune.weighting._ranks import LabelExchange
+from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, GatheredLabels, TokenBatch, on_host
+from tfidf_tune.weighting._weighting import TokenWeighting
+from tfidf_tune.weighting._window import DocumentWindow
 
-# Entries of the table of counts for a token of the window: at most 12 % of new n-grams are then taken for old ones.
+# Entries of the table of counts for a token of the window: at most 12 % of new n-grams then collide with old ones.
 _BUCKETS_PER_TOKEN = 8
 _MOST_BUCKETS = 2**30
 
@@ -24,33 +23,28 @@ class RepetitionWeighting(TokenWeighting):
     .. math::
         w_i = (1 + f_i)^{-\alpha}
 
-    where :math:`f_i` is how often the n-gram of token i and the h tokens before it stands in the last ``num_batches``
-    mini-batches before the current one. Text that is new keeps its full weight. A passage that comes again, whole or in
-    parts and at whatever place, adds less each time: with alpha = 1 and one copy a mini-batch its n-th repetition
-    counts 1 / n, and all of n together about ln n. It is what the paper's idf does for tokens, done for tokens in their
-    context; the power law is that of :class:`PowerLawWeighting`. Not from a paper: chosen and measured as
-    docs/results.md says.
+    where :math:`f_i` is how often the n-gram of token i and the h tokens before it occurs in the last ``num_batches``
+    mini-batches before the current one. New text keeps its full weight. A passage that comes again, whole or in parts
+    and at any place, adds less each time: with alpha = 1 and one copy a mini-batch its n-th repetition counts 1 / n,
+    and all of n together about ln n. This applies the idea of idf to tokens in their context; the power law is that of
+    :class:`PowerLawWeighting`. Not from a paper: chosen and measured as docs/results.md describes.
 
-    Weights are not scaled to mean 1: what is held back is not given to others. Tokens with fewer than h labels before
-    them in their document keep weight 1, and are never counted: so do short answers after masked prompts, which are
-    alike without being copies. Copies within one mini-batch do not count for each other. In ``.eval()`` mode the window
-    is read only.
+    Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Tokens with fewer than h labels
+    before them in their document keep weight 1 and are never counted: short answers after masked prompts, which are
+    alike without being copies, are among them. Copies within one mini-batch do not count for each other. In ``.eval()``
+    mode the window is not updated.
 
     The state is the window: a ring of hashed n-grams, 4 bytes a token for each of ``num_batches`` mini-batches, and a
     table of their counts, 4 bytes for each of ``num_buckets``. Different n-grams may share a bucket: with n of them in
     the window, a new one is taken for an old one with probability 1 - exp(-n / num_buckets). With ``sync`` the ring and
-    its table are for the tokens of all ranks.
-
-    A weighting is not thread-safe: give each thread its own. Two that train with one at the same time get a
-    ``RuntimeError``, unless it is compiled.
+    its table are for the tokens of all ranks. A weighting is not thread-safe, see :class:`TFIDFWeighting`.
 
     Args:
         h (int): tokens of context, 1 to 1024. Default: 4.
         alpha (float): exponent, above 0, up to 4. Default: 1.0.
         num_batches (int): mini-batches in the window, at least 1. Default: 1024.
-        num_buckets (int | None): entries of the table of counts, at most 2**30. Default: None, with the first
-            mini-batch the power of two from 8 times the tokens of a full window on.
-        ignore_index (int): label of the positions that do not count. Default: -100.
+        num_buckets (int | None): entries of the table of counts, at most 2**30. Default: None, set at the first
+            mini-batch to the power of two not below 8 times the tokens of a full window.
         sync (bool): whether all ranks share one window, as in :class:`TFIDFWeighting`. Default: False.
 
     Raises:
@@ -67,78 +61,49 @@ class RepetitionWeighting(TokenWeighting):
         alpha: float = 1.0,
         num_batches: int = 1024,
         num_buckets: int | None = None,
-        ignore_index: int = -100,
         sync: bool = False,
     ) -> None:
         super().__init__()
-        require_whole("h", h, 1, "a token is looked up with the h tokens before it", LONGEST_CONTEXT)
-        require_number(
-            "alpha",
-            alpha,
-            0,
-            4,  # counts are below 2 ** 31, and (2 ** 31) ** -4 is a float32
-            "weights fall by this power of the count",
-            reason="a larger one can make weights 0 in float32",
-            positive=True,
-        )
+        require_integer("h", h, 1, "a token is looked up with the h tokens before it", LONGEST_CONTEXT)
+        # Counts are below 2 ** 31, and (2 ** 31) ** -4 is a float32.
+        reason = "a larger one can make weights 0 in float32"
+        require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", reason=reason, positive=True)
         if num_buckets is not None:
-            require_whole("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
-        if not isinstance(sync, bool):
-            raise ValueError(f"sync is {sync!r}: set it to true or false")
+            require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
+        require_bool("sync", sync)
         self.h = h
         self.alpha = alpha
         self.num_buckets = num_buckets
-        self.ignore_index = ignore_index
         self.sync = sync
         self.window = DocumentWindow(num_batches)
         self.register_buffer("context_length", torch.tensor([h]))  # that of the n-grams in the window
 
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
-        """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
+        """Return the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
         num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
-        return self.context_length.nbytes + self.window.num_bytes(num_positions, self._size_of_table(num_positions))
+        return self.context_length.nbytes + self.window.num_bytes(num_positions, self._num_buckets(num_positions))
 
-    @torch.no_grad()
-    def forward(
-        self,
-        labels: Tensor,
-        *,
-        vocab_size: int | None = None,
-        document_ids: Tensor | None = None,
-        begun: LabelExchange | None = None,
-        predictions: Predictions | None = None,
-    ) -> Tensor:
+    def weigh(self, batch: TokenBatch) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window.
 
         Returns:
             Tensor: float32 ``[b, s]``, at most 1.
 
         Raises:
-            ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, the window that was loaded has
-                another number of buckets, or, on CPU, an id is outside the vocabulary.
+            ValueError: If the window that was loaded has a different number of buckets.
             RuntimeError: If another thread is updating the window.
         """
-        if begun is None:
-            begun = self.begin(labels, document_ids=document_ids)
-        valid = valid_labels(labels, vocab_size, self.ignore_index)
-        if document_ids is not None:
-            check_document_ids(document_ids, labels)
-        if self.window.device != labels.device:
-            self.window.to(labels.device)
-        union = None if begun is None else begun.wait()
+        self.window.follow(batch.labels)
         with self.window.in_one_thread() if self.training else nullcontext():
-            size = self._size_of_table((labels if union is None else union.labels).numel())
-            buckets = self._buckets(labels, valid, document_ids, size)
-            weights = (1 + self.window.document_frequency(buckets).float()).pow(-self.alpha) * valid
+            size = self._num_buckets((batch.gathered or batch).labels.numel())
+            buckets = self._buckets(batch, size)
+            counts = self.window.document_frequency(buckets)
             if self.training:
-                if union is not None:
-                    of_all = valid_labels(union.labels, vocab_size, self.ignore_index)
-                    buckets = self._buckets(union.labels, of_all, union.document_ids, size)
-                self._put_in(buckets, size)
-        return weights
+                self._put_in(buckets if batch.gathered is None else self._buckets(batch.gathered, size), size)
+        return (1 + counts.float()).pow(-self.alpha) * (batch.labels != IGNORE_INDEX)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Raised at once, before the window is loaded, so that whoever catches it keeps one that fits.
+        # Raised immediately, before the window is loaded, so that whoever catches it keeps one that fits.
         saved = state_dict.get(prefix + "context_length")
         if saved is None and prefix + "window.entries_KT" in state_dict:
             raise ValueError(
@@ -151,22 +116,24 @@ class RepetitionWeighting(TokenWeighting):
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _size_of_table(self, num_positions: int) -> int:
-        made = self.window.vocab_size
-        if made and self.num_buckets not in (None, made):
+    def _num_buckets(self, num_positions: int) -> int:
+        existing = self.window.vocab_size
+        if existing and self.num_buckets not in (None, existing):
             raise ValueError(
-                f"num_buckets is {self.num_buckets}, the window that was loaded has {made}: set it to that, or to null"
+                f"num_buckets is {self.num_buckets}, the window that was loaded has {existing}: set it to that, or to "
+                "null"
             )
         tokens = _BUCKETS_PER_TOKEN * self.window.num_batches * num_positions
-        return made or self.num_buckets or min(1 << max(tokens - 1, 0).bit_length(), _MOST_BUCKETS)
+        return existing or self.num_buckets or min(1 << max(tokens - 1, 0).bit_length(), _MOST_BUCKETS)
 
-    def _buckets(self, labels: Tensor, valid: Tensor, document_ids: Tensor | None, size: int) -> Tensor:
-        positions = positions_in_document(valid, document_ids)
-        hashes = hash_with(hash_contexts(labels, positions, self.h), labels.long())
+    def _buckets(self, batch: TokenBatch | GatheredLabels, size: int) -> Tensor:
+        valid = batch.labels != IGNORE_INDEX
+        positions = positions_in_document(valid, batch.document_ids)
+        hashes = hash_with(hash_contexts(batch.labels, positions, self.h), batch.labels)
         return torch.where(valid & (positions >= self.h), hashes % size, NO_TOKEN)
 
     def _put_in(self, buckets: Tensor, size: int) -> None:
-        """The window counts n-grams as it counts tokens for TF-IDF: each as often as it stands there."""
+        """Count n-grams as the window counts tokens for TF-IDF, each as often as it occurs."""
         entering = buckets.flatten()
         if on_host(buckets):
             known = entering[entering != NO_TOKEN].numpy()

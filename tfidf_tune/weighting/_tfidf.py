@@ -10,47 +10,49 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from tfidf_tune.weighting._arguments import require_number
-from tfidf_tune.weighting._document_window import DocumentWindow
-from tfidf_tune.weighting._interface import Predictions, TokenWeighting
-from tfidf_tune.weighting._labels import (
-    NO_TOKEN,
-    check_document_ids,
-    check_shape,
-    checked_tokens,
-    known_labels,
-    on_host,
-)
-from tfidf_tune.weighting._ranks import LabelExchange, has_other_ranks, unit_mean_over_ranks
-from tfidf_tune.weighting._term_statistics import (
+from tfidf_tune.weighting._arguments import require_bool, require_choice, require_number
+from tfidf_tune.weighting._formula import (
     TERM_FREQUENCIES,
+    Integers,
     TermFrequency,
+    distinct_terms_on_device,
+    distinct_terms_on_host,
     inverse_document_frequency,
     term_frequency,
     unit_mean,
 )
-from tfidf_tune.weighting._terms import Integers, distinct_terms_on_device, distinct_terms_on_host
+from tfidf_tune.weighting._labels import (
+    IGNORE_INDEX,
+    NO_TOKEN,
+    GatheredLabels,
+    TokenBatch,
+    has_other_ranks,
+    known_labels,
+    on_host,
+)
+from tfidf_tune.weighting._weighting import TokenWeighting
+from tfidf_tune.weighting._window import DocumentWindow
 
 Floats = npt.NDArray[np.float32]
 
 Normalization = Literal["rank", "global"]
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
-# Among ranks document ids are int32; what is out of its range arrives as a number that is refused.
-_SHARED_ID_LIMIT = 2**31 - 1
+# Document ids are gathered as int32; clamped, those out of its range are refused too.
+_GATHERED_ID_LIMIT = 2**31 - 1
 
 
 class _RawWeights(NamedTuple):
-    """tf * idf, and where it counts; on a GPU also where a valid token is outside the vocabulary, refused on a CPU."""
+    """tf * idf, and where labels are in the vocabulary; on a GPU also where a label is outside of it."""
 
     raw_BS: Tensor
     known_BS: Tensor
     unknown_BS: Tensor | None
 
     def at(self, positions: tuple[slice, slice]) -> "_RawWeights":
-        unknown_BS = None if self.unknown_BS is None else self.unknown_BS[positions]
-        return _RawWeights(self.raw_BS[positions], self.known_BS[positions], unknown_BS)
+        return _RawWeights(*(None if part is None else part[positions] for part in self))  # type: ignore[arg-type]
 
 
 class TFIDFWeighting(TokenWeighting):
@@ -68,41 +70,33 @@ class TFIDFWeighting(TokenWeighting):
 
     Conventions: the window includes the current mini-batch; N counts sequences with at least one valid token; a batch
     without a valid token leaves the window as it is and gets weights of 0. In ``.eval()`` mode the weights use the
-    window as it stands and the current batch is not added. Where a row holds several documents, ``document_ids`` makes
-    each of them a sequence of its own.
+    window as it is and the current batch is not added. Where a row holds several documents, ``document_ids`` makes each
+    of them a sequence of its own; ids are at least 0 and less than 2**63 / vocab_size, with ``sync`` 2**31 - 1.
 
-    A weighting is not thread-safe: give each thread its own. Two that train with one at the same time get a
-    ``RuntimeError``, unless it is compiled.
-
-    Everything runs on the device of the labels without synchronising with the host, as long as ``vocab_size`` is
-    given; without it the largest id has to be read, which on a GPU waits for the device.
+    Everything runs on the device of the labels without synchronizing with the host, as long as ``vocab_size`` is given;
+    without it the largest id has to be read. On a GPU, where no check may wait for the device, ids outside the
+    vocabulary do not enter the window and get NaN; the device assertion of the cross-entropy then stops the run. A
+    weighting is not thread-safe: two threads that train with one at the same time get a ``RuntimeError``, unless it is
+    compiled.
 
     With several processes a mini-batch is by default that of a rank, and nothing is shared. With ``sync`` it is the
-    union of those of all ranks of the default process group, in ``.train()`` mode:
-
-    1. :meth:`begin` starts to gather the labels of all ranks: 4 bytes a token, 8 with document ids. Called before the
-       forward pass of the model, it overlaps with it.
-    2. Every rank computes the weights of the union, the rows of rank 0 first, and puts it into its window, which is
-       thereby the same on every rank, and in every rank's ``state_dict``.
-    3. It keeps the weights of its own rows. They are those of one process that sees the union.
-
-    So the window and the work of the weights grow with the number of ranks: 4 bytes x ranks x b x s x ``num_batches``
-    on each of them. All ranks have to call it equally often, those without a valid token too, and all with document
-    ids or all without. In ``.eval()`` mode nothing is communicated: the window as it stands, the mean of the rank.
+    union of those of all ranks in ``.train()`` mode: every rank computes the weights of the union, puts it into its
+    window, which is thereby the same on every rank, and keeps the weights of its own rows. They are those of one
+    process that sees the union. The window and the work therefore grow with the number of ranks. All ranks have to call
+    the weighting equally often, with document ids on all of them or on none.
 
     Args:
         num_batches (int): mini-batches in the window, the current one included (the paper's K). Default: 16.
         tf (TermFrequency): ``count`` (the paper), ``log`` for 1 + ln count, or ``binary``. Default: "count".
         max_weight (float | None): largest weight, from 1 to 1e9; the mean stays 1. Default: None, no cap.
-        ignore_index (int): label of the positions that do not count. Default: -100.
         sync (bool): whether all ranks share one window. Default: False, each has its own.
         normalization (Normalization | None): over which valid tokens weights have mean 1 in training: those of the
             mini-batch of a ``rank``, or, ``global``, those of all ranks, which without ``sync`` takes a collective of
             two numbers. Default: None, ``global`` with ``sync`` and ``rank`` without.
 
     Raises:
-        ValueError: If ``num_batches`` is less than 1, ``tf`` is not one of the three, ``max_weight`` out of its range,
-            ``sync`` no bool, ``normalization`` not one of the two, or ``global`` with ``max_weight`` and no ``sync``.
+        ValueError: If an argument is out of its range, or ``normalization`` is ``global`` with ``max_weight`` and
+            without ``sync``.
     """
 
     def __init__(
@@ -111,31 +105,19 @@ class TFIDFWeighting(TokenWeighting):
         num_batches: int = 16,
         tf: TermFrequency = "count",
         max_weight: float | None = None,
-        ignore_index: int = -100,
         sync: bool = False,
         normalization: Normalization | None = None,
     ) -> None:
         super().__init__()
-        if tf not in TERM_FREQUENCIES:
-            raise ValueError(f"tf is '{tf}': possible are {', '.join(TERM_FREQUENCIES)}")
+        require_choice("tf", tf, TERM_FREQUENCIES)
         if max_weight is not None:
-            require_number(
-                "max_weight",
-                max_weight,
-                1,
-                1e9,
-                "it caps weights of mean 1",
-                reason="a larger one would cap nothing; null for none",
-            )
-        if not isinstance(sync, bool):
-            raise ValueError(f"sync is {sync!r}: set it to true or false")
+            reason = "a larger one would cap nothing; null for none"
+            require_number("max_weight", max_weight, 1, 1e9, "it caps weights of mean 1", reason=reason)
+        require_bool("sync", sync)
         if normalization is None:
             normalization = "global" if sync else "rank"
-        if normalization not in NORMALIZATIONS:
-            raise ValueError(
-                f"normalization is '{normalization}': possible are {', '.join(NORMALIZATIONS)} (null for global with "
-                "sync and rank without)"
-            )
+        remark = " (null for global with sync and rank without)"
+        require_choice("normalization", normalization, NORMALIZATIONS, remark)
         if max_weight is not None and normalization == "global" and not sync:
             raise ValueError(
                 f"max_weight is {max_weight!r} and normalization 'global' without sync: a cap on the mean over all "
@@ -143,87 +125,63 @@ class TFIDFWeighting(TokenWeighting):
             )
         self.tf: TermFrequency = tf
         self.max_weight = max_weight
-        self.ignore_index = ignore_index
         self.sync = sync
         self.normalization: Normalization = normalization
         self.window = DocumentWindow(num_batches)
 
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
-        """Tell the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
+        """Return the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
         num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
         return self.window.num_bytes(num_positions, vocab_size)
 
-    @torch.no_grad()
-    def forward(
-        self,
-        labels: Tensor,
-        *,
-        vocab_size: int | None = None,
-        document_ids: Tensor | None = None,
-        begun: LabelExchange | None = None,
-        predictions: Predictions | None = None,
-    ) -> Tensor:
+    def weigh(self, batch: TokenBatch) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window.
 
-        Args:
-            labels (Tensor): integer ``[b, s]``, ``ignore_index`` at ignored positions.
-            vocab_size (int | None): size of the vocabulary. Default: None, as large as the ids seen.
-            document_ids (Tensor | None): integer ``[b, s]``, at least 0 and less than 2**63 / vocab_size, with ``sync``
-                less than 2**31 - 1. Default: None, a row is one document.
-            begun (LabelExchange | None): what :meth:`begin` gave for these labels. Default: None, where something has
-                to begin it does so now.
-            predictions (Predictions | None): not needed.
-
-        Returns:
-            Tensor: float32 ``[b, s]``. On a GPU, where no check may wait for the device, ids outside the vocabulary
-            leave the window alone and get NaN; in a loss, the cross-entropy's own device assertion stops the run.
-
         Raises:
-            ValueError: If ``labels`` is not 2-D, ``document_ids`` has another shape, or, on CPU, an id is outside the
-                vocabulary or a document id negative. With ``sync`` every rank raises it, so that none waits forever.
+            ValueError: If, on a CPU, a document id is out of its range.
             RuntimeError: If another thread is updating the window.
         """
-        if begun is None:
-            begun = self.begin(labels, document_ids=document_ids)
-        self._check(labels, document_ids, vocab_size)
-        if self.window.device != labels.device:  # torchtune's stock recipes do not move their loss
-            self.window.to(labels.device)
-        if begun is None:
-            return self._scaled(self._weigh(labels, document_ids, vocab_size))
-        if on_host(labels):  # the ids as they are, before others may be named
-            checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
-        union = begun.wait()
-        self._check(union.labels, union.document_ids, vocab_size)
-        weights = self._weigh(union.labels, union.document_ids, vocab_size)
-        if self.normalization == "rank":
-            return self._scaled(weights.at(union.own))
-        return self._scaled(weights)[union.own]
+        self._check_document_ids(batch.document_ids, batch.vocab_size)
+        self.window.follow(batch.labels)
+        if batch.gathered is None:
+            return self._scaled(self._raw(batch, batch.vocab_size))
+        self._check_document_ids(batch.gathered.document_ids, batch.vocab_size)
+        raw = self._raw(batch.gathered, batch.vocab_size)
+        own = batch.gathered.own
+        return self._scaled(raw.at(own)) if self.normalization == "rank" else self._scaled(raw)[own]
 
-    def _check(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> None:
-        check_shape(labels)
-        if document_ids is not None:
-            check_document_ids(document_ids, labels)
-            limit = 2**63 // (vocab_size or 2**32)  # the pair of document and token is one int64
-            _check_range_of_document_ids(document_ids, min(limit, _SHARED_ID_LIMIT) if self.sync else limit)
+    def _check_document_ids(self, document_ids: Tensor | None, vocab_size: int | None) -> None:
+        if document_ids is None or not on_host(document_ids) or document_ids.numel() == 0:
+            return
+        limit = 2**63 // (vocab_size or 2**32)  # the pair of document and token is one int64
+        limit = min(limit, _GATHERED_ID_LIMIT) if self.sync else limit
+        smallest, largest = (int(bound) for bound in document_ids.aminmax())
+        if smallest < 0 or largest >= limit:
+            raise ValueError(
+                f"document_ids contain {smallest if smallest < 0 else largest}: they have to be non-negative and below "
+                f"{limit}"
+            )
 
-    def _weigh(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
-        if labels.numel() == 0:
-            nowhere = torch.zeros_like(labels, dtype=torch.bool)
+    def _raw(self, batch: TokenBatch | GatheredLabels, vocab_size: int | None) -> _RawWeights:
+        if batch.labels.numel() == 0:
+            nowhere = torch.zeros_like(batch.labels, dtype=torch.bool)
             return _RawWeights(nowhere.float(), nowhere, None)
-        weigh = self._weigh_on_host if on_host(labels) else self._weigh_on_device
+        compute = self._raw_on_host if on_host(batch.labels) else self._raw_on_device
         with self.window.in_one_thread() if self.training else nullcontext():
-            return weigh(labels, document_ids, vocab_size)
+            return compute(batch.labels, batch.document_ids, vocab_size)
 
     def _scaled(self, weights: _RawWeights) -> Tensor:
         raw_BS, known_BS, unknown_BS = weights
         if self.normalization == "global" and not self.sync and self.training and has_other_ranks():
-            weights_BS = unit_mean_over_ranks(raw_BS, known_BS)
+            weights_BS = _unit_mean_over_ranks(raw_BS, known_BS)
         else:
             weights_BS = unit_mean(raw_BS, known_BS, self.max_weight)
         return weights_BS if unknown_BS is None else weights_BS.masked_fill(unknown_BS, torch.nan)
 
-    def _weigh_on_host(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
-        tokens_BS, valid_BS = checked_tokens(labels.numpy(), vocab_size, self.ignore_index)
+    def _raw_on_host(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
+        labels_BS = labels.numpy()
+        valid_BS = labels_BS != IGNORE_INDEX
+        tokens_BS = np.maximum(labels_BS, NO_TOKEN)  # the only negative label is IGNORE_INDEX
         size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max(initial=0)) + 1)
         if document_ids is None:
             tokens_T, counts_T, positions_BS = distinct_terms_on_host(tokens_BS)
@@ -237,15 +195,14 @@ class TFIDFWeighting(TokenWeighting):
         window = self.window  # an attribute of a module takes a microsecond to find
         if self.training:
             window.update_on_host(tokens_T, int(num_documents), num_positions=labels.numel(), vocab_size=size)
-        document_frequency_T = window.document_frequency_on_host(tokens_T)
         num_in_window = int(window.num_documents_K.numpy().sum())
-        idf_T = _inverse_document_frequencies_on_host(document_frequency_T, num_in_window)
-        raw_T = np.multiply(_term_frequencies_on_host(counts_T, self.tf, labels.shape[1]), idf_T)
+        idf_T = _inverse_document_frequencies(window.document_frequency_on_host(tokens_T), num_in_window)
+        raw_T = _term_frequency_table(self.tf, 1 << labels.shape[1].bit_length()).take(counts_T)
+        raw_T *= idf_T
         return _RawWeights(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), None)
 
-    def _weigh_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
-        labels = labels.long()  # narrower integers may not hold vocab_size
-        valid_BS, known_BS = known_labels(labels, vocab_size, self.ignore_index)
+    def _raw_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
+        known_BS = known_labels(labels, vocab_size)
         tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
         size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
         if document_ids is None:
@@ -261,16 +218,20 @@ class TFIDFWeighting(TokenWeighting):
             self.window.update(tokens_T, num_documents, vocab_size=size)
         idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)
         raw_T = term_frequency(counts_T, self.tf) * idf_T
-        return _RawWeights(raw_T.take(positions_BS), known_BS, valid_BS & ~known_BS)
+        return _RawWeights(raw_T.take(positions_BS), known_BS, (labels != IGNORE_INDEX) & ~known_BS)
 
 
-def _term_frequencies_on_host(counts: Integers, form: TermFrequency, length: int) -> Floats:
-    """:func:`term_frequency` of counts in rows of ``length``, looked up, which takes a fifth of the time."""
-    return _term_frequency_table(form, 1 << length.bit_length()).take(counts)
+def _unit_mean_over_ranks(raw_weights: Tensor, valid: Tensor) -> Tensor:
+    """:func:`unit_mean` over the valid tokens of all ranks, by a collective of two numbers on the device."""
+    raw_weights = raw_weights * valid
+    sums = torch.stack([valid.count_nonzero(), raw_weights.sum()])
+    dist.all_reduce(sums)
+    num_valid, total = sums
+    return raw_weights.mul_(num_valid / total.clamp_min(torch.finfo(torch.float32).tiny))
 
 
-def _inverse_document_frequencies_on_host(document_frequency: Integers, num_documents: int) -> Floats:
-    """:func:`inverse_document_frequency`, looked up where there are fewer document frequencies than terms."""
+def _inverse_document_frequencies(document_frequency: Integers, num_documents: int) -> Floats:
+    """:func:`inverse_document_frequency` on a CPU, from a table where that is shorter than the terms."""
     if num_documents < len(document_frequency):
         return _inverse_document_frequency_table(num_documents).take(document_frequency)
     found = inverse_document_frequency(torch.from_numpy(document_frequency), torch.tensor(num_documents, device="cpu"))
@@ -278,6 +239,7 @@ def _inverse_document_frequencies_on_host(document_frequency: Integers, num_docu
     return inverse
 
 
+# Looking numbers up takes a fifth of the time of computing them. The device is named because a default may be set.
 @functools.lru_cache(maxsize=8)
 def _term_frequency_table(form: TermFrequency, size: int) -> Floats:
     table: Floats = term_frequency(torch.arange(size, device="cpu"), form).numpy()
@@ -289,14 +251,3 @@ def _inverse_document_frequency_table(num_documents: int) -> Floats:
     documents = torch.arange(num_documents + 1, device="cpu")
     table: Floats = inverse_document_frequency(documents, documents[-1]).numpy()
     return table
-
-
-def _check_range_of_document_ids(document_ids: Tensor, limit: int) -> None:
-    if not on_host(document_ids) or document_ids.numel() == 0:
-        return
-    smallest, largest = (int(bound) for bound in document_ids.aminmax())
-    if smallest < 0 or largest >= limit:
-        raise ValueError(
-            f"document_ids contain {smallest if smallest < 0 else largest}: they have to be non-negative and below "
-            f"{limit}"
-        )

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._arguments import require_whole
+from tfidf_tune.weighting._arguments import require_integer
+from tfidf_tune.weighting._formula import Integers
 from tfidf_tune.weighting._labels import NO_TOKEN
-from tfidf_tune.weighting._terms import Integers
 
 
 class _OneThread:
-    """A lock that is not waited for: entering it while another thread holds it is an error. Copies are not held."""
+    """A lock that never waits: entering it while another thread holds it is an error. Copies are not locked."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,21 +40,21 @@ class _OneThread:
 class DocumentWindow(nn.Module):
     """Counts in how many documents of the last ``num_batches`` mini-batches each token occurs.
 
-    A ring holds, for every batch, the distinct tokens of each of its documents. A new batch takes the place of the
-    oldest one: its tokens are added to the table of document frequencies and those of the evicted batch are taken
-    off. An update therefore costs the tokens of two batches of the widest shape seen, however long the window is, and
-    never leaves the device: positions are tensors, and the only thing that the host decides on is shapes.
+    A ring holds, for every batch, the distinct tokens of each of its documents. A new batch replaces the oldest one:
+    its tokens are added to the table of document frequencies and those of the evicted batch are subtracted. An update
+    therefore costs the tokens of two batches of the widest shape seen, however long the window is, and never leaves the
+    device: positions are tensors, and the host only decides on shapes.
 
     Memory: 4 bytes for each token of the window (all batches at the width of the widest one seen) and 4 for each entry
-    of the vocabulary. Batches may differ in shape; both tables grow when a larger batch or vocabulary comes, that of
-    the tokens by half at least, so that ever wider batches do not copy it at every call. A table that grows is a new
-    tensor: what captured the old one in a CUDA graph has to be captured anew.
+    of the vocabulary. Both tables grow when a larger batch or vocabulary comes, that of the tokens by half at least, so
+    that ever wider batches do not copy it at every call. A table that grows is a new tensor: a CUDA graph that has
+    captured the old one has to be captured again.
 
-    Both tables are by token id + 1, so that what stands for no token is an entry too, one that stays 0, and nothing
-    has to be left out on the way; a last entry that stays 0 is that of all ids which the window has never seen.
+    Both tables are indexed by token id + 1, so that ``NO_TOKEN`` has an entry too, one that stays 0, and needs no mask;
+    a last entry that stays 0 stands for all ids that the window has never seen.
 
-    The state is in registered integer buffers: ``.to(device)`` moves it, ``.to(dtype)`` leaves it alone, and
-    ``state_dict`` carries it. ``load_state_dict`` takes over the widths of the saved window.
+    The state is in registered integer buffers: ``.to(device)`` moves it, ``.to(dtype)`` does not change it, and
+    ``state_dict`` holds it. ``load_state_dict`` takes over the widths of the saved window.
 
     A window is not thread-safe, see :meth:`in_one_thread`.
 
@@ -62,7 +62,7 @@ class DocumentWindow(nn.Module):
         num_batches (int): number of mini-batches in the window, the current one included.
 
     Raises:
-        ValueError: If ``num_batches`` is not a whole number of at least 1.
+        ValueError: If ``num_batches`` is not an integer of at least 1.
     """
 
     entries_KT: Tensor
@@ -72,7 +72,7 @@ class DocumentWindow(nn.Module):
 
     def __init__(self, num_batches: int) -> None:
         super().__init__()
-        require_whole("num_batches", num_batches, 1, "the window holds at least the current batch")
+        require_integer("num_batches", num_batches, 1, "the window holds at least the current batch")
         self.num_batches = num_batches
         self.register_buffer("entries_KT", torch.empty(num_batches, 0, dtype=torch.int32))
         self.register_buffer("num_documents_K", torch.zeros(num_batches, dtype=torch.int32))
@@ -81,55 +81,43 @@ class DocumentWindow(nn.Module):
         self._one_thread = _OneThread()
 
     @property
-    def device(self) -> torch.device:
-        """Where the window is; tokens have to be there too."""
-        return self.document_frequency_E.device
-
-    @property
     def num_documents(self) -> Tensor:
         """Number of documents in the window, an integer scalar on the device."""
         return self.num_documents_K.sum()
 
     @property
     def vocab_size(self) -> int:
-        """Length of the table of document frequencies so far."""
+        """Current length of the table of document frequencies."""
         return self.document_frequency_E.shape[0] - 2
 
+    def follow(self, labels: Tensor) -> None:
+        """Move the window to the device of the labels; torchtune's stock recipes do not move their loss."""
+        if self.document_frequency_E.device != labels.device:
+            self.to(labels.device)
+
     def num_bytes(self, num_positions: int, vocab_size: int) -> int:
-        """Tell how large the window gets.
-
-        Args:
-            num_positions (int): those of its widest mini-batch, the first of that width.
-            vocab_size (int): entries of the table.
-
-        Returns:
-            int: bytes of all buffers.
-        """
+        """Return the bytes of all buffers once a mini-batch of ``num_positions`` and ``vocab_size`` have been seen."""
         entries = self.num_batches * max(num_positions, self.entries_KT.shape[1])
         table = max(vocab_size, self.vocab_size) + 2
         sizes = {"entries_KT": entries, "document_frequency_E": table}
         return sum(buffer.itemsize * sizes.get(name, buffer.numel()) for name, buffer in self.named_buffers())
 
     def in_one_thread(self) -> AbstractContextManager[None]:
-        """Refuse other threads that enter this context before it ends.
+        """Refuse other threads that enter this context before it ends, by a ``RuntimeError`` in them.
 
         Updates by two threads at the same time would leave a table that does not count what the ring holds. In a graph
         of ``torch.compile``, which has no locks, nothing is refused.
-
-        Returns:
-            AbstractContextManager[None]: around an update and the look-ups that go with it. A thread that enters it
-            while another is in it gets a ``RuntimeError``.
         """
         return nullcontext() if torch.compiler.is_compiling() else self._one_thread
 
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
-        """Put a batch into the window and let the oldest one fall out.
+        """Put a batch into the window and evict the oldest one.
 
         A batch without documents changes nothing: it takes no place in the window.
 
         Args:
             tokens (Tensor): integer ``[t]``: every token once for each document that contains it, and ``NO_TOKEN`` at
-                any position that counts for nothing. All others are in ``[0, vocab_size)``.
+                any position that does not count. All others are in ``[0, vocab_size)``.
             num_documents (Tensor): integer scalar, the documents of the batch.
             vocab_size (int): V.
         """
@@ -139,7 +127,7 @@ class DocumentWindow(nn.Module):
         slot = self.num_updates % self.num_batches
         evicted_T = entries_KT.index_select(0, slot).squeeze(0)
         evicted_documents = num_documents_K.index_select(0, slot)
-        # Without documents the evicted batch goes straight back in, so that nothing has to be decided on the host.
+        # Without documents the evicted batch goes straight back in, so that the host has nothing to decide.
         has_documents = num_documents > 0
         entering_T = torch.where(has_documents, entering_T, evicted_T)
         entering_documents = torch.where(has_documents, num_documents.to(torch.int32), evicted_documents)
@@ -162,12 +150,12 @@ class DocumentWindow(nn.Module):
         return self.document_frequency_E.index_select(0, entries.flatten()).view(tokens.shape)
 
     def update_on_host(self, tokens: Integers, num_documents: int, *, num_positions: int, vocab_size: int) -> None:
-        """:meth:`update` with NumPy, for a window on a CPU: no more is written and counted than there is.
+        """:meth:`update` with NumPy, for a window on a CPU, where it takes half the time.
 
         Args:
             tokens (Integers): ``[t]``, as above.
             num_documents (int): the documents of the batch.
-            num_positions (int): most tokens that a batch of this shape can have, so that the table grows but once.
+            num_positions (int): most tokens that a batch of this shape can have, so that the table grows only once.
             vocab_size (int): V.
         """
         if num_documents == 0:

@@ -4,9 +4,9 @@ The weights do not depend on the logits, so that the gradient of a chunk is know
 
     dL/dlogits_i = c_i (softmax(logits_i) - onehot(x_i)),      L = sum_i c_i l_i
 
-It takes the logits' place, is multiplied into the gradients of hidden states and head, and the next chunk takes its
-place in turn. That is one matrix product forward and two backward as for whole logits; PyTorch's linear_cross_entropy
-computes the logits twice. The trick is known from Liger's fused linear cross-entropy, https://arxiv.org/abs/2410.10989.
+It overwrites the logits and is multiplied into the gradients of hidden states and head; then comes the next chunk. That
+is one matrix product forward and two backward as for whole logits; PyTorch's linear_cross_entropy computes the logits
+twice. The method is that of Liger's fused linear cross-entropy, https://arxiv.org/abs/2410.10989.
 
 Shape suffixes: N tokens of the mini-batch, C tokens of a chunk, D hidden dimension, V vocabulary.
 """
@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tfidf_tune.loss._chunking import block_rows, chunk_rows
-from tfidf_tune.loss._head import HeadInput, check_head
+from tfidf_tune.loss._head import HeadInput, block_rows, check_head, chunk_rows
+from tfidf_tune.weighting import IGNORE_INDEX
 
 
 def fused_cross_entropy(
@@ -27,19 +27,17 @@ def fused_cross_entropy(
     labels: Tensor,
     coefficients: Tensor,
     *,
-    ignore_index: int = -100,
     accumulate_in_fp32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Compute :math:`\sum_i c_i \ell_i` with :math:`\ell_i = -\log P(x_i)`, and its gradients along the way.
 
-    Its memory beside inputs and gradients is 1/16 of that of the logits, in their dtype, from 4,096 tokens on, and that
-    of the logits of 256 tokens below. Gradients are there from the forward pass on, and can be taken once.
+    Besides inputs and gradients it needs the memory of 1/16 of the logits, in their dtype, or of those of 256 tokens.
+    Gradients are computed in the forward pass, and can be used once.
 
     Args:
         head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias; of one dtype.
-        labels (Tensor): integer ``[b, s]``, already shifted.
+        labels (Tensor): integer ``[b, s]``, already shifted, -100 where ignored.
         coefficients (Tensor): float32 ``[b, s]``, without gradient, 0 at ignored positions.
-        ignore_index (int): label of the positions that do not count. Default: -100.
         accumulate_in_fp32 (bool): sum the gradient of a head in 16 bit over the chunks in float32, which takes 4 bytes
             (on a GPU 8) for each of its weights; otherwise it is rounded once a chunk, as in torchtune's chunked loss.
             Default: False.
@@ -49,10 +47,10 @@ def fused_cross_entropy(
         0 at ignored positions.
 
     Raises:
-        ValueError: If shapes or dtypes do not fit.
+        ValueError: If shapes or dtypes do not match.
     """
     check_head(head, labels)
-    valid = labels != ignore_index
+    valid = labels != IGNORE_INDEX
     settings = _Settings(
         chunk_rows=chunk_rows(labels.numel()),
         block_rows=block_rows(head.weight.shape[0], is_cuda=labels.is_cuda),
@@ -73,7 +71,7 @@ def fused_cross_entropy(
 
 
 def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> Tensor:
-    r"""Put the gradient :math:`c_i (\mathrm{softmax}(z_i) - \mathrm{onehot}(x_i))` in the place of the logits.
+    r"""Overwrite logits with the gradient :math:`c_i (\mathrm{softmax}(z_i) - \mathrm{onehot}(x_i))`.
 
     Args:
         logits (Tensor): ``[c, v]``, any floating dtype; overwritten.
@@ -86,7 +84,7 @@ def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> T
     labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
     probabilities = torch.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
     # The largest logit z and its probability p give the log of the softmax's denominator, z - ln p, in two reductions;
-    # p is at least 1/v, while the label's own probability may be no float32 at all.
+    # p is at least 1/v, while the label's own probability may be too small for float32.
     distance = logits.amax(dim=1, keepdim=True).to(probabilities) - logits.gather(1, labels)
     losses = distance - probabilities.amax(dim=1, keepdim=True).log()
     logits.copy_(probabilities.mul_(coefficients).scatter_add_(1, labels, -coefficients.to(probabilities)))
@@ -94,7 +92,7 @@ def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> T
 
 
 class _Wanted(NamedTuple):
-    """Which gradients are wanted."""
+    """Which gradients are needed."""
 
     hidden: bool
     weight: bool
@@ -115,7 +113,7 @@ class _Gradients(NamedTuple):
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
-    """See :func:`fused_cross_entropy`; the gradients are computed with the loss and given away at the backward pass."""
+    """See :func:`fused_cross_entropy`; the gradients are computed with the loss and returned at the backward pass."""
 
     @staticmethod
     def forward(
@@ -155,7 +153,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if gradients.weight_VD is not None:
                 _add_product(gradients.weight_VD, logits.t(), hidden_ND[chunk])
         ctx.gradients = gradients
-        losses_N.masked_fill_(~valid_N, 0)  # what stands at ignored positions may be infinite
+        losses_N.masked_fill_(~valid_N, 0)  # values at ignored positions may be infinite
         ctx.mark_non_differentiable(losses_N)
         return (losses_N * coefficients_N).sum(), losses_N
 
@@ -164,12 +162,12 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
-                "the fused head was asked for its gradients a second time, but has given them away: compute the loss "
-                "anew for each backward(), or hand it logits"
+                "the fused head has no gradients for a second backward pass: compute the loss again for each "
+                "backward(), or pass logits"
             )
-        gradients, ctx.gradients = ctx.gradients, None  # no reference stays, so that .grad takes them without a copy
+        gradients, ctx.gradients = ctx.gradients, None  # without another reference .grad takes them without a copy
         factor = upstream / ctx.scale
-        if factor.device.type != "cpu" or factor != 1:  # a GPU would have to be waited for
+        if factor.device.type != "cpu" or factor != 1:  # comparing would wait for a GPU
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(factor)
@@ -177,10 +175,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
-    """What gradients are multiplied by until the backward pass, which knows the loss scale of a gradient scaler.
+    """The factor of gradients until the backward pass, which knows the loss scale of a gradient scaler.
 
-    In float16 the gradient of a mean over tokens would vanish, that of a sum does not. The scale is the power of two
-    next to the number of tokens: it rounds nothing.
+    In float16 the gradient of a mean over tokens would underflow, that of a sum does not. The scale is a power of two
+    near the number of tokens, so that it rounds nothing.
     """
     if dtype != torch.float16:
         return 1.0
@@ -200,10 +198,10 @@ def _empty_gradients(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add a matrix product to a sum, which may be in float32 where the factors are in 16 bit."""
+    """Add a matrix product to a sum, which may be in float32 while the factors are in 16 bit."""
     if total.dtype == first.dtype:
         total.addmm_(first, second)
-    elif total.is_cuda:
+    elif total.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # torch 2.8 and later
         total.add_(torch.mm(first, second, out_dtype=total.dtype))
-    else:  # a CPU's 16-bit product would be rounded
+    else:  # the 16-bit product would be rounded
         total.addmm_(first.to(total.dtype), second.to(total.dtype))

@@ -1,0 +1,174 @@
+"""The interface of all token weightings, and the two that need nothing else: uniform weights and products."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tfidf_tune.weighting._formula import unit_mean
+from tfidf_tune.weighting._labels import (
+    IGNORE_INDEX,
+    TokenBatch,
+    check_ids,
+    check_types,
+    gather_labels,
+    has_other_ranks,
+)
+
+
+class TokenWeighting(nn.Module, ABC):
+    """Base class of all weightings: gives each label token a weight in a cross-entropy loss.
+
+    A subclass implements :meth:`weigh`. In ``.train()`` mode it may learn from the batch (a window of statistics, for
+    example); in ``.eval()`` mode it leaves its state unchanged. State belongs into registered buffers, which the
+    recipes save and restore.
+
+    Attributes:
+        needs_predictions (bool): whether :meth:`weigh` needs ``batch.predictions``. The logits then have to be computed
+            before the weights are known.
+        has_unit_mean (bool): whether weights have mean 1 over the valid tokens, as all here have but those of
+            :class:`RepetitionWeighting`.
+        sync (bool): whether :meth:`weigh` needs ``batch.gathered``, the labels of all ranks. It gets them in training
+            with several processes, and None otherwise.
+    """
+
+    needs_predictions: bool = False
+    has_unit_mean: bool = True
+    sync: bool = False
+
+    @torch.no_grad()
+    def forward(self, batch: TokenBatch | Tensor, **fields: Any) -> Tensor:
+        """Compute the weights of a mini-batch.
+
+        With ``sync``, several processes and no ``gathered`` labels, the labels of all ranks are gathered here; on a GPU
+        the host then waits for the device.
+
+        Args:
+            batch (TokenBatch | Tensor): the mini-batch, or only its labels, signed integer ``[b, s]``, -100 where
+                ignored.
+            **fields (Any): with a labels tensor the other fields of :class:`TokenBatch`, such as ``vocab_size``.
+
+        Returns:
+            Tensor: float32 ``[b, s]`` on the device of the labels, without gradient: 0 at ignored positions, mean 1
+            over the valid tokens where ``has_unit_mean`` is True.
+
+        Raises:
+            ValueError: If labels or document ids have another type or shape, or, on a CPU, an id is outside the
+                vocabulary. With ``sync`` every rank raises it.
+        """
+        if isinstance(batch, Tensor):
+            batch = TokenBatch(batch, **fields)
+        elif fields:
+            batch = batch._replace(**fields)
+        labels, document_ids, vocab_size, predictions, gathered = batch
+        check_types(labels, document_ids)
+        if not (self.sync and self.training):
+            gathered = None
+        elif gathered is None and has_other_ranks():
+            gathered = gather_labels(labels, document_ids)
+        labels = labels.long()
+        check_ids(labels, vocab_size)  # before those of all ranks, which are clamped to int32
+        if gathered is not None:
+            gathered = gathered._replace(labels=gathered.labels.long())
+            check_ids(gathered.labels, vocab_size)
+        return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered))
+
+    @abstractmethod
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        """Compute the weights of a mini-batch whose labels are int64 and have been checked; without gradient.
+
+        Args:
+            batch (TokenBatch): the mini-batch.
+
+        Returns:
+            Tensor: float32 ``[b, s]``, as :meth:`forward` returns it.
+        """
+
+    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
+        """Name the special tokens; a weighting that hides tokens from the loss never hides these.
+
+        Args:
+            token_ids (Iterable[int]): BOS, EOS and the like. They replace those named before.
+        """
+
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Return the size of the state after mini-batches of a shape, for an estimate of memory.
+
+        Args:
+            batch_size (int): rows of a mini-batch.
+            seq_len (int): positions of a row.
+            vocab_size (int): of the model.
+            num_ranks (int): number of processes, each with such a mini-batch. Default: 1.
+
+        Returns:
+            int: bytes on each rank.
+        """
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+
+def check_weighting(name: str, value: Any) -> None:
+    """Raise a ``ValueError`` unless an argument is a :class:`TokenWeighting`."""
+    if not isinstance(value, TokenWeighting):
+        found = f"a {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)
+        raise ValueError(
+            f"{name} is {found}: it has to be a weighting, in a config a section with `_component_`, for example "
+            "tfidf_tune.weighting.TFIDFWeighting"
+        )
+
+
+class UniformWeighting(TokenWeighting):
+    """Weight 1 for every valid token: plain cross-entropy."""
+
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``."""
+        return (batch.labels != IGNORE_INDEX).float()
+
+
+class ProductWeighting(TokenWeighting):
+    r"""The weights of two weightings, multiplied.
+
+    .. math::
+        w_i = \frac{u_i v_i}{\frac{1}{M}\sum_j u_j v_j}
+
+    with the weights u and v of the factors and M valid tokens: Goldfish times TF-IDF, for example, hides some tokens
+    of every passage and weighs the others. The mean is 1 over the mini-batch of a rank, whether or not the factors use
+    the labels of other ranks. With a factor that does not have mean 1 itself, :class:`RepetitionWeighting`, the product
+    is not scaled either: :math:`w_i = u_i v_i`. State and mode are those of the factors.
+
+    Args:
+        first (TokenWeighting): one factor.
+        second (TokenWeighting): the other factor.
+
+    Raises:
+        ValueError: If a factor is not a weighting.
+    """
+
+    def __init__(self, first: TokenWeighting, second: TokenWeighting) -> None:
+        super().__init__()
+        check_weighting("first", first)
+        check_weighting("second", second)
+        self.first = first
+        self.second = second
+        self.needs_predictions = first.needs_predictions or second.needs_predictions
+        self.has_unit_mean = first.has_unit_mean and second.has_unit_mean
+        self.sync = first.sync or second.sync
+
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        """Compute the weights of a mini-batch, float32 ``[b, s]``."""
+        product: Tensor = self.first(batch) * self.second(batch)
+        return unit_mean(product, batch.labels != IGNORE_INDEX) if self.has_unit_mean else product
+
+    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
+        """Name the special tokens to both factors."""
+        token_ids = list(token_ids)
+        self.first.set_special_tokens(token_ids)
+        self.second.set_special_tokens(token_ids)
+
+    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
+        """Return the bytes of both factors' states."""
+        return sum(
+            factor.num_state_bytes(batch_size, seq_len, vocab_size=vocab_size, num_ranks=num_ranks)
+            for factor in (self.first, self.second)
+        )
