@@ -4,15 +4,7 @@ from typing import Any
 
 
 def require_integer(name: str, value: Any, lowest: int, meaning: str, highest: int | None = None) -> None:
-    """Raise a ``ValueError`` unless an argument is an integer from ``lowest`` to ``highest`` (None: no limit).
-
-    Args:
-        name (str): of the argument.
-        value (Any): its value.
-        lowest (int): smallest possible value.
-        meaning (str): what the number means, for the message.
-        highest (int | None): largest possible value. Default: None.
-    """
+    """Raise a ``ValueError`` with the argument's meaning unless it is an integer from ``lowest`` to ``highest``."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or value < lowest or (highest is not None and value > highest):
         limits = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
@@ -23,16 +15,9 @@ def require_integer(name: str, value: Any, lowest: int, meaning: str, highest: i
 def require_number(
     name: str, value: Any, lowest: float, highest: float, meaning: str, *, reason: str, positive: bool = False
 ) -> None:
-    """Raise a ``ValueError`` unless an argument is a number from ``lowest`` to ``highest``.
+    """Raise a ``ValueError`` with the argument's meaning unless it is a number from ``lowest`` to ``highest``.
 
-    Args:
-        name (str): of the argument.
-        value (Any): its value.
-        lowest (float): smallest possible value.
-        highest (float): largest possible value.
-        meaning (str): what the number means, for the message.
-        reason (str): why the range ends where it does, for the message.
-        positive (bool): whether ``lowest`` is 0 and excluded. Default: False.
+    The message gives the ``reason`` for the end of the range. If ``positive``, ``lowest`` is 0 and excluded.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not lowest <= value <= highest or (positive and value == 0):

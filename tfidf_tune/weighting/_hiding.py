@@ -1,5 +1,6 @@
 """Weightings that hide tokens from the loss: Goldfish, and random token dropping, its control."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -25,7 +26,31 @@ GOLDFISH_STRATEGIES: tuple[GoldfishStrategy, ...] = get_args(GoldfishStrategy)
 _MOST_K = 2**63 // HASH_RANGE  # a product of k and a hash is one int64
 
 
-class GoldfishWeighting(TokenWeighting):
+class _HidingWeighting(TokenWeighting):
+    """Weights 0 for hidden tokens, equal weights for the others; special tokens are kept, and in evaluation all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special_tokens = SpecialTokens()
+
+    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
+        """Never hide these tokens. They replace those named before."""
+        self.special_tokens = SpecialTokens(token_ids)
+
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        """Return M / |G| where a token is kept and 0 elsewhere, float32 ``[b, s]``."""
+        valid = batch.labels != IGNORE_INDEX
+        if not self.training:
+            return valid.float()
+        kept = ~self._is_hidden(batch, valid) | self.special_tokens.among(batch.labels)
+        return unit_mean((valid & kept).float(), valid)
+
+    @abstractmethod
+    def _is_hidden(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+        """Choose the tokens to hide, bool ``[b, s]``."""
+
+
+class GoldfishWeighting(_HidingWeighting):
     r"""Goldfish weights: one token in k is left out of the loss, all others have equal weights.
 
     .. math::
@@ -63,28 +88,16 @@ class GoldfishWeighting(TokenWeighting):
         self.k = k
         self.h = h
         self.seed = seed
-        self.special_tokens = SpecialTokens()
 
-    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Never leave out these tokens. They replace those named before."""
-        self.special_tokens = SpecialTokens(token_ids)
-
-    def weigh(self, batch: TokenBatch) -> Tensor:
-        """Return M / |G| where a token is kept and 0 elsewhere, float32 ``[b, s]``."""
-        valid = batch.labels != IGNORE_INDEX
-        if not self.training:
-            return valid.float()
+    def _is_hidden(self, batch: TokenBatch, valid: Tensor) -> Tensor:
         positions = positions_in_document(valid, batch.document_ids)
         if self.strategy == "static":
-            hidden = positions % self.k == self.k - 1
-        else:
-            hashes = hash_contexts(batch.labels, positions, self.h, seed=self.seed)
-            hidden = (hashes * self.k < HASH_RANGE) & (positions >= self.h)
-        kept = ~hidden | self.special_tokens.among(batch.labels)
-        return unit_mean((valid & kept).float(), valid)
+            return positions % self.k == self.k - 1
+        hashes = hash_contexts(batch.labels, positions, self.h, seed=self.seed)
+        return (hashes * self.k < HASH_RANGE) & (positions >= self.h)
 
 
-class TokenDropWeighting(TokenWeighting):
+class TokenDropWeighting(_HidingWeighting):
     r"""Leaves tokens out of the loss at random, different ones at every repetition of a passage.
 
     .. math::
@@ -114,24 +127,14 @@ class TokenDropWeighting(TokenWeighting):
         require_number("p", p, 0, 0.99, "it is the share of tokens that is dropped", reason=reason)
         self.p = p
         self.seed = seed
-        self.special_tokens = SpecialTokens()
         self.register_buffer("num_batches_seen", torch.zeros(1, dtype=torch.int64))
 
-    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Never drop these tokens. They replace those named before."""
-        self.special_tokens = SpecialTokens(token_ids)
-
-    def weigh(self, batch: TokenBatch) -> Tensor:
-        """Return M / |G| where a token is kept and 0 elsewhere, float32 ``[b, s]``."""
-        labels = batch.labels
-        valid = labels != IGNORE_INDEX
-        if not self.training:
-            return valid.float()
-        if self.num_batches_seen.device != labels.device:
-            self.num_batches_seen = self.num_batches_seen.to(labels.device)
+    def _is_hidden(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+        device = batch.labels.device
+        if self.num_batches_seen.device != device:
+            self.num_batches_seen = self.num_batches_seen.to(device)
         rank = dist.get_rank() if has_other_ranks() else 0
         of_batch = hash_with(hash_with(mix_bits(self.num_batches_seen), self.seed), rank)
-        hashes = hash_with(of_batch, torch.arange(labels.numel(), device=labels.device)).view(labels.shape)
         self.num_batches_seen += valid.any()
-        kept = (hashes >= self.p * HASH_RANGE) | self.special_tokens.among(labels)
-        return unit_mean((valid & kept).float(), valid)
+        hashes = hash_with(of_batch, torch.arange(valid.numel(), device=device)).view(valid.shape)
+        return hashes < self.p * HASH_RANGE

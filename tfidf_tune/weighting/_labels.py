@@ -47,11 +47,8 @@ class GatheredLabels(NamedTuple):
 
     def to(self, device: torch.device) -> "GatheredLabels":
         """Copy the labels to a device; from pinned memory the host does not wait for the copy."""
-        labels, document_ids = (
-            None if part is None else part.to(device, non_blocking=True) for part in (self.labels, self.document_ids)
-        )
-        assert labels is not None
-        return GatheredLabels(labels, document_ids, self.own)
+        document_ids = None if self.document_ids is None else self.document_ids.to(device, non_blocking=True)
+        return GatheredLabels(self.labels.to(device, non_blocking=True), document_ids, self.own)
 
 
 class TokenBatch(NamedTuple):
@@ -98,23 +95,16 @@ def has_other_ranks() -> bool:
 
 
 def check_label_type(labels: Tensor) -> None:
-    """Refuse labels that are not signed integers.
+    """Raise a ``ValueError`` unless labels are signed integers.
 
     Unsigned integers cannot hold -100, and torch takes indices of type uint8 and bool for masks.
-
-    Raises:
-        ValueError: If they are of another type.
     """
     if labels.dtype not in _LABEL_TYPES:
         raise ValueError(f"labels are {labels.dtype}, expected signed integers: convert token ids with labels.long()")
 
 
 def check_types(labels: Tensor, document_ids: Tensor | None) -> None:
-    """Refuse labels and document ids of a wrong type or shape.
-
-    Raises:
-        ValueError: If labels are not signed integers ``[b, s]``, or document ids not integers of the same shape.
-    """
+    """Raise a ``ValueError`` unless labels are signed integers ``[b, s]`` and document ids integers of that shape."""
     check_label_type(labels)
     if labels.dim() != 2:
         raise ValueError(
@@ -131,14 +121,11 @@ def check_types(labels: Tensor, document_ids: Tensor | None) -> None:
 
 
 def check_ids(labels: Tensor, vocab_size: int | None) -> None:
-    """Refuse ids outside the vocabulary, on a CPU. On a GPU the check would have to wait for the device.
+    """Raise a ``ValueError`` if a label that is not ignored is outside the vocabulary; on a GPU that would wait for it.
 
     Args:
         labels (Tensor): int64, any shape.
         vocab_size (int | None): size of the vocabulary. None: every id from 0 is valid.
-
-    Raises:
-        ValueError: If a label that is not ignored is outside the vocabulary.
     """
     if not on_host(labels):
         return
@@ -154,15 +141,7 @@ def check_ids(labels: Tensor, vocab_size: int | None) -> None:
 
 
 def known_labels(labels: Tensor, vocab_size: int | None) -> Tensor:
-    """Find the labels that are in the vocabulary.
-
-    Args:
-        labels (Tensor): int64 ``[b, s]``.
-        vocab_size (int | None): size of the vocabulary. None: every id from 0 is valid.
-
-    Returns:
-        Tensor: bool ``[b, s]``: neither ignored nor, possible on a GPU only, outside the vocabulary.
-    """
+    """Find the labels, int64 ``[b, s]``, that are in the vocabulary: bool ``[b, s]``, False where ignored."""
     return labels >= 0 if vocab_size is None else (labels >= 0) & (labels < vocab_size)
 
 

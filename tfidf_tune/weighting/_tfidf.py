@@ -5,7 +5,7 @@ Shape suffixes: B rows, S positions in a row, T terms.
 
 import functools
 from contextlib import nullcontext
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,17 +42,6 @@ Normalization = Literal["rank", "global"]
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 # Document ids are gathered as int32; clamped, those out of its range are refused too.
 _GATHERED_ID_LIMIT = 2**31 - 1
-
-
-class _RawWeights(NamedTuple):
-    """tf * idf, and where labels are in the vocabulary; on a GPU also where a label is outside of it."""
-
-    raw_BS: Tensor
-    known_BS: Tensor
-    unknown_BS: Tensor | None
-
-    def at(self, positions: tuple[slice, slice]) -> "_RawWeights":
-        return _RawWeights(*(None if part is None else part[positions] for part in self))  # type: ignore[arg-type]
 
 
 class TFIDFWeighting(TokenWeighting):
@@ -141,14 +130,22 @@ class TFIDFWeighting(TokenWeighting):
             ValueError: If, on a CPU, a document id is out of its range.
             RuntimeError: If another thread is updating the window.
         """
-        self._check_document_ids(batch.document_ids, batch.vocab_size)
+        gathered, vocab_size = batch.gathered, batch.vocab_size
+        self._check_document_ids(batch.document_ids, vocab_size)
         self.window.follow(batch.labels)
-        if batch.gathered is None:
-            return self._scaled(self._raw(batch, batch.vocab_size))
-        self._check_document_ids(batch.gathered.document_ids, batch.vocab_size)
-        raw = self._raw(batch.gathered, batch.vocab_size)
-        own = batch.gathered.own
-        return self._scaled(raw.at(own)) if self.normalization == "rank" else self._scaled(raw)[own]
+        if gathered is None:
+            raw, known = self._raw(batch, vocab_size)
+            weights = self._scaled(raw, known)
+        else:
+            self._check_document_ids(gathered.document_ids, vocab_size)
+            raw, known = self._raw(gathered, vocab_size)
+            own, known_of_all = gathered.own, known
+            known = known[own]
+            of_rank = self.normalization == "rank"
+            weights = self._scaled(raw[own], known) if of_rank else self._scaled(raw, known_of_all)[own]
+        if on_host(batch.labels):
+            return weights
+        return weights.masked_fill((batch.labels != IGNORE_INDEX) & ~known, torch.nan)
 
     def _check_document_ids(self, document_ids: Tensor | None, vocab_size: int | None) -> None:
         if document_ids is None or not on_host(document_ids) or document_ids.numel() == 0:
@@ -162,63 +159,67 @@ class TFIDFWeighting(TokenWeighting):
                 f"{limit}"
             )
 
-    def _raw(self, batch: TokenBatch | GatheredLabels, vocab_size: int | None) -> _RawWeights:
+    def _scaled(self, raw_BS: Tensor, known_BS: Tensor) -> Tensor:
+        if self.normalization == "global" and not self.sync and self.training and has_other_ranks():
+            return _unit_mean_over_ranks(raw_BS, known_BS)
+        return unit_mean(raw_BS, known_BS, self.max_weight)
+
+    def _raw(self, batch: TokenBatch | GatheredLabels, vocab_size: int | None) -> tuple[Tensor, Tensor]:
+        """Compute tf * idf, float32 ``[b, s]``, and where labels are in the vocabulary, bool ``[b, s]``."""
         if batch.labels.numel() == 0:
             nowhere = torch.zeros_like(batch.labels, dtype=torch.bool)
-            return _RawWeights(nowhere.float(), nowhere, None)
-        compute = self._raw_on_host if on_host(batch.labels) else self._raw_on_device
+            return nowhere.float(), nowhere
+        document_ids = None if batch.document_ids is None else batch.document_ids.long()
         with self.window.in_one_thread() if self.training else nullcontext():
-            return compute(batch.labels, batch.document_ids, vocab_size)
+            if not on_host(batch.labels):
+                return self._raw_on_device(batch.labels, document_ids, vocab_size)
+            return self._raw_on_host(
+                batch.labels.numpy(), None if document_ids is None else document_ids.numpy(), vocab_size
+            )
 
-    def _scaled(self, weights: _RawWeights) -> Tensor:
-        raw_BS, known_BS, unknown_BS = weights
-        if self.normalization == "global" and not self.sync and self.training and has_other_ranks():
-            weights_BS = _unit_mean_over_ranks(raw_BS, known_BS)
-        else:
-            weights_BS = unit_mean(raw_BS, known_BS, self.max_weight)
-        return weights_BS if unknown_BS is None else weights_BS.masked_fill(unknown_BS, torch.nan)
-
-    def _raw_on_host(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
-        labels_BS = labels.numpy()
+    def _raw_on_host(
+        self, labels_BS: Integers, document_ids_BS: Integers | None, vocab_size: int | None
+    ) -> tuple[Tensor, Tensor]:
+        window = self.window  # an attribute of a module takes a microsecond to find
         valid_BS = labels_BS != IGNORE_INDEX
         tokens_BS = np.maximum(labels_BS, NO_TOKEN)  # the only negative label is IGNORE_INDEX
-        size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max(initial=0)) + 1)
-        if document_ids is None:
-            tokens_T, counts_T, positions_BS = distinct_terms_on_host(tokens_BS)
-            num_documents = np.count_nonzero(valid_BS.any(axis=1))
-        else:
-            documents_BS = np.where(valid_BS, document_ids.numpy(), np.int64(NO_TOKEN))
-            keys_BS = np.where(valid_BS, documents_BS * size + tokens_BS, NO_TOKEN)
-            keys_T, counts_T, positions_BS = distinct_terms_on_host(keys_BS)
-            tokens_T = np.where(keys_T == NO_TOKEN, NO_TOKEN, keys_T % size)
-            num_documents = np.count_nonzero(distinct_terms_on_host(documents_BS)[0] != NO_TOKEN)
-        window = self.window  # an attribute of a module takes a microsecond to find
+        size = vocab_size or max(window.vocab_size, int(tokens_BS.max()) + 1, 1)
+        tokens_T, counts_T, positions_BS, num_documents = _terms(
+            tokens_BS, valid_BS, document_ids_BS, size, np, distinct_terms_on_host
+        )
         if self.training:
-            window.update_on_host(tokens_T, int(num_documents), num_positions=labels.numel(), vocab_size=size)
+            window.update_on_host(tokens_T, int(num_documents), num_positions=labels_BS.size, vocab_size=size)
         num_in_window = int(window.num_documents_K.numpy().sum())
-        idf_T = _inverse_document_frequencies(window.document_frequency_on_host(tokens_T), num_in_window)
-        raw_T = _term_frequency_table(self.tf, 1 << labels.shape[1].bit_length()).take(counts_T)
-        raw_T *= idf_T
-        return _RawWeights(torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS), None)
+        raw_T = _term_frequency_table(self.tf, 1 << labels_BS.shape[1].bit_length()).take(counts_T)
+        raw_T *= _inverse_document_frequencies(window.document_frequency_on_host(tokens_T), num_in_window)
+        return torch.from_numpy(raw_T.take(positions_BS)), torch.from_numpy(valid_BS)
 
-    def _raw_on_device(self, labels: Tensor, document_ids: Tensor | None, vocab_size: int | None) -> _RawWeights:
-        known_BS = known_labels(labels, vocab_size)
-        tokens_BS = torch.where(known_BS, labels, NO_TOKEN)
+    def _raw_on_device(
+        self, labels_BS: Tensor, document_ids_BS: Tensor | None, vocab_size: int | None
+    ) -> tuple[Tensor, Tensor]:
+        known_BS = known_labels(labels_BS, vocab_size)
+        tokens_BS = torch.where(known_BS, labels_BS, NO_TOKEN)
         size = vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
-        if document_ids is None:
-            tokens_T, counts_T, positions_BS = distinct_terms_on_device(tokens_BS)
-            num_documents = known_BS.any(dim=-1).count_nonzero()
-        else:
-            documents_BS = torch.where(known_BS, document_ids.long(), NO_TOKEN)
-            keys_BS = torch.where(known_BS, documents_BS * size + tokens_BS, NO_TOKEN)
-            keys_T, counts_T, positions_BS = distinct_terms_on_device(keys_BS)
-            tokens_T = torch.where(keys_T == NO_TOKEN, NO_TOKEN, keys_T % size)
-            num_documents = (distinct_terms_on_device(documents_BS).keys != NO_TOKEN).count_nonzero()
+        tokens_T, counts_T, positions_BS, num_documents = _terms(
+            tokens_BS, known_BS, document_ids_BS, size, torch, distinct_terms_on_device
+        )
         if self.training:
             self.window.update(tokens_T, num_documents, vocab_size=size)
         idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)
-        raw_T = term_frequency(counts_T, self.tf) * idf_T
-        return _RawWeights(raw_T.take(positions_BS), known_BS, (labels != IGNORE_INDEX) & ~known_BS)
+        return (term_frequency(counts_T, self.tf) * idf_T).take(positions_BS), known_BS
+
+
+def _terms(tokens_BS: Any, known_BS: Any, document_ids_BS: Any, size: int, xp: Any, distinct: Any) -> tuple[Any, ...]:
+    """Tokens of the terms ``[t]``, their counts ``[t]``, the term at each position ``[b, s]``, the number of documents.
+
+    Arrays of NumPy or tensors: ``xp`` is the module, ``distinct`` its function for distinct terms.
+    """
+    if document_ids_BS is None:
+        return (*distinct(tokens_BS), xp.count_nonzero(known_BS.any(-1)))
+    documents_BS = xp.where(known_BS, document_ids_BS, NO_TOKEN)
+    keys_T, counts_T, positions_BS = distinct(xp.where(known_BS, documents_BS * size + tokens_BS, NO_TOKEN))
+    tokens_T = xp.where(keys_T == NO_TOKEN, NO_TOKEN, keys_T % size)
+    return tokens_T, counts_T, positions_BS, xp.count_nonzero(distinct(documents_BS)[0] != NO_TOKEN)
 
 
 def _unit_mean_over_ranks(raw_weights: Tensor, valid: Tensor) -> Tensor:
