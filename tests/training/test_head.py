@@ -326,7 +326,7 @@ def test_the_config_selects_the_head(recipe_config, name, settings, expected):
         ({"loss.head": "x"}, "^config: loss: head is 'x': possible are fused, torch, chunked$"),
         (
             {"loss.head": "torch", "loss.accumulate_in_fp32": True},
-            "^config: loss: accumulate_in_fp32 is set, which head 'torch' does not know: set head to 'fused'$",
+            "^config: loss: accumulate_in_fp32 is set, which head 'torch' does not support: set head to 'fused'$",
         ),
     ],
 )

@@ -71,15 +71,9 @@ def fused_cross_entropy(
 
 
 def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> Tensor:
-    r"""Overwrite logits with the gradient :math:`c_i (\mathrm{softmax}(z_i) - \mathrm{onehot}(x_i))`.
+    r"""Overwrite logits ``[c, v]`` with the gradient :math:`c_i (\mathrm{softmax}(z_i) - \mathrm{onehot}(x_i))`.
 
-    Args:
-        logits (Tensor): ``[c, v]``, any floating dtype; overwritten.
-        labels (Tensor): int64 ``[c]``.
-        coefficients (Tensor): float32 ``[c]``.
-
-    Returns:
-        Tensor: ``[c]``, float32 (float64 of such logits), the cross-entropy of each token.
+    Returns the cross-entropy of each token, ``[c]``, float32 (float64 for such logits).
     """
     labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
     probabilities = torch.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
@@ -175,10 +169,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
-    """The factor of gradients until the backward pass, which knows the loss scale of a gradient scaler.
+    """Return the factor of float16 gradients until the backward pass: a power of two near the number of tokens.
 
-    In float16 the gradient of a mean over tokens would underflow, that of a sum does not. The scale is a power of two
-    near the number of tokens, so that it rounds nothing.
+    The gradient of a mean over tokens would underflow, that of a sum does not; a power of two rounds nothing.
     """
     if dtype != torch.float16:
         return 1.0

@@ -31,15 +31,7 @@ class HeadInput(NamedTuple):
 
 
 def check_head(head: HeadInput, labels: Tensor) -> None:
-    """Refuse hidden states, head and labels that do not match each other.
-
-    Args:
-        head (HeadInput): should be ``[b, s, d]``, ``[v, d]`` and perhaps ``[v]``, of one floating dtype.
-        labels (Tensor): should be ``[b, s]``, of signed integers.
-
-    Raises:
-        ValueError: If a shape or a dtype is wrong; the message names them all.
-    """
+    """Raise a ``ValueError`` unless shapes and dtypes of hidden states, head and labels match; it names them all."""
     check_label_type(labels)
     hidden, weight, bias = head
     fits = (

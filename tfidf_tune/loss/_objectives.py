@@ -105,11 +105,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         return token_cross_entropy(logits, labels)
 
     def compile_chunks(self) -> None:
-        """Run the cross-entropy of a chunk of logits through ``torch.compile``.
-
-        The weighting and the fused head are not compiled: the head then took several times its memory, and no less time
-        on a CPU.
-        """
+        """Compile the cross-entropy of a chunk of logits; a compiled fused head needs more memory, and no less time."""
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
         self.compute_cross_entropy = torch.compile(  # type: ignore[method-assign]
             self.compute_cross_entropy, backend=backend
@@ -125,7 +121,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         """Compute the objective together with the values that are logged.
 
         Args:
-            logits (Logits): ``[b, s, v]``, a list of chunks of it along s, or what they are computed from.
+            logits (Logits): ``[b, s, v]``, a list of chunks of it along s, or a :class:`HeadInput`.
             labels (Tensor): integer ``[b, s]``, already shifted, -100 where ignored.
             document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to.
                 Default: None, a row is one document.
@@ -159,12 +155,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
 
     def objective(self, logits: list[Tensor] | HeadInput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the objective of given weights, and the cross-entropy of each token.
-
-        Args:
-            logits (list[Tensor] | HeadInput): chunks of ``[b, s, v]`` along s, or what they are computed from.
-            labels (Tensor): integer ``[b, s]``.
-            weights (Tensor): float32 ``[b, s]``, 0 at ignored positions.
+        """Compute the objective of given weights, float32 ``[b, s]``, and the cross-entropy of each token.
 
         Returns:
             tuple[Tensor, Tensor]: the objective, a float32 scalar, and float32 ``[b, s]``, 0 at ignored positions.
@@ -188,11 +179,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         document_ids: Tensor | None = None,
         gathered: GatheredLabels | None = None,
     ) -> Tensor:
-        """Compute only the objective; arguments and errors are those of :meth:`terms`.
-
-        Returns:
-            Tensor: float32 scalar; without a valid token a 0 that can be backpropagated.
-        """
+        """Compute only the objective of :meth:`terms`; without a valid token a 0 that can be backpropagated."""
         return self.terms(logits, labels, document_ids, gathered).loss
 
 

@@ -18,15 +18,9 @@ _MASK = HASH_RANGE - 1
 
 
 def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
-    """Count the labels of the same document right before each one.
+    """Count the labels of the same document right before each one, int64 ``[b, s]``; an ignored label resets the count.
 
-    Args:
-        valid (Tensor): bool ``[b, s]``: not ignored.
-        document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to. None: a
-            row is one document.
-
-    Returns:
-        Tensor: int64 ``[b, s]``, from 0; an ignored label starts the count anew.
+    ``valid``, bool ``[b, s]``, is False where labels are ignored; without ``document_ids`` a row is one document.
     """
     positions_S = torch.arange(valid.shape[1], device=valid.device)
     begins_BS = torch.ones_like(valid)
@@ -43,17 +37,8 @@ def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int =
     .. math::
         H_i = \mathrm{mix}\Big(s B^h + \sum_{d=1}^{h} (x_{i-d} + 1)\, B^{d-1} \bmod (2^{31} - 1)\Big)
 
-    with the seed s and a mixing of 32 bits. The label at the position is not included. Labels missing at the start of a
-    document add nothing.
-
-    Args:
-        labels (Tensor): integer ``[b, s]``.
-        positions (Tensor): int64 ``[b, s]``, of :func:`positions_in_document`.
-        length (int): h, the number of labels.
-        seed (int): a different seed gives different hashes. Default: 0.
-
-    Returns:
-        Tensor: int64 ``[b, s]`` in [0, 2**32).
+    with h = ``length``, the seed s and a mixing of 32 bits. The label at the position is not included; labels missing
+    at the start of a document, see :func:`positions_in_document`, add nothing. Returns int64 ``[b, s]`` in [0, 2**32).
     """
     num_rows, num_positions = labels.shape
     tokens = torch.cat([labels.new_zeros(num_rows, length, dtype=torch.int64), labels.long() + 1], dim=1)

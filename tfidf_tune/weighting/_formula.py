@@ -40,16 +40,9 @@ class Terms(NamedTuple):
 
 
 def distinct_terms(keys_BS: Tensor) -> Terms:
-    """Find the distinct keys of each row and count them.
+    """Find the distinct integer keys of each row and count them, by one sort of ``[b, s]``.
 
-    Sorting brings equal keys together, so that the count of a key is the length of its run. The cost is that of one
-    sort of ``[b, s]``; nothing has the size of the vocabulary.
-
-    Args:
-        keys_BS (Tensor): integer keys of shape ``[b, s]``.
-
-    Returns:
-        Terms: the terms.
+    Sorting brings equal keys together, so that the count of a key is the length of its run.
     """
     if keys_BS.numel() == 0:
         nothing = keys_BS.long()
@@ -96,12 +89,10 @@ def distinct_terms_on_host(keys_BS: Integers) -> tuple[Integers, Integers, Integ
 def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
     r"""Turn counts within a document into term frequencies.
 
-    ``count`` is the paper's :math:`\mathrm{tf} = c`; ``log`` is the sublinear :math:`1 + \ln c`; ``binary`` is 1, so
-    that only IDF counts.
-
     Args:
-        counts (Tensor): occurrences of each token in its document, integer, at least 1, any shape.
-        form (TermFrequency): one of ``count``, ``log``, ``binary``.
+        counts (Tensor): c, occurrences of each token in its document, integer, at least 1, any shape.
+        form (TermFrequency): ``count`` for the paper's :math:`\mathrm{tf} = c`, ``log`` for :math:`1 + \ln c`,
+            ``binary`` for 1, so that only IDF counts.
 
     Returns:
         Tensor: float32, same shape.

@@ -73,13 +73,9 @@ class TokenBatch(NamedTuple):
 
 
 def shift_labels(labels: Tensor) -> Tensor:
-    """Move labels one position to the left, so that position i holds the token that follows token i.
+    """Move labels ``[b, s]`` one position to the left, so that position i holds the token that follows token i.
 
-    Args:
-        labels (Tensor): integer ``[b, s]``, aligned with the tokens.
-
-    Returns:
-        Tensor: integer ``[b, s]``, -100 at the last position.
+    The last position gets -100.
     """
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORE_INDEX)], dim=1)
 
@@ -197,11 +193,7 @@ def _as_int32(numbers: Tensor) -> Tensor:
 
 
 class SpecialTokens:
-    """A set of token ids, looked up without waiting for a device.
-
-    Args:
-        token_ids (Iterable[int]): the ids. Default: none.
-    """
+    """A set of token ids, looked up without waiting for a device."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         ids = sorted({token_id for token_id in token_ids if token_id >= 0})

@@ -84,14 +84,10 @@ class RepetitionWeighting(TokenWeighting):
         return self.context_length.nbytes + self.window.num_bytes(num_positions, self._num_buckets(num_positions))
 
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window.
-
-        Returns:
-            Tensor: float32 ``[b, s]``, at most 1.
+        """Compute the weights of a mini-batch, at most 1, and, in ``.train()`` mode, put it into the window.
 
         Raises:
             ValueError: If the window that was loaded has a different number of buckets.
-            RuntimeError: If another thread is updating the window.
         """
         self.window.follow(batch.labels)
         with self.window.in_one_thread() if self.training else nullcontext():

@@ -128,7 +128,6 @@ class TFIDFWeighting(TokenWeighting):
 
         Raises:
             ValueError: If, on a CPU, a document id is out of its range.
-            RuntimeError: If another thread is updating the window.
         """
         gathered, vocab_size = batch.gathered, batch.vocab_size
         self._check_document_ids(batch.document_ids, vocab_size)

@@ -77,34 +77,13 @@ class TokenWeighting(nn.Module, ABC):
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights of a mini-batch whose labels are int64 and have been checked; without gradient.
-
-        Args:
-            batch (TokenBatch): the mini-batch.
-
-        Returns:
-            Tensor: float32 ``[b, s]``, as :meth:`forward` returns it.
-        """
+        """Compute the weights, float32 ``[b, s]``, of a mini-batch whose labels are int64 and have been checked."""
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Name the special tokens; a weighting that hides tokens from the loss never hides these.
-
-        Args:
-            token_ids (Iterable[int]): BOS, EOS and the like. They replace those named before.
-        """
+        """Name BOS, EOS and the like, which a weighting that hides tokens never hides; they replace earlier ones."""
 
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
-        """Return the size of the state after mini-batches of a shape, for an estimate of memory.
-
-        Args:
-            batch_size (int): rows of a mini-batch.
-            seq_len (int): positions of a row.
-            vocab_size (int): of the model.
-            num_ranks (int): number of processes, each with such a mini-batch. Default: 1.
-
-        Returns:
-            int: bytes on each rank.
-        """
+        """Return the bytes of the state on each rank after mini-batches ``[batch_size, seq_len]`` on ``num_ranks``."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
 

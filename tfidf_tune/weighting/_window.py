@@ -46,17 +46,12 @@ class DocumentWindow(nn.Module):
     device: positions are tensors, and the host only decides on shapes.
 
     Memory: 4 bytes for each token of the window (all batches at the width of the widest one seen) and 4 for each entry
-    of the vocabulary. Both tables grow when a larger batch or vocabulary comes, that of the tokens by half at least, so
-    that ever wider batches do not copy it at every call. A table that grows is a new tensor: a CUDA graph that has
-    captured the old one has to be captured again.
+    of the vocabulary. Both tables grow when needed, that of the tokens by half at least. A table that grows is a new
+    tensor: a CUDA graph has to be captured again. Tables hold token id + 1, so that ``NO_TOKEN`` needs no mask: its
+    entry stays 0, as does a last one for all ids that were never seen.
 
-    Both tables are indexed by token id + 1, so that ``NO_TOKEN`` has an entry too, one that stays 0, and needs no mask;
-    a last entry that stays 0 stands for all ids that the window has never seen.
-
-    The state is in registered integer buffers: ``.to(device)`` moves it, ``.to(dtype)`` does not change it, and
-    ``state_dict`` holds it. ``load_state_dict`` takes over the widths of the saved window.
-
-    A window is not thread-safe, see :meth:`in_one_thread`.
+    ``.to(dtype)`` does not change the buffers, which are integers; ``load_state_dict`` takes over the widths of the
+    saved window. A window is not thread-safe, see :meth:`in_one_thread`.
 
     Args:
         num_batches (int): number of mini-batches in the window, the current one included.
@@ -103,17 +98,14 @@ class DocumentWindow(nn.Module):
         return sum(buffer.itemsize * sizes.get(name, buffer.numel()) for name, buffer in self.named_buffers())
 
     def in_one_thread(self) -> AbstractContextManager[None]:
-        """Refuse other threads that enter this context before it ends, by a ``RuntimeError`` in them.
+        """Raise a ``RuntimeError`` in other threads that enter this context; not in compiled graphs, without locks.
 
-        Updates by two threads at the same time would leave a table that does not count what the ring holds. In a graph
-        of ``torch.compile``, which has no locks, nothing is refused.
+        Updates by two threads at the same time would leave a table that does not count what the ring holds.
         """
         return nullcontext() if torch.compiler.is_compiling() else self._one_thread
 
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
-        """Put a batch into the window and evict the oldest one.
-
-        A batch without documents changes nothing: it takes no place in the window.
+        """Put a batch into the window and evict the oldest one; a batch without documents changes nothing.
 
         Args:
             tokens (Tensor): integer ``[t]``: every token once for each document that contains it, and ``NO_TOKEN`` at
@@ -152,11 +144,7 @@ class DocumentWindow(nn.Module):
     def update_on_host(self, tokens: Integers, num_documents: int, *, num_positions: int, vocab_size: int) -> None:
         """:meth:`update` with NumPy, for a window on a CPU, where it takes half the time.
 
-        Args:
-            tokens (Integers): ``[t]``, as above.
-            num_documents (int): the documents of the batch.
-            num_positions (int): most tokens that a batch of this shape can have, so that the table grows only once.
-            vocab_size (int): V.
+        ``num_positions`` is the most tokens that a batch of this shape can have, so that the table grows only once.
         """
         if num_documents == 0:
             return
