@@ -59,37 +59,47 @@ def test_in_a_compiled_graph_all_labels_go_the_way_of_the_device():
     assert torch.equal(way(labels), labels)
 
 
-def test_the_window_follows_the_labels_to_their_device():
-    """torchtune's stock recipes do not move their loss. The meta device stands for a GPU: mixing them is an error."""
-    weighting = TFIDFWeighting()
-
-    weights = weighting(torch.zeros(2, 5, dtype=torch.long, device="meta"), vocab_size=10)
-
-    assert weights.device.type == "meta"
-    assert {buffer.device.type for buffer in weighting.buffers()} == {"meta"}
-
-
 # ---- labels that are refused
 
 
-@pytest.mark.parametrize("make", REFUSING)
+REFUSED = {
+    **{
+        f"id {bad_id}": (
+            torch.tensor([[1, 2, bad_id, IGNORED]]),
+            10,
+            rf"contain the id {bad_id}, outside the vocabulary of 10; ignored positions are marked by -100$",
+        )
+        for bad_id in (10, 11, 2**31, -1, -99, -101)
+    },
+    "negative": (torch.tensor([[1, 2, -7]]), None, "contain the id -7, outside the vocabulary of ids from 0;"),
+    "several": (torch.tensor([[9, -3, 5], [2**40, -7, 1]]), 6, "contain the id -7,"),
+    "1-D": (torch.ones(5, dtype=torch.int64), None, r"labels has shape \(5,\), expected \[b, s\]"),
+    "3-D": (torch.ones(1, 2, 3, dtype=torch.int64), None, r"labels has shape \(1, 2, 3\), expected \[b, s\]"),
+    **{
+        str(dtype): (
+            torch.zeros(1, 2, dtype=dtype),
+            None,
+            rf"^labels are {dtype}, expected signed integers: convert token ids with labels\.long\(\)$",
+        )
+        for dtype in NO_LABEL_TYPES
+    },
+}
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("bad_id", [10, 11, 2**31, -1, -99, -101])
-def test_an_id_outside_the_vocabulary_is_an_error_that_names_it(make, training, bad_id):
-    with pytest.raises(ValueError, match=rf"contain the id {bad_id}, outside the vocabulary of 10;"):
-        make().train(training)(torch.tensor([[1, 2, bad_id, IGNORED]]), vocab_size=10)
+@pytest.mark.parametrize("name", REFUSED)
+def test_labels_that_are_none_are_an_error_that_names_them(name, training):
+    labels, vocab_size, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        TFIDFWeighting().train(training)(labels, vocab_size=vocab_size)
 
 
 @pytest.mark.parametrize("make", REFUSING)
-def test_a_negative_id_is_an_error_without_a_vocabulary_size_too(make):
-    with pytest.raises(ValueError, match="contain the id -7, outside the vocabulary of ids from 0;"):
-        make()(torch.tensor([[1, 2, -7]]))
-
-
-@pytest.mark.parametrize("make", REFUSING)
-def test_the_id_named_is_that_of_no_ignored_position(make):
-    with pytest.raises(ValueError, match="the id 9,.*ignored positions are marked by -100"):
-        make()(torch.tensor([[1, IGNORED, 9]]), vocab_size=9)
+@pytest.mark.parametrize("name", ["id 10", "1-D", "torch.uint8"])
+def test_every_weighting_refuses_them(make, name):
+    labels, vocab_size, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        make()(labels, vocab_size=vocab_size)
 
 
 @pytest.mark.parametrize("make", [TFIDFWeighting, TokenDropWeighting, PowerLawWeighting])
@@ -100,21 +110,6 @@ def test_an_id_outside_the_vocabulary_leaves_the_state_as_it_was(make):
     with pytest.raises(ValueError, match="10"):
         weighting(torch.tensor([[1, 2, 3, 10]]), vocab_size=10)
     assert_same_state(weighting, before)
-
-
-@pytest.mark.parametrize("make", REFUSING)
-@pytest.mark.parametrize("shape", [(5,), (1, 2, 3)])
-def test_labels_that_are_not_two_dimensional_are_an_error(make, shape):
-    with pytest.raises(ValueError, match=r"labels has shape \(.*\), expected \[b, s\]"):
-        make()(torch.ones(shape, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("make", REFUSING)
-def test_labels_that_are_no_signed_integers_are_an_error(make):
-    for dtype in NO_LABEL_TYPES:
-        message = rf"^labels are {dtype}, expected signed integers: convert token ids with labels\.long\(\)$"
-        with pytest.raises(ValueError, match=message):
-            make()(torch.zeros(1, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from label_batches import random_labels
-from operations import Recorder, assert_no_synchronisation
 from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
 from ways import WAYS, going
@@ -182,14 +181,6 @@ def test_few_buckets_take_new_text_for_old_with_the_probability_that_is_told():
     expected = 1 - torch.exp(torch.tensor(-num_known / 4096)).item()
     deviation = (expected * (1 - expected) * (1 / labels.numel() + 1 / 4096)) ** 0.5  # of labels, and of the table
     assert abs(taken_for_old - expected) < 5 * deviation
-
-
-def test_on_a_gpu_nothing_would_wait_for_the_device():
-    weighting, labels = RepetitionWeighting(h=2).to("meta"), next(batches(1)).to("meta")
-    weighting(labels, vocab_size=VOCAB_SIZE)  # the tables have their size
-    with Recorder() as recorder:
-        weighting(labels, vocab_size=VOCAB_SIZE)
-    assert_no_synchronisation(recorder)
 
 
 @pytest.mark.parametrize(

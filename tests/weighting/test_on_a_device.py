@@ -1,4 +1,6 @@
-"""The weightings beside TF-IDF where labels are on a GPU, as far as a CPU can tell, and under ``torch.compile``."""
+"""All weightings where labels are on a GPU, as far as a CPU can show, and under ``torch.compile``."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from tfidf_tune.weighting import (
     PowerLawWeighting,
     Predictions,
     ProductWeighting,
+    RepetitionWeighting,
     TFIDFWeighting,
     TokenDropWeighting,
 )
@@ -30,13 +33,15 @@ def make_static():
     return GoldfishWeighting(strategy="static")
 
 
-PEERS = [
+WEIGHTINGS = [
+    *(partial(TFIDFWeighting, tf=tf, max_weight=cap) for tf in ("count", "log", "binary") for cap in (None, 2.0)),
     GoldfishWeighting,
     make_static,
     TokenDropWeighting,
     MiLeWeighting,
     FocalWeighting,
     PowerLawWeighting,
+    partial(RepetitionWeighting, h=2),
     make_product,
 ]
 
@@ -63,12 +68,15 @@ def arguments_of(labels, generator):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("make", PEERS)
-def test_with_a_vocabulary_size_nothing_waits_for_the_device(make, training):
-    """Once what a weighting holds is there: the special tokens and the state follow the labels at the first call."""
+@pytest.mark.parametrize("documents", [True, False])
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_with_a_vocabulary_size_nothing_waits_for_the_device(make, documents, training):
+    """From the second call on: special tokens and state follow the labels at the first."""
     weighting = with_exceptions(make).train(training)
     labels = torch.zeros(ROWS, LENGTH, dtype=torch.int64, device="meta")
     arguments = arguments_of(labels, torch.Generator())
+    if not documents:
+        arguments["document_ids"] = None
     weighting(labels, **arguments)
     with Recorder() as recorder:
         weights = weighting(labels, **arguments)
@@ -78,13 +86,15 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(make, training):
     assert_no_synchronisation(recorder)
 
 
-@pytest.mark.parametrize("make", PEERS)
+@pytest.mark.parametrize("make", WEIGHTINGS)
 def test_the_state_follows_the_labels_to_their_device(make):
     """torchtune's stock recipes do not move their loss."""
     weighting = with_exceptions(make)
     labels = torch.zeros(ROWS, LENGTH, dtype=torch.int64, device="meta")
     weighting(labels, **arguments_of(labels, torch.Generator()))
-    assert all(tensor.device.type == "meta" for tensor in weighting.state_dict().values())
+    devices = {name: tensor.device.type for name, tensor in weighting.state_dict().items()}
+    devices.pop("context_length", None)  # a constant that no computation uses
+    assert set(devices.values()) <= {"meta"}
 
 
 @pytest.mark.parametrize("make", [PowerLawWeighting, make_product])
