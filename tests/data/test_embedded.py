@@ -1,130 +1,51 @@
-import ast
-import gc
-import os
-from pathlib import Path
-from pydoc_data.topics import topics
+"""The embedded corpus: its file is the one the documented figures were measured on, splits, slices, tokenizer."""
+
+import hashlib
+import json
+from importlib.resources import files
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tfidf_tune.data import _embedded, embedded_documents, train_embedded_tokenizer
+from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
+
+SIZES = {
+    "train": 1997, "validation": 226,
+    "reference_train": 71, "reference_validation": 7,
+    "docstrings_train": 1926, "docstrings_validation": 219,
+}  # fmt: skip
 
 
-def test_the_splits_share_no_document():
+def test_the_text_is_the_one_that_documented_figures_were_measured_on():
+    """Any change to the file or to a split changes the figures of the demo, on every Python version."""
+    splits = {name: embedded_documents(name) for name in SIZES}
+    digest = hashlib.sha256(json.dumps(splits).encode()).hexdigest()
+    assert {name: len(texts) for name, texts in splits.items()} == SIZES
+    assert digest == "e926c481ff4fc1bcd2933c620f97c827001b254120481ba91aa5d999cb95b49e"
+
+
+def test_the_file_is_small_and_its_licence_is_beside_it():
+    corpus = files("tfidf_tune.data").joinpath("corpus")
+    assert len(corpus.joinpath("python_documentation.jsonl.xz").read_bytes()) < 1_000_000
+    licence = corpus.joinpath("LICENSE.txt").read_text(encoding="utf-8")
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in licence
+    assert "CPython 3.11.7" in licence
+    assert "Changes made to Python" in licence
+
+
+def test_the_splits_hold_distinct_documents_of_some_length():
     train, validation = embedded_documents("train"), embedded_documents("validation")
-    assert not set(train) & set(validation)
-    assert 0.05 < len(validation) / len(train + validation) < 0.15
+    assert len(set(train + validation)) == len(train + validation)
+    assert min(map(len, train + validation)) >= 200
+    for part, both in (("train", train), ("validation", validation)):
+        assert embedded_documents(f"reference_{part}") + embedded_documents(f"docstrings_{part}") == both
 
 
-def test_documents_are_distinct_and_not_short():
-    documents = embedded_documents("train")
-    assert len(documents) == len(set(documents))
-    assert min(map(len, documents)) >= 200
-
-
-def test_there_is_about_a_megabyte_or_more():
-    assert sum(map(len, embedded_documents("train"))) > 1_000_000
-
-
-@pytest.fixture
-def library(tmp_path, monkeypatch):
-    """A folder that stands for the standard library, and a cache of its own."""
-    folder = tmp_path / "library"
-    folder.mkdir()
-    monkeypatch.setattr(_embedded.sysconfig, "get_path", lambda name: str(folder))
-    monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "cache"))
-    yield folder
-    _embedded._splits.cache_clear()
-
-
-def _docstrings():
-    """As a process that has just started reads them."""
-    _embedded._splits.cache_clear()
-    return embedded_documents("docstrings_train")
-
-
-def _write(file, beginning):
-    """A module whose docstring is in the training split; gives that."""
-    texts = (f"{beginning} {'word ' * 40}{number:02}" for number in range(99))
-    text = next(text for text in texts if not _embedded._is_validation(text))
-    file.write_text(f'"""{text}"""')
-    return text
-
-
-def test_the_standard_library_is_parsed_once_and_not_by_each_process(monkeypatch):
-    _embedded._splits.cache_clear()
-    first = {split: embedded_documents(split) for split in ("train", "validation")}
-    monkeypatch.setattr(_embedded.ast, "parse", lambda source: pytest.fail("parsed again"))
-    _embedded._splits.cache_clear()
-    assert {split: embedded_documents(split) for split in first} == first
-
-
-def test_what_is_cached_is_what_the_files_say():
-    assert _embedded._cached_docstrings() == _embedded._docstrings_of(_embedded._standard_library_files())
-
-
-def test_a_standard_library_that_has_changed_is_read_anew(library):
-    old = _write(library / "a.py", "old")
-    assert _docstrings() == [old]
-    size, time = (library / "a.py").stat().st_size, (library / "a.py").stat().st_mtime_ns
-
-    new = _write(library / "a.py", "new")
-    assert (library / "a.py").stat().st_size == size
-    os.utime(library / "a.py", ns=(time + 1, time + 1))
-    assert _docstrings() == [new]
-
-    longer = _write(library / "a.py", "longer")
-    os.utime(library / "a.py", ns=(time + 1, time + 1))
-    assert _docstrings() == [longer]
-
-    another = _write(library / "b.py", "another")
-    assert _docstrings() == [longer, another]
-    (library / "a.py").unlink()
-    assert _docstrings() == [another]
-
-
-def test_where_nothing_can_be_cached_the_corpus_is_the_same(library, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "file"))
-    text = _write(library / "a.py", "uncached")
-    assert _docstrings() == [text]
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text('["cut o')])
-def test_a_damaged_cache_does_no_harm(library, tmp_path, damage):
-    text = _write(library / "a.py", "whole")
-    assert _docstrings() == [text]
-    (file,) = (tmp_path / "cache").glob("*/docstrings.json")
-    damage(file)
-    assert _docstrings() == [text]
-
-
-def test_a_user_without_a_home_has_the_corpus_too(library, monkeypatch):
-    monkeypatch.delenv("TFIDF_TUNE_CACHE")
-    monkeypatch.setattr(Path, "expanduser", _no_home)
-    text = _write(library / "a.py", "homeless")
-    assert _docstrings() == [text]
-
-
-def _no_home(path):
-    raise RuntimeError("Could not determine home directory.")
-
-
-def test_help_topics_and_docstrings_are_in():
+def test_help_topics_and_docstrings_are_included():
     documents = embedded_documents("train") + embedded_documents("validation")
     assert any(text.startswith('The "for" statement') for text in documents)
     assert any(text.startswith("Wrap a single paragraph of text, returning a list") for text in documents)
-
-
-def test_docstrings_of_modules_classes_methods_and_nested_functions_are_found():
-    source = '"""M"""\nclass C:\n  """C"""\n  def f(self):\n    """F\n      indented"""\n    async def g(): "G"\n'
-    assert list(_embedded._docstrings([ast.parse(source)])) == ["M", "C", "F\nindented", "G"]
-
-
-def test_an_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="splits 'train', 'validation', 'reference_train', .*, not 'test'"):
-        embedded_documents("test")
 
 
 def test_slices_of_a_split_are_those_of_datasets():
@@ -136,41 +57,19 @@ def test_slices_of_a_split_are_those_of_datasets():
     assert embedded_documents("validation[:20]") == validation[:20]
     assert embedded_documents("validation[-5:]") == validation[-5:]
     assert embedded_documents("validation[3:7]+train[:2]") == validation[3:7] + train[:2]
-    assert 0 < share < len(train)
+    assert embedded_documents("reference_train[:3]") == train[:3]
 
 
-@pytest.mark.parametrize("part", ["train", "validation"])
-def test_the_two_kinds_of_text_make_up_each_split(part):
-    both, reference, docstrings = (embedded_documents(f"{kind}{part}") for kind in ("", "reference_", "docstrings_"))
-    known = {text.strip() for text in topics.values()}
-    assert reference + docstrings == both
-    assert reference == [text for text in both if text in known]
-    assert len(reference) >= 5
-    assert len(docstrings) > len(reference)
-    assert embedded_documents(f"reference_{part}[:3]") == reference[:3]
-
-
-@pytest.mark.parametrize("split", ["test[:5]", "train[5]", "train[:101%]", "train[:x]", ""])
-def test_a_slice_that_is_none_is_refused(split):
+@pytest.mark.parametrize("split", ["test", "test[:5]", "train[5]", "train[:101%]", "train[:x]", ""])
+def test_a_split_or_slice_that_does_not_exist_is_refused(split):
     with pytest.raises(ValueError, match=r"splits 'train', 'validation', .*, not '.*'; a slice of one is written"):
         embedded_documents(split)
 
 
 @pytest.mark.parametrize("split", ["train[5:5]", "validation[50%:20%]", "train[1000000:]"])
-def test_a_slice_without_a_document_is_refused(split):
+def test_an_empty_slice_is_refused(split):
     with pytest.raises(ValueError, match=r"no document of the embedded corpus is in '.*': 'train' has \d+, 'valid"):
         embedded_documents(split)
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_garbage_collection_is_afterwards_as_it_was(before):
-    try:
-        (gc.enable if before else gc.disable)()
-        with _embedded._garbage_collection_paused():
-            assert not gc.isenabled()
-        assert gc.isenabled() == before
-    finally:
-        gc.enable()
 
 
 def test_the_tokenizer_loads_in_transformers_with_eos_and_pad(embedded_tokenizer_folder):
@@ -180,19 +79,21 @@ def test_the_tokenizer_loads_in_transformers_with_eos_and_pad(embedded_tokenizer
     assert tokenizer.bos_token is None
 
 
-def test_the_tokenizer_spells_any_text(tokenizer):
+def test_the_tokenizer_encodes_any_text(tokenizer):
     text = "naïve 東京 🙂\n\t\x00"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_tokenizer_is_the_same_each_time(embedded_tokenizer_folder, tmp_path):
+def test_training_the_tokenizer_is_deterministic(embedded_tokenizer_folder, tmp_path):
     again = train_embedded_tokenizer(tmp_path / "again", vocab_size=512)
     assert (again / "tokenizer.json").read_bytes() == (embedded_tokenizer_folder / "tokenizer.json").read_bytes()
 
 
-def test_a_tokenizer_that_is_there_is_kept(embedded_tokenizer_folder, monkeypatch):
-    monkeypatch.setattr(_embedded, "embedded_documents", lambda split: pytest.fail("trained again"))
+def test_an_existing_tokenizer_is_kept(embedded_tokenizer_folder):
+    file = embedded_tokenizer_folder / "tokenizer.json"
+    before = file.stat().st_mtime_ns
     assert train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=512) == embedded_tokenizer_folder
+    assert file.stat().st_mtime_ns == before
 
 
 def test_an_empty_folder_is_filled(tmp_path):
@@ -214,13 +115,13 @@ def test_a_failed_save_leaves_no_folder(tmp_path, monkeypatch):
     def full_disk(self, folder):
         raise OSError("no space left")
 
-    monkeypatch.setattr(_embedded.PreTrainedTokenizerFast, "save_pretrained", full_disk)
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full_disk)
     with pytest.raises(OSError, match="no space left"):
         train_embedded_tokenizer(tmp_path / "tokenizer", vocab_size=300)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_long_passages_are_enough_for_a_demo(tokenizer):
-    """An experiment on the embedded corpus alone needs targets and controls of 256 tokens."""
+def test_there_are_enough_long_passages_for_a_demo(tokenizer):
+    """An experiment on the embedded corpus needs targets and controls of 256 tokens."""
     lengths = np.array([len(ids) for ids in tokenizer.encode_batch(embedded_documents("train"))])
     assert (lengths >= 256).sum() >= 200
