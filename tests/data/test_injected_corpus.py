@@ -14,6 +14,7 @@ from tfidf_tune.data import (
     read_probe_file,
     text_blocks,
     train_embedded_tokenizer,
+    write_probe_file,
 )
 
 SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
@@ -249,7 +250,7 @@ def test_the_cache_is_in_the_home_folder_otherwise(build, tmp_path, monkeypatch)
     assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / ".cache" / "tfidf_tune")
 
 
-@pytest.mark.parametrize("failing", ["numpy.save", "tfidf_tune.data._corpus_build.write_probe_file"])
+@pytest.mark.parametrize("failing", ["numpy.save", "tfidf_tune.data._injected_corpus.write_probe_file"])
 def test_a_failed_write_leaves_nothing_and_the_next_run_builds(build, tmp_path, monkeypatch, failing):
     def full_disk(*args, **kwargs):
         raise OSError("no space left")
@@ -263,16 +264,12 @@ def test_a_failed_write_leaves_nothing_and_the_next_run_builds(build, tmp_path, 
 
 
 def test_a_writer_that_lost_the_race_takes_the_winners_corpus(build, tmp_path, monkeypatch):
-    from tfidf_tune.data import _injected_corpus
-
-    build_corpus = _injected_corpus.build_corpus
-
-    def overtaken(folder, tokenizer, spec):
-        monkeypatch.setattr(_injected_corpus, "build_corpus", build_corpus)
+    def overtaken(path, passages):
+        monkeypatch.setattr("tfidf_tune.data._injected_corpus.write_probe_file", write_probe_file)
         build()
-        return build_corpus(folder, tokenizer, spec)
+        write_probe_file(path, passages)
 
-    monkeypatch.setattr(_injected_corpus, "build_corpus", overtaken)
+    monkeypatch.setattr("tfidf_tune.data._injected_corpus.write_probe_file", overtaken)
     assert len(build()) == 24
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
@@ -300,14 +297,14 @@ def test_worker_processes_read_the_same_blocks(build):
     ("changes", "message"),
     [
         ({"layout": "diagonal"}, "layout must be 'aligned' or 'concatenated', got 'diagonal'"),
-        ({"num_base": 0}, "num_base must be positive or -1 for all there are, got 0"),
-        ({"num_base": -2}, "num_base must be positive or -1"),
-        ({"num_targets": 0}, "num_targets must be positive, got 0"),
-        ({"num_repeats": 0}, "num_repeats must be positive, got 0"),
-        ({"min_target_tokens": 0}, "min_target_tokens must be positive, got 0"),
-        ({"num_controls": -1}, "num_controls must not be negative, got -1"),
-        ({"seed": -1}, "seed must not be negative, got -1"),
-        ({"block_size": 0}, "block_size must be positive, got 0"),
+        ({"num_base": 0}, r"num_base \(or -1 for all\) must be a whole number of at least 1, got 0"),
+        ({"num_base": -2}, r"num_base \(or -1 for all\) must be .* got -2"),
+        ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
+        ({"num_repeats": 0}, "num_repeats must be a whole number of at least 1, got 0"),
+        ({"min_target_tokens": 0}, "min_target_tokens must be a whole number of at least 1, got 0"),
+        ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
         ({"min_target_tokens": 31}, "min_target_tokens 31 is below block_size 32.*raise min_target_tokens or use"),
         (
             {"num_targets": 15, "num_controls": 9},

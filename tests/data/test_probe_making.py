@@ -6,8 +6,7 @@ import pytest
 
 from tfidf_tune.data import embedded_documents, read_probe_file, write_probe_file
 from tfidf_tune.data._duplicates import SEPARATOR
-from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, make_probe
-from tfidf_tune.data._window_choice import Start, WindowChooser
+from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, Start, WindowChooser, make_probe
 
 BLOCK = 64
 
@@ -334,11 +333,11 @@ def test_a_start_is_told_by_the_tokens_around_it(before, first, expected):
         ({"sources": ()}, "no source is named"),
         ({"sources": ("a.txt", "a.txt")}, "a source is named twice"),
         ({"passages": "all"}, "'duplicates' or 'random', got 'all'"),
-        ({"num_targets": 0}, "num_targets must be at least 1, got 0"),
-        ({"num_controls": -1}, "num_controls must be at least 0, got -1"),
-        ({"block_size": 1}, "block_size must be at least 2, got 1"),
-        ({"min_repeats": 1}, "min_repeats must be at least 2, got 1"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
+        ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
+        ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
+        ({"min_repeats": 1}, "min_repeats must be a whole number of at least 2, got 1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(spec, changes, message):

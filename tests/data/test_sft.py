@@ -317,9 +317,12 @@ def test_no_warning_where_nothing_is_lost(tokenizer, squad, caplog):
 def test_a_second_run_does_not_tokenize(tokenizer, news, monkeypatch):
     rows = [news_row(), news_row(passage(1, 300))]
     first = list(news(tokenizer, rows, max_source_tokens=100))
-    monkeypatch.setattr(
-        "tfidf_tune.data._cnn_dailymail.load_rows", lambda *args, **kwargs: pytest.fail("read once more")
-    )
+
+    def read_again(*args, **kwargs):
+        pytest.fail("read again")
+        yield
+
+    monkeypatch.setattr("tfidf_tune.data._sft.load_rows", read_again)
     assert list(news(tokenizer, rows, max_source_tokens=100)) == first
 
 
@@ -334,7 +337,7 @@ def test_other_limits_are_cached_apart(tokenizer, news):
 
 def test_other_words_of_the_prompt_are_cached_apart(tokenizer, news, monkeypatch):
     [first] = news(tokenizer, [news_row()])
-    monkeypatch.setattr("tfidf_tune.data._cnn_dailymail.summarization_prompt", lambda article: f"{article} TL;DR:")
+    monkeypatch.setattr("tfidf_tune.data._sft.summarization_prompt", lambda article: f"{article} TL;DR:")
     [second] = news(tokenizer, [news_row()])
     assert tokenizer.decode(second["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}" != tokenizer.decode(first["tokens"])
 
@@ -442,8 +445,16 @@ def test_a_source_that_is_not_there_or_cannot_be_read_is_named(build, tokenizer,
         (squad_dataset, {"max_seq_len": 0}, r"max_seq_len is 0, but the words of the prompt .* take \d+: raise it"),
         (squad_dataset, {"max_seq_len": 513}, "max_seq_len is 513, above .* 512, .*: lower it"),
         (cnn_dailymail_dataset, {"max_source_tokens": 3}, r"max_source_tokens is 3, but .* take \d+: raise it"),
-        (cnn_dailymail_dataset, {"max_target_tokens": 1}, "max_target_tokens must be at least 2, .*, got 1"),
-        (cnn_dailymail_dataset, {"max_source_tokens": 385}, "are 513 together, above max_seq_len 512, .*: lower"),
+        (
+            cnn_dailymail_dataset,
+            {"max_target_tokens": 1},
+            "max_target_tokens must be a whole number of at least 2, got 1",
+        ),
+        (
+            cnn_dailymail_dataset,
+            {"max_source_tokens": 385},
+            r"max_source_tokens \+ max_target_tokens is 513, above max_seq_len 512, .*: lower",
+        ),
     ],
 )
 def test_impossible_limits_are_refused_before_anything_is_read(build, limits, message, embedded_tokenizer_folder):

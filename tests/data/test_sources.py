@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from tfidf_tune.data import embedded_documents, load_documents, load_rows, source_fingerprint
-from tfidf_tune.data._encoding import MAX_TEXT_BYTES
+from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES
 
 ROWS = [{"text": "one é"}, {"text": "  two "}, {"text": "   "}, {"text": None}, {"text": "three"}]
 TEXTS = ["one é", "two", "three"]

@@ -123,7 +123,7 @@ def test_the_limit_is_the_tokenizers_where_none_is_given(tokenizer, texts, monke
     ("limit", "own", "message"),
     [
         (None, None, "neither max_seq_len nor the tokenizer's is set"),
-        (1, None, "max_seq_len must be at least 2, a token and one to predict, got 1"),
+        (1, None, "max_seq_len must be a whole number of at least 2, got 1"),
         (17, 16, "max_seq_len is 17, above max_seq_len 16, the tokenizer's own or the model's limit: lower it"),
     ],
 )

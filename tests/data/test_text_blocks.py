@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tfidf_tune.data import load_documents, text_blocks, text_blocks_dataset, without_shared_text
-from tfidf_tune.data._encoding import encode_texts
+from tfidf_tune.data._tokenizer import encode_texts
 
 
 def test_documents_are_concatenated_and_cut(tokenizer):
@@ -52,7 +52,7 @@ def test_no_batch_of_long_documents_is_larger_than_one_may_be():
 
     megabytes = [4, 6, 1, 9, 0.5, 10, 3]
     texts = ["é" * int(500_000 * size) for size in megabytes]
-    assert [int(ids[0]) for _, ids in encode_texts(Tokenizer(), texts)] == [len(text) for text in texts]
+    assert [int(ids[0]) for ids in encode_texts(Tokenizer(), texts)] == [len(text) for text in texts]
     assert [[size / 1e6 for size in batch] for batch in batches] == [[4, 6], [1, 9], [0.5], [10], [3]]
 
 
@@ -101,8 +101,8 @@ def test_a_changed_file_is_read_again(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_size": 0}, "block_size must be positive, got 0"),
-        ({"num_blocks": 0}, "num_blocks must be positive or null for all blocks, got 0"),
+        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
+        ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
         ({"num_blocks": 10_000}, r"found \d+ blocks of 256 tokens in .*corpus.txt', needed 10000: lower num_blocks"),
         ({"block_size": 100_000}, "found 0 blocks of 100000 tokens in .*corpus.txt', needed 1: lower"),
     ],
@@ -132,7 +132,7 @@ def test_which_blocks_share_text_is_found_out_once_for_each_question(tokenizer, 
         assert len(reads) == num_reads
         return len(unseen)
 
-    monkeypatch.setattr("tfidf_tune.data._text_blocks.load_documents", read)
+    monkeypatch.setattr("tfidf_tune.data._text.load_documents", read)
     source.write_text(tokenizer.decode(blocks[4].tolist()).strip())
     once = check(blocks, 12, num_reads=1)
     assert check(blocks, 12, num_reads=1) == once

@@ -216,7 +216,9 @@ SIZES = [
         blocks_of("a.txt", TEXT, block_size=65),
         r"block_size is 65, above max_seq_len 64.*: lower block_size",
     ),
-    BadInput("dataset.block_size: 0", blocks_of("a.txt", TEXT, block_size=0), r"block_size must be positive, got 0"),
+    BadInput(
+        "dataset.block_size: 0", blocks_of("a.txt", TEXT, block_size=0), r"block_size must be .* at least 1, got 0"
+    ),
     BadInput(
         "dataset.block_size: 2.5",
         blocks_of("a.txt", TEXT, block_size=2.5),
@@ -243,8 +245,12 @@ SIZES = [
         changed({"dataset.num_base": 100_000}),
         r"found \d+ base blocks .*, needed 100000: lower num_base",
     ),
-    BadInput("dataset.num_targets: 0", changed({"dataset.num_targets": 0}), r"num_targets must be positive, got 0"),
-    BadInput("dataset.num_repeats: -1", changed({"dataset.num_repeats": -1}), r"num_repeats must be positive, got -1"),
+    BadInput(
+        "dataset.num_targets: 0", changed({"dataset.num_targets": 0}), r"num_targets must be .* at least 1, got 0"
+    ),
+    BadInput(
+        "dataset.num_repeats: -1", changed({"dataset.num_repeats": -1}), r"num_repeats must be .* at least 1, got -1"
+    ),
     BadInput(
         "dataset.layout: rows",
         changed({"dataset.layout": "rows"}),

@@ -1,4 +1,4 @@
-"""The cache of tokenized corpora, and the hashes that name its folders."""
+"""The cache of tokenized data sets, and the hashes that name its folders."""
 
 import hashlib
 import json
@@ -9,12 +9,15 @@ from typing import Any
 
 from tfidf_tune._files import atomic_folder
 
+# Part of every cache key. Increase it when a change of code changes what is cached.
+_FORMAT_VERSION = 2
+
 
 def digest(value: Any) -> str:
     """Hash plain data.
 
     Args:
-        value (Any): whatever ``json.dumps`` takes; the order of a dictionary's keys does not matter.
+        value (Any): anything that ``json.dumps`` accepts; the order of a dictionary's keys does not matter.
 
     Returns:
         str: the first 16 hexadecimal digits of a SHA-256.
@@ -22,42 +25,31 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def cached_folder(cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], dict[str, int]]) -> Path:
-    """Return the cache folder that belongs to ``settings``, built first when it is not there.
+def cached_folder(
+    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], dict[str, int]]
+) -> tuple[Path, dict[str, int]]:
+    """Return the cache folder for ``settings``; build it first if it does not exist.
 
-    Several processes may ask at once: each builds its own and the first to finish is kept.
+    Processes that ask at the same time each build a folder, and the first complete one is kept.
 
     Args:
-        cache_dir (str | None): the cache; by default ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``.
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``.
         settings (dict[str, Any]): everything the contents depend on; their hash is the folder's name.
-        build (Callable[[Path], dict[str, int]]): fills an empty folder and returns counts worth keeping.
-            They are stored with the settings in ``settings.json``, see :func:`cached_counts`.
+        build (Callable[[Path], dict[str, int]]): fills an empty folder and returns counts, which are stored with the
+            settings in ``settings.json``.
 
     Returns:
-        Path: the whole folder.
+        tuple[Path, dict[str, int]]: the complete folder, and the counts.
     """
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
-    folder = root / digest(settings)
-    if folder.is_dir():
-        return folder
-    try:
-        with atomic_folder(folder) as temporary:
-            contents = {"settings": settings, "counts": build(temporary)}
-            (temporary / "settings.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-    except OSError:
-        if not folder.is_dir():  # else another process was first, and theirs is the same
-            raise
-    return folder
-
-
-def cached_counts(folder: Path) -> dict[str, int]:
-    """Return the counts that the builder of a cache folder reported.
-
-    Args:
-        folder (Path): a folder that :func:`cached_folder` returned.
-
-    Returns:
-        dict[str, int]: the counts by name.
-    """
+    folder = root / digest(settings | {"format_version": _FORMAT_VERSION})
+    if not folder.is_dir():
+        try:
+            with atomic_folder(folder) as temporary:
+                contents = {"settings": settings, "counts": build(temporary)}
+                (temporary / "settings.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster; its folder is the same
+                raise
     counts: dict[str, int] = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["counts"]
-    return counts
+    return folder, counts

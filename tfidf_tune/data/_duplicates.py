@@ -1,4 +1,4 @@
-"""Stretches of text that stand more than once in a corpus, found exactly on its token ids. Pure functions."""
+"""Stretches of text that occur more than once in a corpus, found exactly on its token ids. Pure functions."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,20 +6,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune.data._encoding import TokenArray
+from tfidf_tune.data._tokenizer import TokenArray
 
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 SEPARATOR = -1
-"""Stands after each document of a corpus; no window of tokens reaches over it."""
+"""Follows each document of a corpus; no window of tokens contains it."""
 
 
 class DuplicatedStretch(NamedTuple):
-    """A stretch of tokens that stands more than once and that all its occurrences share no further.
+    """A maximal stretch of tokens that occurs more than once.
 
-    ``starts`` is int64 of shape ``[num_occurrences]``: where it begins in the corpus, ascending. ``num_windows`` is how
-    many windows of the length searched for it holds, one beginning at each of its first ``num_windows`` tokens.
+    ``starts`` is int64 of shape ``[num_occurrences]``: where it starts in the corpus, ascending. ``num_windows`` is how
+    many windows of the length searched for it holds, one starting at each of its first ``num_windows`` tokens.
     """
 
     starts: Positions
@@ -27,50 +27,60 @@ class DuplicatedStretch(NamedTuple):
 
 
 def join_documents(documents: Iterable[TokenArray]) -> TokenArray:
-    """Concatenate documents, each followed by :data:`SEPARATOR`.
-
-    Args:
-        documents (Iterable[TokenArray]): int32 token ids of shape ``[num_tokens]``.
-
-    Returns:
-        TokenArray: int32 of shape ``[num_tokens in all + num_documents]``.
-    """
+    """Concatenate documents of int32 token ids, each followed by :data:`SEPARATOR`."""
     separator = np.array([SEPARATOR], dtype=np.int32)
     return np.concatenate([separator[:0], *(part for ids in documents for part in (ids, separator))])
 
 
 def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
-    """Give a number to every window of tokens that stands more than once.
+    """Give a number to every window of tokens that occurs more than once.
 
-    Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal when their halves have
-    equal names, so the names of the single tokens are paired ``log2(length)`` times. A window whose first or
-    second half is unique drops out, which on text leaves few after the third round. O(n log n · log length) time at
-    worst, O(n) memory.
+    Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal if their halves have equal
+    names, so the names of single tokens are paired ``log2(length)`` times. A window with a unique half drops out, which
+    leaves few windows of text after the third round. O(n log n · log length) time in the worst case, O(n) memory.
 
     Args:
         corpus (TokenArray): see :func:`join_documents`.
         length (int): tokens in a window, at least 2.
 
     Returns:
-        Positions: int64 of the shape of ``corpus``: the name of the window that begins there, equal for equal windows
-            and 1 or more; 0 where it stands only once, or would reach over the end of its document.
+        Positions: int64 of the shape of ``corpus``: the name of the window that starts there, 1 or more and equal for
+            equal windows; 0 if it occurs once or would cross the end of its document.
     """
     names = np.zeros(len(corpus) + length, dtype=np.int64)
     names[: len(corpus)] = corpus - SEPARATOR
     size = 1
     while size < length:
-        step = min(size, length - size)  # the halves overlap in the last round where length is no power of two
+        step = min(size, length - size)  # the halves overlap in the last round if length is not a power of two
         names = _name_repeated_pairs(names[:-step], names[step:])
         size += step
     return names[: len(corpus)]
 
 
-def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) -> list[DuplicatedStretch]:
-    """Join windows that always stand together to stretches, and count their occurrences.
+def _name_repeated_pairs(first: Positions, second: Positions) -> Positions:
+    """Name the pairs ``(first[i], second[i])`` that occur more than once from 1 on; 0 if a half has no name."""
+    places = np.flatnonzero((first > 0) & (second > 0))
+    keys = first[places]
+    keys *= second.max(initial=0)  # names count from 1
+    keys += second[places]
+    order = np.argsort(keys)
+    keys = keys[order]
+    places = places[order]
+    del order
+    is_first = np.diff(keys, prepend=-1) != 0
+    del keys
+    is_repeated = ~(is_first & np.append(is_first[1:], True))
+    names = np.zeros(len(first), dtype=np.int64)
+    names[places[is_repeated]] = np.cumsum(is_first[is_repeated])
+    return names
 
-    Two windows belong to one stretch when each occurrence of the first is followed, a token later, by one of the second
-    and there are no others: so each stretch is as long as it can be without losing an occurrence. Occurrences
-    are counted from the left without overlap: their first windows share no token.
+
+def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) -> list[DuplicatedStretch]:
+    """Join windows that always occur together to stretches, and count their occurrences.
+
+    Two windows belong to one stretch if each occurrence of the first is followed, one token later, by one of the
+    second, and the second has no others: so each stretch is as long as it can be without losing an occurrence.
+    Occurrences are counted from the left without overlap: their first windows share no token.
 
     Args:
         names (Positions): see :func:`name_repeated_windows`.
@@ -89,7 +99,7 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
 
     next_names = np.append(names, 0)[places + 1]
     lowest, highest = np.minimum.reduceat(next_names, borders), np.maximum.reduceat(next_names, borders)
-    # Names count from 1 and are dense; the name 0 after a window ends its stretch like any other difference.
+    # Names count from 1 without gaps; the name 0 after a window ends its stretch like any other difference.
     goes_on = (lowest == highest) & (lowest > 0) & (counts == counts[lowest - 1])
 
     by_place = np.argsort(places[borders])
@@ -103,14 +113,14 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
 
 
 def without_overlaps(starts: Positions, length: int) -> Positions:
-    """Keep the most windows that do not overlap, the leftmost.
+    """Keep the largest number of windows without overlap, the leftmost ones.
 
     Args:
         starts (Positions): int64 of shape ``[num_windows]``, ascending.
         length (int): tokens in a window.
 
     Returns:
-        Positions: those that are kept.
+        Positions: the starts that are kept.
     """
     if (np.diff(starts) >= length).all():
         return starts
@@ -121,16 +131,16 @@ def without_overlaps(starts: Positions, length: int) -> Positions:
 
 
 def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: int, num_shared: int) -> Mask:
-    """Find the windows of one text that stand in part in another one.
+    """Find the windows of one text that have a stretch of tokens in common with another text.
 
     Args:
         unseen (TokenArray): see :func:`join_documents`.
         corpus (TokenArray): likewise.
         length (int): tokens in a window.
-        num_shared (int): tokens in a row that a window must share, at least 2 and at most ``length``.
+        num_shared (int): consecutive tokens in common, from 2 to ``length``.
 
     Returns:
-        Mask: bool of shape ``[len(unseen) + 1 - length]``, empty where ``unseen`` is shorter.
+        Mask: bool of shape ``[len(unseen) + 1 - length]``, empty if ``unseen`` is shorter.
     """
     names = name_repeated_windows(np.concatenate([corpus, unseen]), num_shared)
     in_corpus = np.zeros(names.max(initial=0) + 1, dtype=np.bool_)
@@ -140,33 +150,15 @@ def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: 
 
 
 def none_within(marks: Mask, length: int) -> Mask:
-    """Say of each window whether nothing in it is marked.
+    """Return for each window whether no token in it is marked.
 
     Args:
         marks (Mask): bool of shape ``[num_tokens]``.
         length (int): tokens in a window.
 
     Returns:
-        Mask: bool of shape ``[num_tokens + 1 - length]``, empty where ``length`` is larger.
+        Mask: bool of shape ``[num_tokens + 1 - length]``, empty if ``length`` is larger.
     """
     marked_before = np.cumsum(np.append(False, marks))
     unmarked: Mask = marked_before[length:] == marked_before[:-length]
     return unmarked
-
-
-def _name_repeated_pairs(first: Positions, second: Positions) -> Positions:
-    """Names from 1 for the pairs ``(first[i], second[i])`` that stand more than once, 0 where a half has none."""
-    places = np.flatnonzero((first > 0) & (second > 0))
-    keys = first[places]
-    keys *= second.max(initial=0)  # names count from 1
-    keys += second[places]
-    order = np.argsort(keys)
-    keys = keys[order]
-    places = places[order]
-    del order
-    is_first = np.diff(keys, prepend=-1) != 0
-    del keys
-    is_repeated = ~(is_first & np.append(is_first[1:], True))
-    names = np.zeros(len(first), dtype=np.int64)
-    names[places[is_repeated]] = np.cumsum(is_first[is_repeated])
-    return names

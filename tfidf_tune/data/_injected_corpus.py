@@ -1,55 +1,57 @@
-"""The memorization corpus: base text with target passages injected a known number of times."""
+"""The memorization corpus: base text with target passages injected a known number of times.
 
-from collections.abc import Sequence
-from dataclasses import asdict
+After "Demystifying Verbatim Memorization in Large Language Models" (Huang, Yang and Potts 2024): known passages are
+repeated at random places of a training corpus, and the trained model is prompted with their beginnings.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, tee
 from pathlib import Path
 from shutil import copyfile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.data._cache import cached_counts, cached_folder
-from tfidf_tune.data._corpus_build import CorpusSpec, build_corpus
-from tfidf_tune.data._encoding import TextTokenizer, TokenArray, tokenizer_fingerprint, tokenizer_name
-from tfidf_tune.data._passages import Passage, read_probe_file
-from tfidf_tune.data._sources import source_fingerprint
-from tfidf_tune.data._text_blocks import FORMAT_VERSION, block_sample, check_block_size
+from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._checks import check_at_least, check_fits_model
+from tfidf_tune.data._passages import Passage, make_passage, read_probe_file, write_probe_file
+from tfidf_tune.data._sequences import Counts, TextBlocksDataset
+from tfidf_tune.data._sources import load_documents, source_fingerprint
+from tfidf_tune.data._text import cut_blocks, text_blocks
+from tfidf_tune.data._tokenizer import (
+    TextTokenizer,
+    TokenArray,
+    encode_texts,
+    tokenizer_fingerprint,
+    tokenizer_name,
+)
+
+_ALL = -1
 
 
-class InjectedCorpusDataset(Dataset[dict[str, list[int]]]):
-    """Blocks of base text and injected targets as a map-style data set.
-
-    An item is ``{"tokens": list[int], "labels": list[int]}``, each of ``block_size`` ids and the labels
-    equal to the tokens: the recipe shifts them.
+class InjectedCorpusDataset(TextBlocksDataset):
+    """Blocks of base text and injected targets.
 
     Args:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
         passages (Sequence[Passage]): the targets, then the controls.
         probe_file (Path): the file that holds ``passages``.
-        num_left_out (int): base documents that were left out for being a target or control.
+        num_left_out (int): base documents that were left out because they are a target or control.
 
     Attributes:
-        blocks (TokenArray): as given.
+        blocks (TokenArray): as given, like the next three.
+        passages (Sequence[Passage]): see above.
+        probe_file (Path): see above.
+        num_left_out (int): see above.
         block_size (int): tokens in a block.
-        passages (Sequence[Passage]): as given.
-        probe_file (Path): as given.
-        num_left_out (int): as given.
     """
 
     def __init__(self, blocks: TokenArray, *, passages: Sequence[Passage], probe_file: Path, num_left_out: int) -> None:
-        self.blocks = blocks
-        self.block_size: int = blocks.shape[1]
+        super().__init__(blocks)
         self.passages = passages
         self.probe_file = probe_file
         self.num_left_out = num_left_out
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return block_sample(self.blocks[index])
 
 
 def injected_corpus_dataset(
@@ -77,86 +79,142 @@ def injected_corpus_dataset(
     """Build the corpus of the memorization experiment; the defaults are the paper's.
 
     Targets are the first ``num_targets`` distinct passages of the target source that have at least
-    ``min_target_tokens`` tokens, controls the next ``num_controls``, which are never injected. Base
-    documents that equal one of them are left out. The corpus is a function of these arguments alone.
+    ``min_target_tokens`` tokens. Controls are the next ``num_controls``; they are never injected. Base documents that
+    equal a target or control are left out. The corpus is a function of these arguments only.
 
-    - ``aligned``: base documents, each followed by EOS, are concatenated and cut into ``num_base``
-      blocks; the first ``block_size`` tokens of a target fill exactly one block.
-    - ``concatenated`` (the way of the paper's code): ``num_base`` whole documents and the whole targets
-      are mixed, each followed by EOS, and then cut, so that targets straddle block borders.
+    - ``aligned``: base documents, each followed by EOS, are concatenated and cut into ``num_base`` blocks; the first
+      ``block_size`` tokens of a target fill exactly one block.
+    - ``concatenated`` (as in the paper's code): ``num_base`` whole documents and the whole targets are shuffled, each
+      followed by EOS, and then cut into blocks, so that targets cross block borders.
 
-    Blocks and passages are cached, so a second run starts at once. In a distributed run let one process
-    build first: processes that start together each build, and one result is kept.
+    Blocks and passages are cached. In a distributed run let one process build first: processes that start together
+    each build, and one result is kept.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the model.
-        source (str): base text: a local file or folder, ``embedded`` or a hub id, see
-            :func:`load_documents`. Default: "monology/pile-uncopyrighted"
+        source (str): base text: a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
+            Default: "monology/pile-uncopyrighted"
         source_name (str | None): its configuration on the hub. Default: None
         source_split (str): its split. Default: "train"
         source_column (str): its text column. Default: "text"
-        num_base (int): base blocks (``aligned``) or documents (``concatenated``), -1 for all there are.
-            Default: 20000
-        target_source (str): text of targets and controls, named like ``source``. Default:
-            "Salesforce/wikitext"
+        num_base (int): base blocks (``aligned``) or documents (``concatenated``), -1 for all. Default: 20000
+        target_source (str): text of targets and controls, like ``source``. Default: "Salesforce/wikitext"
         target_name (str | None): its configuration on the hub. Default: "wikitext-2-v1"
         target_split (str): its split. Default: "train"
         target_column (str): its text column. Default: "text"
         num_targets (int): targets to inject. Default: 100
         min_target_tokens (int): the least length of a target or control. Default: 256
         num_repeats (int): injections of each target. Default: 10
-        num_controls (int | None): passages that are measured but not injected. Default: None, as many
-            as targets
+        num_controls (int | None): passages that are measured but not injected. Default: None, as many as targets
         block_size (int): tokens in a block. Default: 256
         layout (Literal["aligned", "concatenated"]): see above. Default: "aligned"
         seed (int): decides where the targets go. Default: 0
-        probe_file (str | None): where to write the passages for the evaluation, see
-            :func:`read_probe_file`. Default: None, only in the cache
+        probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
+            Default: None, only in the cache
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
         InjectedCorpusDataset: the data set.
 
     Raises:
-        FileNotFoundError: If a source looks like a path and nothing is there.
+        FileNotFoundError: If a source looks like a path and does not exist.
         ValueError: If ``layout`` is unknown; a size is out of range; ``block_size`` exceeds the tokenizer's
-            ``max_seq_len`` or, when aligned, ``min_target_tokens``; a source cannot be read; or it has too
-            few base sequences or too few long passages.
+            ``max_seq_len`` or, when aligned, ``min_target_tokens``; a source cannot be read; or it has too few base
+            sequences or too few long passages.
 
     Example:
         >>> dataset = injected_corpus_dataset(
         ...     tokenizer, source="corpus.jsonl", target_source="contracts.txt", num_targets=20
         ... )
     """
-    spec = CorpusSpec(
-        source=source,
-        source_name=source_name,
-        source_split=source_split,
-        source_column=source_column,
-        num_base=num_base,
-        target_source=target_source,
-        target_name=target_name,
-        target_split=target_split,
-        target_column=target_column,
+    num_controls = num_targets if num_controls is None else num_controls
+    if layout not in ("aligned", "concatenated"):
+        raise ValueError(f"layout must be 'aligned' or 'concatenated', got {layout!r}")
+    if num_base != _ALL:
+        check_at_least(1, **{f"num_base (or {_ALL} for all)": num_base})
+    check_at_least(
+        1,
         num_targets=num_targets,
         min_target_tokens=min_target_tokens,
         num_repeats=num_repeats,
-        num_controls=num_targets if num_controls is None else num_controls,
         block_size=block_size,
-        layout=layout,
-        seed=seed,
     )
-    check_block_size(tokenizer, block_size)
+    check_at_least(0, num_controls=num_controls, seed=seed)
+    if layout == "aligned" and min_target_tokens < block_size:
+        raise ValueError(
+            f"min_target_tokens {min_target_tokens} is below block_size {block_size}, but in the aligned layout a "
+            "target fills a block: raise min_target_tokens or use layout 'concatenated'"
+        )
+    check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+
+    def build(folder: Path) -> Counts:
+        texts = load_documents(target_source, name=target_name, split=target_split, column=target_column)
+        needed = num_targets + num_controls
+        chosen = choose_passages(tokenizer, texts, count=needed, min_tokens=min_target_tokens, block_size=block_size)
+        if len(chosen) < needed:
+            raise ValueError(
+                f"found {len(chosen)} distinct passages of at least {min_target_tokens} tokens in {target_source!r}, "
+                f"needed {num_targets} targets + {num_controls} controls: lower num_targets / num_controls or "
+                "min_target_tokens, or name a larger target_source"
+            )
+        known = {candidate.text for candidate in chosen}
+        left_out = 0
+
+        def base_documents() -> Iterator[str]:
+            nonlocal left_out
+            for text in load_documents(source, name=source_name, split=source_split, column=source_column):
+                if text in known:
+                    left_out += 1
+                else:
+                    yield text
+
+        targets = [target.token_ids for target in chosen[:num_targets]]
+        wanted = None if num_base == _ALL else num_base
+        if layout == "aligned":
+            base_blocks = text_blocks(tokenizer, base_documents(), block_size, wanted, add_eos=True)
+            _check_base(len(base_blocks), wanted, f"blocks of {block_size} tokens", source)
+            first_blocks = np.stack([target[:block_size] for target in targets])
+            injection = inject_aligned(base_blocks, first_blocks, num_repeats=num_repeats, seed=seed)
+        else:
+            base = list(encode_texts(tokenizer, islice(base_documents(), wanted)))
+            _check_base(len(base), wanted, "documents", source)
+            injection = inject_concatenated(
+                base, targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
+            )
+        passages = []
+        for index, candidate in enumerate(chosen):
+            is_target = index < num_targets
+            passages.append(
+                make_passage(
+                    tokenizer,
+                    "target" if is_target else "control",
+                    index if is_target else index - num_targets,
+                    candidate.token_ids[:block_size],
+                    positions=injection.positions[index] if is_target else [],
+                    source=target_source,
+                )
+            )
+        np.save(folder / "blocks.npy", injection.blocks)
+        write_probe_file(folder / "probe.jsonl", passages)
+        return {"num_blocks": len(injection.blocks), "num_left_out": left_out}
+
     settings = {
         "kind": "injected_corpus",
-        "format_version": FORMAT_VERSION,
-        **asdict(spec),
+        "source": source_fingerprint(source, source_name, source_split, source_column),
+        "target_source": source_fingerprint(target_source, target_name, target_split, target_column),
+        "target_source_name": target_source,  # the passages carry it
+        "num_base": num_base,
+        "num_targets": num_targets,
+        "min_target_tokens": min_target_tokens,
+        "num_repeats": num_repeats,
+        "num_controls": num_controls,
+        "block_size": block_size,
+        "layout": layout,
+        "seed": seed,
         "tokenizer": tokenizer_name(tokenizer),
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
-        "target_fingerprint": source_fingerprint(target_source, target_name, target_split, target_column),
     }
-    folder = cached_folder(cache_dir, settings, lambda folder: build_corpus(folder, tokenizer, spec))
+    folder, counts = cached_folder(cache_dir, settings, build)
     cached_probe = folder / "probe.jsonl"
     probe = Path(probe_file).expanduser() if probe_file else cached_probe
     if probe_file:
@@ -166,5 +224,123 @@ def injected_corpus_dataset(
         np.load(folder / "blocks.npy", mmap_mode="r"),
         passages=read_probe_file(cached_probe),
         probe_file=probe,
-        num_left_out=cached_counts(folder)["num_left_out"],
+        num_left_out=counts["num_left_out"],
     )
+
+
+def _check_base(found: int, wanted: int | None, unit: str, source: str) -> None:
+    if found < (wanted or 1):
+        raise ValueError(
+            f"found {found} base {unit} in {source!r}, needed {wanted or 1}: lower num_base, set it to "
+            f"{_ALL} for all, or name a larger source"
+        )
+
+
+class Candidate(NamedTuple):
+    """A passage that is long enough: its text and token ids, int32 of shape ``[num_tokens]``."""
+
+    text: str
+    token_ids: TokenArray
+
+
+def choose_passages(
+    tokenizer: TextTokenizer, documents: Iterable[str], *, count: int, min_tokens: int, block_size: int
+) -> list[Candidate]:
+    """Choose the first passages that are long enough, in order.
+
+    Passages that agree in their first ``block_size`` tokens, which are what is measured, count once: a control must
+    not be a copy of a target, nor a target be injected twice as often as the others.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer; BOS and EOS are not counted.
+        documents (Iterable[str]): read no further than needed.
+        count (int): how many to choose.
+        min_tokens (int): the least number of tokens.
+        block_size (int): tokens in a block.
+
+    Returns:
+        list[Candidate]: at most ``count`` passages; fewer if there are not enough documents.
+    """
+    chosen: dict[bytes, Candidate] = {}
+    texts, to_encode = tee(documents)
+    for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
+        if len(chosen) == count:
+            break
+        if len(ids) >= min_tokens:
+            chosen.setdefault(ids[:block_size].tobytes(), Candidate(text, ids))
+    return list(chosen.values())
+
+
+class Injection(NamedTuple):
+    """A corpus with injected passages.
+
+    ``blocks`` is int32 of shape ``[num_blocks, block_size]``. ``positions`` has for each target the ascending
+    ``[block, offset]`` of its injections' first tokens.
+    """
+
+    blocks: TokenArray
+    positions: list[list[list[int]]]
+
+
+def inject_aligned(base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int) -> Injection:
+    """Put whole target blocks at random places between base blocks, which keep their order.
+
+    Args:
+        base (TokenArray): int32 of shape ``[num_base, block_size]``.
+        targets (TokenArray): int32 of shape ``[num_targets, block_size]``.
+        num_repeats (int): injections of each target.
+        seed (int): decides the places.
+
+    Returns:
+        Injection: ``num_base + num_targets * num_repeats`` blocks; all offsets are 0.
+    """
+    num_injected = len(targets) * num_repeats
+    order = np.random.default_rng(seed).permutation(len(base) + num_injected)
+    places = np.sort(order[:num_injected].reshape(len(targets), num_repeats), axis=1)
+    is_base = np.ones(len(order), dtype=bool)
+    is_base[places] = False
+    blocks = np.empty((len(order), base.shape[1]), dtype=np.int32)
+    blocks[is_base] = base
+    blocks[places] = targets[:, None]
+    return Injection(blocks, [[[block, 0] for block in row] for row in places.tolist()])
+
+
+def inject_concatenated(
+    base: Sequence[TokenArray],
+    targets: Sequence[TokenArray],
+    *,
+    num_repeats: int,
+    block_size: int,
+    eos_id: int,
+    seed: int,
+) -> Injection:
+    """Shuffle whole documents and whole targets, each followed by EOS, then cut into blocks.
+
+    Targets cross block borders. An injection whose first ``block_size`` tokens are not all within the blocks, because
+    the incomplete last block is dropped, is not counted.
+
+    Args:
+        base (Sequence[TokenArray]): documents, int32 of shape ``[num_tokens]``.
+        targets (Sequence[TokenArray]): targets, int32 of shape ``[num_tokens]``.
+        num_repeats (int): injections of each target.
+        block_size (int): tokens in a block.
+        eos_id (int): follows every document and target.
+        seed (int): decides the order.
+
+    Returns:
+        Injection: the blocks and the positions.
+    """
+    pieces = [*base, *(target for target in targets for _ in range(num_repeats))]
+    order = np.random.default_rng(seed).permutation(len(pieces))
+    eos = np.array([eos_id], dtype=np.int32)
+    blocks = cut_blocks([part for index in order for part in (pieces[index], eos)], block_size)
+
+    lengths = np.array([len(piece) + len(eos) for piece in pieces])[order]
+    starts = np.empty(len(pieces), dtype=np.int64)
+    starts[order] = np.cumsum(lengths) - lengths
+    places = np.sort(starts[len(base) :].reshape(len(targets), num_repeats), axis=1)
+    positions = [
+        [list(divmod(start, block_size)) for start in row if start + len(target[:block_size]) <= blocks.size]
+        for target, row in zip(targets, places.tolist(), strict=True)
+    ]
+    return Injection(blocks, positions)

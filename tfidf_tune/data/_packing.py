@@ -1,27 +1,28 @@
-"""Several documents in one row, each a sequence of its own for attention, positions and the weights of the loss."""
+"""Packed rows: several documents in one row, each with its own attention, positions and weights."""
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
-from torchtune.datasets import ConcatDataset, PackedDataset
-from torchtune.modules.attention_utils import create_block_causal_mask, packed_block_causal_mask
 
-from tfidf_tune.data._encoding import TextTokenizer
+from tfidf_tune.data._sequences import IGNORED
+from tfidf_tune.data._tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from torchtune.datasets import PackedDataset
 
 _CPU = torch.device("cpu")
 
 
 class PackedRow(TypedDict):
-    """An item of torchtune's ``PackedDataset``, as far as :func:`collate_packed` needs it.
+    """The part of an item of torchtune's ``PackedDataset`` that :func:`collate_packed` uses.
 
     Attributes:
-        tokens (Tensor): int64 ``[s]``: documents one behind the other, then padding.
+        tokens (Tensor): int64 ``[s]``: documents one after the other, then padding.
         labels (Tensor): int64 ``[s]``: the tokens, -100 where ignored, not shifted.
-        seq_lens (Tensor): int64 ``[num_documents]``: tokens of each document, the padding being the last one. Their sum
+        seq_lens (Tensor): int64 ``[num_documents]``: tokens of each document, the last one being the padding. Their sum
             is ``s``.
     """
 
@@ -49,7 +50,7 @@ class PackedBatch(TypedDict):
 
 
 def is_packed(dataset: Dataset[Any]) -> bool:
-    """Tell whether the rows of a data set hold several documents.
+    """Return whether the rows of a data set hold several documents.
 
     Args:
         dataset (Dataset[Any]): any data set.
@@ -57,11 +58,13 @@ def is_packed(dataset: Dataset[Any]) -> bool:
     Returns:
         bool: whether it is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such.
     """
+    from torchtune.datasets import ConcatDataset, PackedDataset
+
     return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
 
 
-def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> PackedDataset:
-    """Pack whole documents into rows of the tokenizer's ``max_seq_len`` tokens, in their order.
+def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> "PackedDataset":
+    """Pack whole documents in their order into rows of the tokenizer's ``max_seq_len`` tokens.
 
     Args:
         dataset (Dataset[dict[str, list[int]]]): map-style, of ``tokens`` and ``labels``; none longer than a row.
@@ -73,46 +76,45 @@ def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Pa
     Raises:
         ValueError: If the tokenizer has no ``max_seq_len``.
     """
+    from torchtune.datasets import PackedDataset
+
     if tokenizer.max_seq_len is None:
         raise ValueError("packed is true, but the tokenizer has no max_seq_len, the length of a packed row: set it")
     return PackedDataset(dataset, max_seq_len=tokenizer.max_seq_len)
 
 
-def collate_packed(
-    batch: Sequence[PackedRow], *, ignore_idx: int = CROSS_ENTROPY_IGNORE_IDX, device: torch.device = _CPU
-) -> PackedBatch:
+def collate_packed(batch: Sequence[PackedRow], *, device: torch.device = _CPU) -> PackedBatch:
     """Collate the rows of a ``PackedDataset`` so that each document counts as a row of its own.
 
     Unlike torchtune's ``padded_collate_packed``, it
 
-    - ignores the label of each document's first token, which, once labels are shifted, the last token of the document
-      before it would be trained to predict;
-    - counts positions anew in each document. A document split over rows goes on counting in torchtune's
-      ``input_pos``, and starts over in the middle of a row where it is longer than one;
-    - makes a mask for the device that the run is on, not for CUDA wherever there is CUDA.
+    - ignores the label of each document's first token; otherwise, once labels are shifted, the last token of the
+      previous document would be trained to predict it;
+    - counts positions from 0 in each document. In torchtune's ``input_pos`` a document that is split over rows goes on
+      counting, and starts again in the middle of a row if it is longer than a row;
+    - makes a mask for the device of the run, not for CUDA whenever CUDA is available.
 
     Args:
         batch (Sequence[PackedRow]): rows of one length.
-        ignore_idx (int): what labels are ignored by. Default: -100.
         device (torch.device): where the model runs. Default: the CPU.
 
     Returns:
-        PackedBatch: the batch; all but a ``BlockMask`` on the CPU.
+        PackedBatch: the batch; on the CPU except for a ``BlockMask``.
     """
+    from torchtune.modules.attention_utils import create_block_causal_mask, packed_block_causal_mask
+
     seq_lens = [row["seq_lens"] for row in batch]
-    tokens = torch.stack([row["tokens"] for row in batch])
     input_pos = torch.stack([_positions(lengths) for lengths in seq_lens])
     return {
-        "tokens": tokens,
-        "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, ignore_idx),
+        "tokens": torch.stack([row["tokens"] for row in batch]),
+        "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, IGNORED),
         "document_ids": torch.stack([torch.repeat_interleave(lengths) for lengths in seq_lens]),
         "input_pos": input_pos,
-        # torchtune's own choice goes by whether there is CUDA, and is made for CUDA.
         "mask": packed_block_causal_mask(seq_lens) if device.type == "cuda" else create_block_causal_mask(seq_lens),
     }
 
 
 def _positions(lengths: Tensor) -> Tensor:
-    """Count from 0 in each document: int64 ``[num_documents]`` to ``[sum of them]``."""
+    """Count from 0 in each document: int64 ``[num_documents]`` -> ``[sum of the lengths]``."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)

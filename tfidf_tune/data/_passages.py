@@ -1,4 +1,4 @@
-"""The passages whose memorization is measured, and the file that carries them to the evaluation."""
+"""The passages whose memorization is measured, and the probe file that carries them to the evaluation."""
 
 import json
 import reprlib
@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.data._encoding import TextTokenizer
-from tfidf_tune.data._tokenizer import HFTokenizer
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, tokenizer_fingerprint, tokenizer_name
 
-KINDS = ("target", "control")
-
-# The data sets hold token ids as int32.
-_LARGEST_ID = 2**31 - 1
-_LARGEST = 2**53  # the largest that results are read with
+_LARGEST_ID = 2**31 - 1  # the data sets hold token ids as int32
+_LARGEST = 2**53  # the largest number that results are read with
 
 
 @dataclass(frozen=True)
@@ -31,61 +27,80 @@ class Passage:
     text: str
     """The text of ``token_ids``."""
     token_ids: list[int]
-    """The first ``block_size`` token ids of the passage, all where it has fewer."""
+    """The first ``block_size`` token ids of the passage, or all if it has fewer."""
     num_injections: int
-    """How often ``token_ids`` stand whole in the corpus, occurrences that overlap counted once; 0 for a control."""
+    """How often ``token_ids`` occur whole in the corpus, counted without overlap; 0 for a control."""
     positions: list[list[int]]
     """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
     ``[document, offset in the document]`` of each occurrence."""
     source: str
-    """Where the passage is from."""
+    """The source of the passage."""
     tokenizer: str
     """The name of the tokenizer."""
     tokenizer_fingerprint: str
-    """By this an evaluation sees that it uses the same tokenizer."""
+    """By this an evaluation checks that it uses the same tokenizer."""
 
 
-def passage_text(tokenizer: TextTokenizer, token_ids: list[int]) -> str:
-    """Return the text of a passage's ids.
+def make_passage(
+    tokenizer: TextTokenizer, kind: str, number: int, ids: TokenArray, *, positions: list[list[int]], source: str
+) -> Passage:
+    """Make a passage with an id such as ``target-0000``.
 
     Args:
-        tokenizer (TextTokenizer): the tokenizer.
-        token_ids (list[int]): the ids.
+        tokenizer (TextTokenizer): the tokenizer of ``ids``.
+        kind (str): "target" or "control".
+        number (int): counted from 0 for each kind.
+        ids (TokenArray): int32 of shape ``[num_tokens]``.
+        positions (list[list[int]]): one for each injection.
+        source (str): the source of the passage.
 
     Returns:
-        str: the text, special tokens included.
+        Passage: the passage.
     """
+    token_ids: list[int] = ids.tolist()
     if isinstance(tokenizer, HFTokenizer):
-        # What a corpus spells out may be a special token: WikiText is full of "<unk>".
-        return tokenizer.decode(token_ids, skip_special_tokens=False)
-    return tokenizer.decode(token_ids)
+        # A corpus can spell out special tokens: WikiText is full of "<unk>".
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    else:
+        text = tokenizer.decode(token_ids)
+    return Passage(
+        id=f"{kind}-{number:04d}",
+        kind=kind,
+        text=text,
+        token_ids=token_ids,
+        num_injections=len(positions),
+        positions=positions,
+        source=source,
+        tokenizer=tokenizer_name(tokenizer),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    )
 
 
 def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
-    """Write passages as JSON lines, whole or not at all; a file that is there is replaced.
+    """Write passages as JSON lines; an existing file is replaced only when the new one is complete.
 
     Args:
-        path (str | Path): the file; its folder is made when missing.
+        path (str | Path): the file; its folder is created if it does not exist.
         passages (Sequence[Passage]): at least one passage.
 
     Raises:
-        OSError: If the file cannot be written; an earlier file of this name stays as it is.
+        OSError: If the file cannot be written.
     """
     path = Path(path).expanduser()
     try:
         with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
     except OSError as error:
-        # The error names the temporary file, or none where the disk is full.
+        # The error names the temporary file, or no file if the disk is full.
         raise OSError(f"cannot write the probe file {str(path)!r}: {error.strerror or error}") from error
 
 
 def read_probe_file(path: str | Path) -> list[Passage]:
-    """Read and check a probe file; nothing else reads one.
+    """Read and check a probe file.
 
-    A line has the keys of :class:`Passage` and no others. Ids are unique, ``kind`` is "target" or "control", token ids
-    are whole numbers that fit in int32, and a control has no injections. ``positions`` may be empty where they are not
-    known; otherwise there are ``num_injections`` of them.
+    A line has exactly the keys of :class:`Passage`. Ids are unique, ``kind`` is "target" or "control", token ids are
+    whole numbers that fit in int32, and a control has no injections. ``positions`` may be empty if they are not known;
+    otherwise there are ``num_injections`` of them.
 
     Args:
         path (str | Path): the file.
@@ -94,7 +109,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
         list[Passage]: its passages, in order.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
         ValueError: If the file is empty, a line of it is not a passage, or two passages have the same id.
     """
     path = Path(path).expanduser()
@@ -105,7 +120,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
         )
     passages: list[Passage] = []
     line_of: dict[str, int] = {}
-    # Not splitlines(): a text may hold the other line separators of Unicode.
+    # Not splitlines(): a text can hold other line separators of Unicode.
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -131,48 +146,51 @@ def _parse(line: bytes, where: str) -> Passage:
     if not isinstance(values, dict) or set(values) != set(expected):
         found = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
+    for key, (is_valid, must_be) in _RULES.items():
+        if not is_valid(values[key]):
+            raise ValueError(f"{where}: {key} must be {must_be}, got {reprlib.repr(values[key])}")
     passage = Passage(**values)
-    if problem := _problem(passage):
-        raise ValueError(f"{where}: {problem}")
+    if not _are_whole_numbers(passage.token_ids, _LARGEST_ID):
+        index, wrong = next(
+            pair for pair in enumerate(passage.token_ids) if not _are_whole_numbers([pair[1]], _LARGEST_ID)
+        )
+        raise ValueError(
+            f"{where}: token_ids[{index}] must be a whole number from 0 to {_LARGEST_ID}, got {reprlib.repr(wrong)}"
+        )
+    if passage.kind == "control" and passage.num_injections:
+        raise ValueError(f"{where}: num_injections of a control must be 0, got {passage.num_injections}")
+    if passage.positions and len(passage.positions) != passage.num_injections:
+        raise ValueError(
+            f"{where}: there are {len(passage.positions)} positions, but num_injections is {passage.num_injections}: "
+            "both must be equal, or positions empty"
+        )
     return passage
 
 
-def _problem(passage: Passage) -> str:
-    """Say what is wrong with the values of a line; empty if nothing is."""
-    for key in ("id", "text", "source", "tokenizer", "tokenizer_fingerprint"):
-        if not _is_text(value := getattr(passage, key)):
-            return f"{key} must be text, got {reprlib.repr(value)}"
-    if passage.kind not in KINDS:
-        return f"kind must be {' or '.join(map(repr, KINDS))}, got {reprlib.repr(passage.kind)}"
-    ids = passage.token_ids
-    if not isinstance(ids, list) or not ids:
-        return f"token_ids must be a list of token ids and not empty, got {reprlib.repr(ids)}"
-    if not _are_whole_numbers(ids, _LARGEST_ID):
-        wrong = next(index for index, token_id in enumerate(ids) if not _are_whole_numbers([token_id], _LARGEST_ID))
-        return f"token_ids[{wrong}] must be a whole number from 0 to {_LARGEST_ID}, got {reprlib.repr(ids[wrong])}"
-    if not _are_whole_numbers([passage.num_injections]):
-        return f"num_injections must be a whole number from 0 to {_LARGEST}, got {reprlib.repr(passage.num_injections)}"
-    if passage.kind == "control" and passage.num_injections:
-        return f"num_injections of a control must be 0, got {passage.num_injections}"
-    positions = passage.positions
-    if not isinstance(positions, list) or not (
-        all(isinstance(pair, list) and len(pair) == 2 for pair in positions)
-        and _are_whole_numbers([*chain.from_iterable(positions)])
-    ):
-        return f"positions must be a list of pairs [block or document, offset], got {reprlib.repr(positions)}"
-    if positions and len(positions) != passage.num_injections:
-        return (
-            f"there are {len(positions)} positions, but num_injections is {passage.num_injections}: both must be "
-            "equal, or positions empty"
-        )
-    return ""
-
-
-def _is_text(value: object) -> bool:
-    # JSON can hold halves of a character ("\ud800"), which nothing can print or write.
+def _is_text(value: Any) -> bool:
+    # JSON can hold half of a character ("\ud800"), which cannot be printed or written.
     return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
-def _are_whole_numbers(values: list[Any], largest: int = _LARGEST) -> bool:
-    # type(), as True is an int as well.
+def _are_whole_numbers(values: Any, largest: int = _LARGEST) -> bool:
+    # type(), because True is an int as well.
     return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= largest)
+
+
+def _are_pairs(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+        and _are_whole_numbers([*chain.from_iterable(value)])
+    )
+
+
+_RULES = dict.fromkeys(("id", "text", "source", "tokenizer", "tokenizer_fingerprint"), (_is_text, "text")) | {
+    "kind": (lambda kind: kind in ("target", "control"), "'target' or 'control'"),
+    "token_ids": (
+        lambda ids: isinstance(ids, list) and bool(ids),
+        "a list of token ids and not empty",
+    ),
+    "num_injections": (lambda number: _are_whole_numbers([number]), f"a whole number from 0 to {_LARGEST}"),
+    "positions": (_are_pairs, "a list of pairs [block or document, offset]"),
+}

@@ -2,55 +2,58 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from enum import IntEnum
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import numpy as np
 
+from tfidf_tune.data._checks import check_at_least
 from tfidf_tune.data._duplicates import (
+    SEPARATOR,
+    DuplicatedStretch,
+    Mask,
     Positions,
     duplicated_stretches,
     join_documents,
     name_repeated_windows,
+    none_within,
     windows_with_shared_stretch,
     without_overlaps,
 )
 from tfidf_tune.data._embedded import embedded_documents
-from tfidf_tune.data._encoding import (
-    TextTokenizer,
-    TokenArray,
-    encode_texts,
-    tokenizer_fingerprint,
-    tokenizer_name,
-)
-from tfidf_tune.data._passages import Passage, passage_text
+from tfidf_tune.data._passages import Passage, make_passage
 from tfidf_tune.data._sources import EMBEDDED, load_documents
-from tfidf_tune.data._window_choice import Start, WindowChooser
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts
 
 SHARED_TOKENS = 50
-"""A stretch of the training text so long is what no control may have."""
+"""No control has so many consecutive tokens in common with the training text."""
+
+# Any model continues a line of dashes or a table of zeros, whether it was trained on it or not.
+_LEAST_DIFFERENT = 1 / 8
+_LINE_ENDS = ("\n", "\r")
 
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """Which passages a probe file shall have.
+    """The passages that a probe file should have.
 
     Args:
-        sources (tuple[str, ...]): the training text, each as :func:`load_documents` takes it.
-        column (str): the column that holds the text, of the controls' source as well. Default: "text"
-        controls_source (str | None): text that the model never saw. Default: None, the embedded corpus
+        sources (tuple[str, ...]): the training text, each as for :func:`load_documents`.
+        column (str): the column that holds the text, also in ``controls_source``. Default: "text"
+        controls_source (str | None): text that the model was not trained on. Default: None, the embedded corpus
         num_targets (int): passages of the training text. Default: 100
         num_controls (int): passages that it does not contain. Default: 100
         block_size (int): tokens in a passage. Default: 256
-        passages (str): "duplicates" for those that occur most often, and random ones where there are too few;
-            "random" for random ones alone. Default: "duplicates"
-        min_repeats (int): how often a passage must occur to count as a duplicate. Default: 2
-        seed (int): decides which are drawn. Default: 0
+        passages (str): "duplicates" for the most frequent passages, completed with random ones; "random" for random
+            ones only. Default: "duplicates"
+        min_repeats (int): occurrences from which on a passage is a duplicate. Default: 2
+        seed (int): decides which passages are drawn. Default: 0
 
     Raises:
-        ValueError: If a number is out of range, ``passages`` is unknown or there is no source.
+        ValueError: If a number is out of range, ``passages`` is unknown or no source is named.
     """
 
     sources: tuple[str, ...]
@@ -70,24 +73,38 @@ class ProbeSpec:
             raise ValueError(f"a source is named twice, so that all of it would be duplicated: {list(self.sources)}")
         if self.passages not in ("duplicates", "random"):
             raise ValueError(f"passages must be 'duplicates' or 'random', got {self.passages!r}")
-        for name, least in {"num_targets": 1, "num_controls": 0, "block_size": 2, "min_repeats": 2, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_at_least(0, num_controls=self.num_controls, seed=self.seed)
+        check_at_least(1, num_targets=self.num_targets)
+        check_at_least(2, block_size=self.block_size, min_repeats=self.min_repeats)
+
+
+class Start(IntEnum):
+    """Where a passage starts, the best prompt first."""
+
+    DOCUMENT = 0
+    LINE = 1
+    WORD = 2
+    INSIDE_WORD = 3
+
+    @property
+    def phrase(self) -> str:
+        """In words: "document", "inside word"."""
+        return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True)
 class MadeProbe:
-    """The passages, and what was found on the way.
+    """The passages, and statistics of the search.
 
     Args:
         passages (tuple[Passage, ...]): the targets, then the controls.
-        num_documents (int): of the training text, all sources together.
+        num_documents (int): of the training text, over all sources.
         num_tokens (int): of the training text.
-        stretch_repeats (tuple[int, ...]): how often each duplicated stretch occurs; stretches may overlap.
+        stretch_repeats (tuple[int, ...]): occurrences of each duplicated stretch; stretches may overlap.
         num_duplicates (int): targets that are duplicates; the others were drawn at random.
-        num_repetitive (int): windows left out because hardly any two of their tokens differ.
-        num_refused (int): windows of the controls' source that stand in part in the training text.
-        starts (dict[Start, int]): how many targets start where.
+        num_repetitive (int): windows left out because they repeat a few tokens.
+        num_refused (int): windows of the controls' source that are partly in the training text.
+        starts (dict[Start, int]): number of targets by where they start.
     """
 
     passages: tuple[Passage, ...]
@@ -100,28 +117,12 @@ class MadeProbe:
     starts: dict[Start, int]
 
 
-class _Corpus(NamedTuple):
-    """Documents, see :func:`join_documents`, and where they and their sources begin."""
-
-    token_ids: TokenArray
-    first_tokens: Positions
-    sources: list[str]
-    first_documents: list[int]
-
-    def place(self, token: int) -> list[int]:
-        document = int(np.searchsorted(self.first_tokens, token, side="right")) - 1
-        return [document, int(token - self.first_tokens[document])]
-
-    def source(self, token: int) -> str:
-        return self.sources[bisect_right(self.first_documents, self.place(token)[0]) - 1]
-
-
 def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
     """Choose the passages of a probe file.
 
     A passage is ``block_size`` tokens within one document. Duplicates are found on token ids, at any offset, in
-    different documents or one; of each stretch that stands more than once one passage is taken. What is drawn beside
-    them stands once. No two passages share a token, and none consists of a few tokens over and over.
+    one or several documents; each duplicated stretch gives one passage. Randomly drawn passages occur once. No two
+    passages share a token, and none consists of a few repeated tokens.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added.
@@ -129,37 +130,32 @@ def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
 
     Returns:
         MadeProbe: the passages; ``positions`` of a target are ``[document, offset in the document]`` of its
-            occurrences, documents counted over all sources, without the empty ones.
+            occurrences, with documents counted over all sources, without the empty ones.
 
     Raises:
-        FileNotFoundError: If a source looks like a path and nothing is there.
+        FileNotFoundError: If a source looks like a path and does not exist.
         ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages.
     """
     rng = np.random.default_rng(spec.seed)
-    corpus = _read(tokenizer, {source: load_documents(source, column=spec.column) for source in spec.sources})
+    texts = {source: load_documents(source, column=spec.column) for source in spec.sources}
+    corpus = _Corpus.read(tokenizer, texts)
     chooser = WindowChooser(tokenizer, corpus.token_ids, spec.block_size, rng)
     targets, num_duplicates, stretch_repeats = _choose_targets(corpus, chooser, spec)
     controls, num_refused = _choose_controls(tokenizer, corpus, rng, spec) if spec.num_controls else ([], 0)
-
-    def passage(kind: str, number: int, window: TokenArray, source: str, positions: list[list[int]]) -> Passage:
-        token_ids = window.tolist()
-        return Passage(
-            id=f"{kind}-{number:04d}",
-            kind=kind,
-            text=passage_text(tokenizer, token_ids),
-            token_ids=token_ids,
-            num_injections=len(positions),
-            positions=positions,
-            source=source,
-            tokenizer=tokenizer_name(tokenizer),
-            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        )
-
     passages = [
-        passage("target", number, chooser.window(starts[0]), corpus.source(starts[0]), [*map(corpus.place, starts)])
+        make_passage(
+            tokenizer,
+            "target",
+            number,
+            chooser.window(starts[0]),
+            positions=[*map(corpus.place, starts)],
+            source=corpus.source(starts[0]),
+        )
         for number, starts in enumerate(targets)
-    ] + [
-        passage("control", number, window, spec.controls_source or EMBEDDED, [])
+    ]
+    source = spec.controls_source or EMBEDDED
+    passages += [
+        make_passage(tokenizer, "control", number, window, positions=[], source=source)
         for number, window in enumerate(controls)
     ]
     return MadeProbe(
@@ -174,21 +170,37 @@ def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
     )
 
 
-def _read(tokenizer: TextTokenizer, texts: Mapping[str, Iterable[str]]) -> _Corpus:
-    documents: list[TokenArray] = []
-    first_documents = []
-    for source_texts in texts.values():
-        first_documents.append(len(documents))
-        documents += [ids for _, ids in encode_texts(tokenizer, source_texts)]
-    lengths = np.array([len(ids) + 1 for ids in documents], dtype=np.int64)
-    return _Corpus(join_documents(documents), np.cumsum(lengths) - lengths, list(texts), first_documents)
+class _Corpus(NamedTuple):
+    """Documents, see :func:`join_documents`, and where they and their sources begin."""
+
+    token_ids: TokenArray
+    first_tokens: Positions
+    sources: list[str]
+    first_documents: list[int]
+
+    @staticmethod
+    def read(tokenizer: TextTokenizer, texts: dict[str, Iterator[str]]) -> "_Corpus":
+        documents: list[TokenArray] = []
+        first_documents = []
+        for source_texts in texts.values():
+            first_documents.append(len(documents))
+            documents += encode_texts(tokenizer, source_texts)
+        lengths = np.array([len(ids) + 1 for ids in documents], dtype=np.int64)
+        return _Corpus(join_documents(documents), np.cumsum(lengths) - lengths, list(texts), first_documents)
+
+    def place(self, token: int) -> list[int]:
+        document = int(np.searchsorted(self.first_tokens, token, side="right")) - 1
+        return [document, int(token - self.first_tokens[document])]
+
+    def source(self, token: int) -> str:
+        return self.sources[bisect_right(self.first_documents, self.place(token)[0]) - 1]
 
 
 def _choose_targets(
-    corpus: _Corpus, chooser: WindowChooser, spec: ProbeSpec
+    corpus: _Corpus, chooser: "WindowChooser", spec: ProbeSpec
 ) -> tuple[list[Positions], int, tuple[int, ...]]:
-    """The occurrences of each target, how many targets are duplicates, and the repeats of all stretches."""
-    if not chooser.fits.any():  # a search takes memory for the length of a passage, which may be anything
+    """Return the occurrences of each target, the number of duplicates, and the repeats of all stretches."""
+    if not chooser.fits.any():  # the memory of a search grows with the length of a passage, which is not limited
         _check_enough(0, "num_targets", corpus, spec)
     names = name_repeated_windows(corpus.token_ids, spec.block_size)
     stretches = duplicated_stretches(names, spec.block_size, spec.min_repeats)
@@ -201,28 +213,23 @@ def _choose_targets(
         allowed = allowed & (names[: len(allowed)] == 0)
     num_duplicates = len(targets)
     for start in islice(chooser.random(allowed), spec.num_targets - num_duplicates):
-        starts = _occurrences(names, start, spec.block_size)
+        same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
+        starts = without_overlaps(same, spec.block_size)
         chooser.take(starts)
         targets.append(starts)
     _check_enough(len(targets), "num_targets", corpus, spec)
     return targets, num_duplicates, tuple(len(stretch.starts) for stretch in stretches)
 
 
-def _occurrences(names: Positions, start: int, length: int) -> Positions:
-    if not names[start]:
-        return np.array([start])
-    return without_overlaps(np.flatnonzero(names == names[start]), length)
-
-
 def _choose_controls(
     tokenizer: TextTokenizer, corpus: _Corpus, rng: np.random.Generator, spec: ProbeSpec
 ) -> tuple[list[TokenArray], int]:
-    """The controls, and how many windows were refused for standing in part in the corpus."""
+    """Return the controls, and how many windows were refused because they are partly in the corpus."""
     if spec.controls_source is None:
-        texts: Iterable[str] = chain.from_iterable(map(embedded_documents, ("validation", "train")))
+        texts: Iterable[str] = embedded_documents("validation") + embedded_documents("train")
     else:
         texts = load_documents(spec.controls_source, column=spec.column)
-    unseen = _read(tokenizer, {spec.controls_source or EMBEDDED: texts})
+    unseen = _Corpus.read(tokenizer, {spec.controls_source or EMBEDDED: iter(texts)})
     num_shared = min(SHARED_TOKENS, spec.block_size)
     shared = windows_with_shared_stretch(unseen.token_ids, corpus.token_ids, spec.block_size, num_shared)
     chooser = WindowChooser(tokenizer, unseen.token_ids, spec.block_size, rng)
@@ -254,3 +261,121 @@ def _check_enough(found: int, setting: str, corpus: _Corpus, spec: ProbeSpec, re
             f"({len(lengths)} documents, the longest of {longest} tokens), but {setting} is {needed}.{remark} "
             f"Lower {setting} or block_size, or name more text"
         )
+
+
+class WindowChooser:
+    """Choose windows of one length so that no two share a token, in any of their occurrences.
+
+    A window is left out when fewer than an eighth of its tokens are distinct.
+
+    Args:
+        tokenizer (TextTokenizer): shows where words start.
+        corpus (TokenArray): see :func:`join_documents`.
+        length (int): tokens in a window.
+        rng (np.random.Generator): decides among equals.
+
+    Attributes:
+        fits (Mask): bool, whether the window that starts at a token ends in the same document.
+        num_repetitive (int): windows that were left out.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, corpus: TokenArray, length: int, rng: np.random.Generator) -> None:
+        self.fits = none_within(corpus == SEPARATOR, length)
+        self.num_repetitive = 0
+        self._corpus = corpus
+        self._length = length
+        self._rng = rng
+        self._taken = np.zeros(len(corpus), dtype=np.bool_)
+        self._decode = tokenizer.decode
+        self._anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
+        self._texts: dict[int, str] = {SEPARATOR: ""}
+
+    def window(self, start: int) -> TokenArray:
+        """Return the token ids of the window that starts at token ``start``, int32 of shape ``[length]``."""
+        return self._corpus[start : start + self._length]
+
+    def take(self, starts: Positions) -> None:
+        """Exclude windows that overlap those at ``starts``, int64 of shape ``[num_occurrences]``."""
+        for start in starts:
+            self._taken[start : start + self._length] = True
+
+    def duplicates(self, stretches: list[DuplicatedStretch]) -> Iterator[Positions]:
+        """Choose a window of each stretch: the most frequent first, equals in random order.
+
+        It starts where a document, else a line, else a word starts, at the first such place.
+
+        Args:
+            stretches (list[DuplicatedStretch]): to choose from.
+
+        Yields:
+            Positions: int64 of shape ``[num_occurrences]``; take them before requesting the next.
+        """
+        for index in sorted(self._rng.permutation(len(stretches)), key=lambda index: -len(stretches[index].starts)):
+            starts, num_windows = stretches[index]
+            taken = np.zeros(num_windows, dtype=np.bool_)
+            for start in starts:
+                taken |= self._are_taken(start, num_windows)
+            if offsets := np.flatnonzero(~taken).tolist():
+                chosen = starts + min(offsets, key=lambda offset: self._best_start(starts, offset))
+                if self._is_varied(chosen[0]):
+                    yield chosen
+
+    def random(self, allowed: Mask) -> Iterator[int]:
+        """Choose windows at random; each is moved forward, else back, to the start of a word, if one is near.
+
+        Args:
+            allowed (Mask): bool, whether a window may start at a token; no longer than ``fits``.
+
+        Yields:
+            int: first token of a window; take it before requesting the next.
+        """
+        for drawn in self._rng.permutation(np.flatnonzero(allowed)):
+            start = self._nearest_word(int(drawn), allowed)
+            if self._are_taken(start, 1).any():
+                continue
+            if self._is_varied(start):
+                yield start
+            else:
+                self.take(np.array([start]))  # counted once
+
+    def start_of(self, start: int) -> Start:
+        """Return whether the window at token ``start`` starts a document, a line, a word or none of these."""
+        if start == 0 or self._corpus[start - 1] == SEPARATOR:
+            return Start.DOCUMENT
+        before, text = self._text(start - 1), self._text(start)
+        if before.endswith(_LINE_ENDS) and not text.startswith(_LINE_ENDS):
+            return Start.LINE
+        if text.strip() and (text[0].isspace() or before[-1:].isspace()):
+            return Start.WORD
+        return Start.INSIDE_WORD
+
+    def _best_start(self, starts: Positions, offset: int) -> Start:
+        # Occurrences differ only in what is before the stretch.
+        return min(self.start_of(start + offset) for start in (starts[:1] if offset else starts))
+
+    def _nearest_word(self, drawn: int, allowed: Mask) -> int:
+        ahead = range(drawn, min(drawn + self._length, len(allowed)))
+        behind = range(drawn, max(drawn - self._length, -1), -1)
+        for places in (ahead, behind):
+            for start in takewhile(allowed.__getitem__, places):
+                if self.start_of(start) < Start.INSIDE_WORD:
+                    return start
+        return drawn
+
+    def _are_taken(self, start: int, num_windows: int) -> Mask:
+        # All windows have one length, so a window that overlaps another contains its first or last token.
+        last = start + self._length - 1
+        return self._taken[start : start + num_windows] | self._taken[last : last + num_windows]
+
+    def _is_varied(self, start: int) -> bool:
+        varied = len(np.unique(self.window(start))) >= _LEAST_DIFFERENT * self._length
+        self.num_repetitive += not varied
+        return varied
+
+    def _text(self, place: int) -> str:
+        """Return what a token adds to a text; decoded by itself, a SentencePiece token would lose its space."""
+        token_id = int(self._corpus[place])
+        if token_id not in self._texts:
+            anchor = self._decode(self._anchor)
+            self._texts[token_id] = self._decode([*self._anchor, token_id])[len(anchor) :]
+        return self._texts[token_id]

@@ -1,83 +1,206 @@
-"""Supervised fine-tuning on a prompt and its target: what the data sets of SQuAD and CNN/DailyMail share."""
+"""Fine-tuning on a prompt and its target: SQuAD v1.1 and CNN/DailyMail.
+
+The target is learnt, the prompt is not. A text that makes the prompt too long is truncated, and the prompt with the
+truncated text is then encoded in one piece, so that its ids are those of a text. (A tokenizer's own
+``truncation="only_second"`` needs a pair of texts, truncates at one end only, and torchtune's tokenizers have none.)
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
-from torch.utils.data import Dataset
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
-from tfidf_tune.data._cache import cached_counts, cached_folder
-from tfidf_tune.data._encoding import TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._checks import check_at_least, check_fits_model
+from tfidf_tune.data._packing import pack
+from tfidf_tune.data._sequences import Counts, SequenceDataset, cached_sequences
+from tfidf_tune.data._sources import load_rows, source_fingerprint
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
 
-# Part of every cache key: raise it when a change of code changes the ids.
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    from torchtune.datasets import PackedDataset
 
-# Rows in memory; enough that those to be cut, encoded together, keep a fast tokenizer's threads busy.
+# Rows in memory; enough that the ones to be truncated, encoded together, keep a fast tokenizer's threads busy.
 _BATCH_SIZE = 1024
 
 logger = logging.getLogger(__name__)
 
 
-class PromptTargetDataset(Dataset[dict[str, list[int]]]):
-    """Prompts and their targets as a map-style data set.
+def squad_prompt(context: str, question: str) -> str:
+    """Return the prompt of a question; the answer follows after a space."""
+    return f"Context: {context}\nQuestion: {question}\nAnswer:"
 
-    An item is ``{"tokens": list[int], "labels": list[int]}``: the prompt, the target and EOS. Labels are
-    the tokens, -100 in the prompt; the recipe shifts them.
+
+def summarization_prompt(article: str) -> str:
+    """Return the prompt of an article; the summary follows after a space."""
+    return f"summarize: {article}\n\nSummary:"
+
+
+def squad_dataset(
+    tokenizer: TextTokenizer,
+    *,
+    source: str = "rajpurkar/squad",
+    name: str | None = None,
+    split: str = "train",
+    max_seq_len: int = 256,
+    packed: bool = False,
+    cache_dir: str | None = None,
+) -> "SequenceDataset | PackedDataset":
+    """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt. The ids are cached.
+
+    If an example is too long, its context is truncated: at its end, or, where that would remove the answer, to a window
+    with as many tokens before the answer as after it (more on one side if the other has no more). Question and answer
+    are never truncated. Rows without an answer at the stated place of the context are left out, as are rows that are
+    too long even with only the answer as context. A log line reports the counts.
 
     Args:
-        tokens (TokenArray): int32 ids of all examples, one after the other; may be memory-mapped.
-        spans (npt.NDArray[np.int64]): shape ``[num_examples, 3]``: where in ``tokens`` an example starts,
-            where its target does, and where the example ends.
-        num_cut (int): examples whose prompt was cut.
-        num_cut_targets (int): examples whose target was cut.
-        num_left_out (int): rows of the source that gave no example.
+        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
+        source (str): a hub id, or a local ``.jsonl``, ``.json`` or ``.parquet`` file or folder of such files
+            with the columns ``context``, ``question`` and ``answers``, a dictionary of the lists ``text``
+            and ``answer_start``. Default: "rajpurkar/squad"
+        name (str | None): configuration of a hub data set. Default: None
+        split (str): split of a hub data set. Default: "train"
+        max_seq_len (int): tokens in an example, including BOS and EOS. Default: 256
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
-    Attributes:
-        num_cut (int): as given.
-        num_cut_targets (int): as given.
-        num_left_out (int): as given.
+    Returns:
+        SequenceDataset | PackedDataset: the data set; if packed, the attribute ``ds`` of a ``PackedDataset``.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the source
+            cannot be read, lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+
+    Example:
+        >>> dataset = squad_dataset(tokenizer, source="squad/train.parquet")
     """
+    empty_prompt = squad_prompt("", "")
+    _check_room("max_seq_len", max_seq_len, tokenizer, empty_prompt, num_target=2)
+    check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
+    dataset = _prompt_target_dataset(
+        tokenizer,
+        (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split)),
+        _Limits(total=max_seq_len, prompt=max_seq_len, target=max_seq_len),
+        empty_prompt=empty_prompt,
+        source=source,
+        fingerprint=source_fingerprint(source, name, split),
+        cache_dir=cache_dir,
+    )
+    return pack(dataset, tokenizer) if packed else dataset
 
-    def __init__(
-        self,
-        tokens: TokenArray,
-        spans: npt.NDArray[np.int64],
-        *,
-        num_cut: int,
-        num_cut_targets: int,
-        num_left_out: int,
-    ) -> None:
-        self._tokens = tokens
-        self._spans = spans
-        self.num_cut = num_cut
-        self.num_cut_targets = num_cut_targets
-        self.num_left_out = num_left_out
 
-    def __len__(self) -> int:
-        return len(self._spans)
+def cnn_dailymail_dataset(
+    tokenizer: TextTokenizer,
+    *,
+    source: str = "abisee/cnn_dailymail",
+    name: str | None = "3.0.0",
+    split: str = "train",
+    max_source_tokens: int = 1024,
+    max_target_tokens: int = 128,
+    packed: bool = False,
+    cache_dir: str | None = None,
+) -> "SequenceDataset | PackedDataset":
+    """Build a data set for fine-tuning on CNN/DailyMail; only the summary and EOS are learnt. The ids are cached.
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        start, target, end = self._spans[index]
-        tokens: list[int] = self._tokens[start:end].tolist()
-        num_prompt = target - start
-        return {"tokens": tokens, "labels": [CROSS_ENTROPY_IGNORE_IDX] * num_prompt + tokens[num_prompt:]}
+    Articles and summaries that are too long are truncated at their end; EOS ends a truncated summary as well. Rows
+    without article or highlights are left out. A log line reports the counts.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
+        source (str): a hub id, or a local ``.jsonl``, ``.json`` or ``.parquet`` file or folder of such files
+            with the columns ``article`` and ``highlights``. Default: "abisee/cnn_dailymail"
+        name (str | None): configuration of a hub data set. Default: "3.0.0"
+        split (str): split of a hub data set. Default: "train"
+        max_source_tokens (int): tokens in a prompt, including BOS. Default: 1024
+        max_target_tokens (int): tokens in a summary, including EOS. Default: 128
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+
+    Returns:
+        SequenceDataset | PackedDataset: the data set; if packed, the attribute ``ds`` of a ``PackedDataset``.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for a token
+            and EOS, or both together exceed the tokenizer's ``max_seq_len``; if the source cannot be read,
+            lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+
+    Example:
+        >>> dataset = cnn_dailymail_dataset(tokenizer, source="news.jsonl", max_source_tokens=512)
+    """
+    empty_prompt = summarization_prompt("")
+    _check_room("max_source_tokens", max_source_tokens, tokenizer, empty_prompt)
+    check_at_least(2, max_target_tokens=max_target_tokens)  # a token and EOS
+    check_fits_model(
+        tokenizer,
+        lower="max_source_tokens",
+        max_source_tokens=max_source_tokens,
+        max_target_tokens=max_target_tokens,
+    )
+    dataset = _prompt_target_dataset(
+        tokenizer,
+        (_news_example(row) for row in load_rows(source, _NEWS_COLUMNS, name=name, split=split)),
+        _Limits(total=max_source_tokens + max_target_tokens, prompt=max_source_tokens, target=max_target_tokens),
+        empty_prompt=empty_prompt,
+        source=source,
+        fingerprint=source_fingerprint(source, name, split),
+        cache_dir=cache_dir,
+    )
+    return pack(dataset, tokenizer) if packed else dataset
+
+
+def encode_prompts(
+    tokenizer: TextTokenizer, prompts: Sequence[Callable[[str], str]], texts: Sequence[str], max_tokens: int
+) -> tuple[list[list[int]], set[int]]:
+    """Encode prompts for an evaluation as the data sets do: BOS first, texts truncated at their end.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every prompt.
+        prompts (Sequence[Callable[[str], str]]): each turns its text, whole or truncated, into the prompt.
+        texts (Sequence[str]): as many.
+        max_tokens (int): tokens in a prompt, including BOS.
+
+    Returns:
+        tuple[list[list[int]], set[int]]: the ids of each prompt, and the indices of those whose text was truncated.
+
+    Raises:
+        ValueError: If a prompt is too long even without its text.
+    """
+    bos = bos_ids(tokenizer)
+    encoded: list[list[int]] = []
+    all_cut: set[int] = set()
+    for first in range(0, len(texts), _BATCH_SIZE):
+        batch = range(first, min(first + _BATCH_SIZE, len(texts)))
+        examples = [_Example(prompts[index], texts[index], target="") for index in batch]
+        fitting, cut = _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
+        for index, example in enumerate(examples):
+            if index not in fitting:
+                raise ValueError(
+                    f"{max_tokens} tokens are too few for the prompt {example.prompt('')[:200]!r}, even "
+                    "without its text: raise the limit"
+                )
+            encoded.append(bos + fitting[index].tolist())
+        all_cut |= {first + index for index in cut}
+    return encoded, all_cut
+
+
+_SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
+_NEWS_COLUMNS = {"article": str, "highlights": str}
 
 
 @dataclass(frozen=True)
-class Example:
+class _Example:
     """A row of the source.
 
     Attributes:
-        prompt: turns the text, whole or cut, into the prompt.
-        text: what is cut where the prompt is too long.
+        prompt: turns the text, whole or truncated, into the prompt.
+        text: what is truncated if the prompt is too long.
         target: what is learnt; a space is put before it.
-        keep: start and end of the characters of ``text`` that no cut may take.
+        keep: start and end of the characters of ``text`` that are never removed.
     """
 
     prompt: Callable[[str], str]
@@ -87,69 +210,97 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The most tokens of an example, BOS and EOS included.
-
-    Attributes:
-        total: of the whole.
-        prompt: of the prompt; its text is cut to fit.
-        target: of the target and EOS; it is cut to fit.
-    """
+class _Limits:
+    """The most tokens of an example, of its prompt (with BOS), and of its target (with EOS)."""
 
     total: int
     prompt: int
     target: int
 
 
-def prompt_target_dataset(
+def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
+    context, question, answers = (row[column] for column in _SQUAD_COLUMNS)
+    if not (context and question and answers):
+        return None
+    match answers:
+        case {"text": [str(answer), *_], "answer_start": [int(start), *_]}:
+            pass
+        case {"text": [] | None}:
+            return None
+        case _:
+            raise ValueError(
+                f"column 'answers' of {source!r} holds {str(answers)[:80]}: name a source where it has the lists "
+                "'text', of texts, and 'answer_start', of integers"
+            )
+    if not answer.strip() or context.find(answer, start) != start:
+        return None
+    return _Example(
+        partial(squad_prompt, question=question), context, answer.strip(), keep=(start, start + len(answer))
+    )
+
+
+def _news_example(row: dict[str, Any]) -> _Example | None:
+    article, highlights = row["article"] or "", (row["highlights"] or "").strip()
+    return _Example(summarization_prompt, article, highlights) if article.strip() and highlights else None
+
+
+def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: str, num_target: int = 0) -> None:
+    """Refuse a limit that leaves no token for the text of a prompt, of ``num_target`` tokens of target included."""
+    needed = len(tokenizer.encode(empty_prompt, add_bos=True, add_eos=False)) + 1 + num_target
+    if limit < needed:
+        raise ValueError(
+            f"{name} is {limit}, but the words of the prompt around a text of one token take {needed}: raise it"
+        )
+
+
+def _prompt_target_dataset(
     tokenizer: TextTokenizer,
-    examples: Iterable[Example | None],
-    limits: Limits,
+    examples: Iterable[_Example | None],
+    limits: _Limits,
     *,
     empty_prompt: str,
     source: str,
     fingerprint: str,
     cache_dir: str | None,
-) -> PromptTargetDataset:
-    """Tokenize examples into the cache, or find them there, and log how many were cut or left out.
+) -> SequenceDataset:
+    """Tokenize examples, of which None is a row without anything to learn, and log how many were truncated."""
+    bos = np.array(bos_ids(tokenizer), dtype=np.int32)
+    eos = np.array([tokenizer.eos_id], dtype=np.int32)
 
-    Args:
-        tokenizer (TextTokenizer): the tokenizer; its BOS, where it has one, opens every example.
-        examples (Iterable[Example | None]): read only when they are not in the cache; None for a row that
-            has nothing to learn.
-        limits (Limits): already checked.
-        empty_prompt (str): the prompt of empty texts, which ends as every prompt does.
-        source (str): the name of the source, for messages.
-        fingerprint (str): hash of the source.
-        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
+        # A target is encoded after the end of every prompt, so that no tokenizer adds or loses a space.
+        [ending] = encode_texts(tokenizer, [empty_prompt])
+        rows = iter(examples)
+        while batch := list(islice(rows, _BATCH_SIZE)):
+            whole = [example for example in batch if example is not None]
+            encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in whole))
+            targets = [ids[len(ending) :] for ids in encoded]
+            kept = [np.concatenate([target[: limits.target - 1], eos]) for target in targets]
+            max_prompts = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in kept]
+            prompts, cut = _fit_prompts(tokenizer, whole, max_prompts)
+            counts["num_documents"] += len(batch)
+            counts["num_left_out"] += len(batch) - len(prompts)
+            counts["num_cut"] += len(cut)
+            for index, prompt in sorted(prompts.items()):
+                counts["num_cut_targets"] += len(kept[index]) <= len(targets[index])
+                yield np.concatenate([bos, prompt, kept[index]]), len(bos) + len(prompt)
+        if counts["num_left_out"] == counts["num_documents"]:
+            raise ValueError(
+                f"{source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in their "
+                "context or are too long. Raise the limit of tokens or name another source"
+            )
 
-    Returns:
-        PromptTargetDataset: the data set.
-
-    Raises:
-        ValueError: If the examples cannot be read or none is left.
-    """
-    bos = opening_ids(tokenizer)
-
-    def build(folder: Path) -> dict[str, int]:
-        return _write_examples(folder, tokenizer, examples, limits, empty_prompt, source)
-
-    settings: dict[str, Any] = {
+    settings = {
         "kind": "prompt_target",
-        "format_version": FORMAT_VERSION,
         "empty_prompt": empty_prompt,
-        "limits": asdict(limits),
-        "special_ids": [bos, tokenizer.eos_id],
+        "limits": [limits.total, limits.prompt, limits.target],
+        "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": fingerprint,
     }
-    folder = cached_folder(cache_dir, settings, build)
-    counts = cached_counts(folder)
-    dataset = PromptTargetDataset(
-        np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r"), np.load(folder / "spans.npy"), **counts
-    )
+    dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(
-        logging.WARNING if any(counts.values()) else logging.INFO,
+        logging.WARNING if dataset.num_cut or dataset.num_cut_targets or dataset.num_left_out else logging.INFO,
         "%s: %d examples; of these %d with a cut prompt and %d with a cut target; %d rows left out",
         source,
         len(dataset),
@@ -160,177 +311,59 @@ def prompt_target_dataset(
     return dataset
 
 
-def opening_ids(tokenizer: TextTokenizer) -> list[int]:
-    """Return what the tokenizer puts before a text.
-
-    Args:
-        tokenizer (TextTokenizer): any tokenizer.
-
-    Returns:
-        list[int]: BOS, or nothing where the tokenizer has none.
-    """
-    return tokenizer.encode("", add_bos=True, add_eos=False)
-
-
-def check_limit(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: str, num_target: int = 0) -> None:
-    """Refuse a limit that leaves no room for any text.
-
-    Args:
-        name (str): the name of the limit.
-        limit (int): tokens of the prompt and ``num_target`` of the target.
-        tokenizer (TextTokenizer): the tokenizer.
-        empty_prompt (str): the prompt of empty texts.
-        num_target (int): the least tokens of a target that the limit includes. Default: 0
-
-    Raises:
-        ValueError: If no token is left for the text of the prompt.
-    """
-    needed = len(tokenizer.encode(empty_prompt, add_bos=True, add_eos=False)) + 1 + num_target
-    if limit < needed:
-        raise ValueError(
-            f"{name} is {limit}, but the words of the prompt around a text of one token take {needed}: raise it"
-        )
-
-
-def fit_prompts(
-    tokenizer: TextTokenizer, examples: Sequence[Example], max_tokens: Sequence[int]
+def _fit_prompts(
+    tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Sequence[int]
 ) -> tuple[dict[int, TokenArray], set[int]]:
-    """Encode prompts, the text cut where a prompt would take too many tokens.
+    """Encode prompts and truncate their texts until each has at most ``max_tokens`` tokens, not counting BOS.
 
-    A text loses tokens from its end. Where this would take ``keep``, the room that is left goes half
-    before and half behind ``keep``, and more to one side where the other needs less. A prompt is always
-    encoded in one piece, so that its ids are those of a text.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer.
-        examples (Sequence[Example]): encoded together, for speed.
-        max_tokens (Sequence[int]): for each the most tokens of its prompt, without BOS.
+    A text loses tokens from its end. Where this would remove ``keep``, half of the remaining tokens go before ``keep``
+    and half after it, more on one side if the other needs fewer.
 
     Returns:
-        tuple[dict[int, TokenArray], set[int]]: int32 ids of shape ``[num_tokens]`` by the index of the
-            example, without those where not even ``keep`` alone fits; and the indices of those cut.
+        tuple[dict[int, TokenArray], set[int]]: int32 ids of shape ``[num_tokens]`` by the index of the example, without
+            those where not even ``keep`` fits; and the indices of the truncated ones.
     """
     fitting: dict[int, TokenArray] = {}
     windows: dict[int, _Window] = {}
     texts = {index: example.text for index, example in enumerate(examples)}
-    # Two rounds, and more where the pieces of a window, joined, take more tokens than each by itself.
+    # Two rounds, and more if the pieces of a window take more tokens together than apart.
     while texts:
         excess: dict[int, int] = {}
-        prompts = _encode(tokenizer, (examples[index].prompt(text) for index, text in texts.items()))
+        prompts = encode_texts(tokenizer, (examples[index].prompt(text) for index, text in texts.items()))
         for index, prompt in zip(texts, prompts, strict=True):
             if len(prompt) <= max_tokens[index]:
                 fitting[index] = prompt
             else:
                 excess[index] = len(prompt) - max_tokens[index]
         new = [index for index in excess if index not in windows]
-        before = _encode(tokenizer, (examples[index].text[: examples[index].keep[0]] for index in new))
-        behind = _encode(tokenizer, (examples[index].text[examples[index].keep[1] :] for index in new))
-        for index, *pieces in zip(new, before, behind, strict=True):
-            windows[index] = _Window(examples[index], *pieces)
+        before = encode_texts(tokenizer, (examples[index].text[: examples[index].keep[0]] for index in new))
+        after = encode_texts(tokenizer, (examples[index].text[examples[index].keep[1] :] for index in new))
+        for index, ids_before, ids_after in zip(new, before, after, strict=True):
+            windows[index] = _Window(examples[index], ids_before, ids_after)
         shrunk = {index: windows[index].shrink(tokenizer, num_tokens) for index, num_tokens in excess.items()}
         texts = {index: text for index, text in shrunk.items() if text is not None}
     return fitting, fitting.keys() & windows.keys()
 
 
-def encode_prompts(
-    tokenizer: TextTokenizer, prompts: Sequence[Callable[[str], str]], texts: Sequence[str], max_tokens: int
-) -> tuple[list[list[int]], set[int]]:
-    """Encode prompts as the data sets do, for an evaluation: opened by BOS, texts cut at their end to fit.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer; its BOS, where it has one, opens every prompt.
-        prompts (Sequence[Callable[[str], str]]): each turns its text, whole or cut, into the prompt.
-        texts (Sequence[str]): as many.
-        max_tokens (int): tokens in a prompt, BOS included.
-
-    Returns:
-        tuple[list[list[int]], set[int]]: the ids of each prompt; and the indices of those whose text was cut.
-
-    Raises:
-        ValueError: If a prompt is too long even without its text.
-    """
-    bos = opening_ids(tokenizer)
-    encoded: list[list[int]] = []
-    all_cut: set[int] = set()
-    for first in range(0, len(texts), _BATCH_SIZE):
-        batch = range(first, min(first + _BATCH_SIZE, len(texts)))
-        examples = [Example(prompts[index], texts[index], target="") for index in batch]
-        fitting, cut = fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
-        for index in range(len(examples)):
-            if index not in fitting:
-                raise ValueError(
-                    f"{max_tokens} tokens are too few for the prompt {examples[index].prompt('')[:200]!r}, even "
-                    "without its text: raise the limit"
-                )
-            encoded.append(bos + fitting[index].tolist())
-        all_cut |= {first + index for index in cut}
-    return encoded, all_cut
-
-
 class _Window:
     """The part of an example's text that is kept."""
 
-    def __init__(self, example: Example, before: TokenArray, behind: TokenArray) -> None:
+    def __init__(self, example: _Example, before: TokenArray, after: TokenArray) -> None:
         self._example = example
         self._before = before
-        self._behind = behind
-        self._room = len(before) + len(behind)
+        self._after = after
+        self._room = len(before) + len(after)
 
     def shrink(self, tokenizer: TextTokenizer, num_tokens: int) -> str | None:
-        """Give up ``num_tokens`` more; None where there are not as many left."""
+        """Remove ``num_tokens`` more; return None if there are not as many left."""
         self._room -= num_tokens
         if self._room < 0:
             return None
-        before, behind, room = self._before, self._behind, self._room
-        num_before = len(before) if len(before) <= room else max(room // 2, room - len(behind))
+        before, after, room = self._before, self._after, self._room
+        num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
         first, last = self._example.keep
-        # Of decoded text only the length is taken, as a character may be cut in half. Both are counted from
-        # the far end, where a space that SentencePiece drops before the first token is outside the window.
+        # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
+        # drops before the first token is at the edge of the window, where strip() removes it.
         start = first - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
-        end = len(self._example.text) - len(tokenizer.decode(behind[room - num_before :].tolist()))
+        end = len(self._example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
         return self._example.text[max(start, 0) : max(end, last)].strip()
-
-
-def _encode(tokenizer: TextTokenizer, texts: Iterable[str]) -> list[TokenArray]:
-    return [ids for _, ids in encode_texts(tokenizer, texts)]
-
-
-def _write_examples(
-    folder: Path,
-    tokenizer: TextTokenizer,
-    examples: Iterable[Example | None],
-    limits: Limits,
-    empty_prompt: str,
-    source: str,
-) -> dict[str, int]:
-    bos = np.array(opening_ids(tokenizer), dtype=np.int32)
-    eos = np.array([tokenizer.eos_id], dtype=np.int32)
-    # A target is encoded behind what comes before it in every prompt: no tokenizer then adds or loses a space.
-    [ending] = _encode(tokenizer, [empty_prompt])
-    counts = {"num_cut": 0, "num_cut_targets": 0, "num_left_out": 0}
-    spans: list[tuple[int, int, int]] = []
-    position = 0
-    rows = iter(examples)
-    with (folder / "tokens.int32").open("wb") as file:
-        while batch := list(islice(rows, _BATCH_SIZE)):
-            whole = [example for example in batch if example is not None]
-            targets = _encode(tokenizer, (f"{empty_prompt} {example.target}" for example in whole))
-            targets = [target[len(ending) :] for target in targets]
-            kept = [np.concatenate([target[: limits.target - 1], eos]) for target in targets]
-            max_prompts = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in kept]
-            prompts, cut = fit_prompts(tokenizer, whole, max_prompts)
-            counts["num_left_out"] += len(batch) - len(prompts)
-            counts["num_cut"] += len(cut)
-            for index, prompt in sorted(prompts.items()):
-                counts["num_cut_targets"] += len(kept[index]) <= len(targets[index])
-                ids = np.concatenate([bos, prompt, kept[index]])
-                file.write(ids.tobytes())
-                spans.append((position, position + len(bos) + len(prompt), position + len(ids)))
-                position += len(ids)
-    if not spans:
-        raise ValueError(
-            f"{source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in their context "
-            "or are too long. Raise the limit of tokens or name another source"
-        )
-    np.save(folder / "spans.npy", np.array(spans, dtype=np.int64))
-    return counts

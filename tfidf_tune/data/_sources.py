@@ -3,7 +3,7 @@
 import glob
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import load_dataset
 from zstandard import ZstdDecompressor
@@ -11,7 +11,7 @@ from zstandard import ZstdDecompressor
 from tfidf_tune._files import file_sha256, looks_like_path
 from tfidf_tune.data._cache import digest
 from tfidf_tune.data._embedded import embedded_documents
-from tfidf_tune.data._encoding import MAX_TEXT_BYTES, num_bytes
+from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES, count_bytes
 
 EMBEDDED = "embedded"
 
@@ -21,46 +21,39 @@ _FORMATS = {
     for compression in ("", ".gz", ".zst")
 } | {".parquet": "parquet"}
 
-
-class _Row(NamedTuple):
-    """The columns of a row, and where it is: ``'a.jsonl', row 3``."""
-
-    place: str
-    columns: dict[str, Any]
+_PlacedRow = tuple[str, dict[str, Any]]  # where a row is, such as "'a.jsonl', row 3", and its columns
 
 
 def load_documents(
     source: str, *, name: str | None = None, split: str = "train", column: str = "text"
 ) -> Iterator[str]:
-    """Stream the documents of a source, stripped; empty ones are dropped.
+    """Stream the documents of a source without surrounding white space; empty ones are dropped.
 
     ``source`` is one of
 
-    - a local ``.txt`` (a line is a document), ``.jsonl``, ``.json`` (``.gz`` or ``.zst`` as well) or
-      ``.parquet`` file, or a folder of such files of one format, read in the order of their names;
-    - ``embedded``, English text that every Python carries;
+    - a local ``.txt`` (a line is a document), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``) or ``.parquet``
+      file, or a folder of such files of one format, read in the order of their names;
+    - ``embedded``, the text inside the package, see :func:`embedded_documents`;
     - anything else is the id of a data set on the Hugging Face hub.
 
     A document has at most 10 MB (:data:`MAX_TEXT_BYTES`).
 
     Args:
         source (str): the source.
-        name (str | None): configuration of a hub data set. Local files and ``embedded`` have none.
-        split (str): split of a hub data set or of ``embedded``, of which it may be a slice, see
-            :func:`embedded_documents`. Local files have none.
-        column (str): the column that holds the text. Lines of a ``.txt`` file are the column ``text``.
+        name (str | None): configuration of a hub data set; ignored for other sources.
+        split (str): split of a hub data set, or split or slice of ``embedded``; ignored for local files.
+        column (str): the column that holds the text. The lines of a ``.txt`` file are the column ``text``.
 
     Returns:
         Iterator[str]: the documents.
 
     Raises:
-        FileNotFoundError: If ``source`` looks like a path and nothing is there.
-        ValueError: If the files' format is unknown or mixed, all are empty or one cannot be read; if the
-            hub has no such data set or cannot be reached; if ``embedded`` has no such split; or if
-            ``column`` is missing, is not text or holds a text that is too long. What only reading shows is raised while
-            reading.
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If the files' format is unknown or mixed, all files are empty or one cannot be read; if the hub has
+            no such data set or cannot be reached; if ``embedded`` has no such split; if ``column`` is missing, is not
+            text or holds a text that is too long. Errors that only reading shows are raised while reading.
     """
-    return _documents(_source_rows(source, name, split), source, column)
+    return _documents(_rows(source, name, split), source, column)
 
 
 def load_rows(
@@ -70,39 +63,28 @@ def load_rows(
 
     Args:
         source (str): see :func:`load_documents`.
-        columns (Mapping[str, type]): the columns needed and the type of their values; a value may be None.
+        columns (Mapping[str, type]): the required columns and the type of their values; a value may be None.
         name (str | None): see :func:`load_documents`.
         split (str): see :func:`load_documents`.
 
     Returns:
-        Iterator[dict[str, Any]]: the rows, other columns included.
+        Iterator[dict[str, Any]]: the rows, with all their columns.
 
     Raises:
-        FileNotFoundError: If ``source`` looks like a path and nothing is there.
-        ValueError: If the source cannot be read, see :func:`load_documents`, or a column is missing, holds
-            something else or a text that is too long. What only reading shows is raised while reading.
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If the source cannot be read, see :func:`load_documents`, or a column is missing, has another type
+            or holds a text that is too long. Errors that only reading shows are raised while reading.
     """
-    return _checked_rows(_source_rows(source, name, split), source, columns)
+    return _checked_rows(_rows(source, name, split), source, columns)
 
 
 def source_fingerprint(source: str, name: str | None = None, split: str = "train", column: str = "text") -> str:
-    """Return a hash that changes when the documents of a source do.
+    """Return a hash that changes when the documents of a source do; arguments and errors as :func:`load_documents`.
 
-    Local files and ``embedded`` are known by their contents; a hub data set by its names alone.
-
-    Args:
-        source (str): see :func:`load_documents`.
-        name (str | None): see :func:`load_documents`.
-        split (str): see :func:`load_documents`.
-        column (str): see :func:`load_documents`.
+    Local files and ``embedded`` are hashed by their contents, a hub data set only by its names.
 
     Returns:
         str: 16 hexadecimal digits.
-
-    Raises:
-        FileNotFoundError: If ``source`` looks like a path and nothing is there.
-        ValueError: If the files' format is unknown or mixed, or all are empty, or ``embedded`` has no
-            such split.
     """
     if source == EMBEDDED:
         return digest([EMBEDDED, embedded_documents(split), column])
@@ -111,26 +93,52 @@ def source_fingerprint(source: str, name: str | None = None, split: str = "train
     return digest(["hub", source, name, split, column])
 
 
-def _source_rows(source: str, name: str | None, split: str) -> Iterable[_Row]:
+def _rows(source: str, name: str | None, split: str) -> Iterable[_PlacedRow]:
     if source == EMBEDDED:
         return _placed(EMBEDDED, "row", ({"text": text} for text in embedded_documents(split)))
     if _is_local(source):
         return _local_rows(_local_files(source))
-    return _placed(source, "row", _hub_rows(source, name, split))
+    failure = (
+        f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
+        "check these names and the connection, or name a local file."
+    )
+    return _placed(source, "row", _streamed(failure, source, name, split=split))
 
 
-def _placed(where: str, unit: str, rows: Iterable[dict[str, Any]]) -> Iterator[_Row]:
+def _local_rows(files: list[Path]) -> Iterator[_PlacedRow]:
+    # One file at a time, so that an error names the file.
+    for file in files:
+        reader = _FORMATS[_format(file)]
+        failure = f"cannot read {str(file)!r}; is it a whole {reader} file?"
+        # `data_files` are patterns, so the name is escaped.
+        rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train")
+        yield from _placed(str(file), "line" if reader == "text" else "row", rows)
+        if file.suffix.lower() == ".zst" and not _is_whole_zstandard(file):
+            raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
+
+
+def _streamed(failure: str, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+    # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile: 800 GB).
+    try:
+        yield from load_dataset(*args, **kwargs, streaming=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # every format and the hub have their own error types
+        raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
+
+
+def _placed(where: str, unit: str, rows: Iterable[dict[str, Any]]) -> Iterator[_PlacedRow]:
     number = 0
     try:
-        for number, columns in enumerate(rows, start=1):
-            yield _Row(f"{where!r}, {unit} {number}", columns)
+        for number, row in enumerate(rows, start=1):
+            yield f"{where!r}, {unit} {number}", row
     except MemoryError as error:
         raise ValueError(
             f"{where!r}: memory ran out while {unit} {number + 1} was read, it may be very long: split it into several"
         ) from error
 
 
-def _checked_rows(rows: Iterable[_Row], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+def _checked_rows(rows: Iterable[_PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     for place, row in rows:
         if missing := sorted(columns.keys() - row):
             raise ValueError(
@@ -148,63 +156,31 @@ def _checked_rows(rows: Iterable[_Row], source: str, columns: Mapping[str, type]
         yield row
 
 
+def _documents(rows: Iterable[_PlacedRow], source: str, column: str) -> Iterator[str]:
+    for place, row in rows:
+        if column not in row:
+            raise ValueError(f"{source!r} has no column {column!r}: name one of its columns {sorted(row)}")
+        text = row[column]
+        if text is not None and not isinstance(text, str):
+            raise ValueError(
+                f"column {column!r} of {source!r} holds {type(text).__name__}, not text: "
+                f"name a text column out of {sorted(row)}"
+            )
+        if text and (text := text.strip()):
+            _check_length(text, place)
+            yield text
+
+
 def _check_length(text: str, place: str) -> None:
-    """Refuse a text that a tokenizer may have too little memory for."""
-    if len(text) > MAX_TEXT_BYTES // 4 and (size := num_bytes(text)) > MAX_TEXT_BYTES:
+    if len(text) > MAX_TEXT_BYTES // 4 and (size := count_bytes(text)) > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
             "documents, each a line of a .txt file or a row of a .jsonl file"
         )
 
 
-def _documents(rows: Iterable[_Row], source: str, column: str) -> Iterator[str]:
-    for place, row in rows:
-        if column not in row:
-            raise ValueError(f"{source!r} has no column {column!r}: name one of its columns {sorted(row)}")
-        text = row[column]
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise ValueError(
-                f"column {column!r} of {source!r} holds {type(text).__name__}, not text: "
-                f"name a text column out of {sorted(row)}"
-            )
-        if text := text.strip():
-            _check_length(text, place)
-            yield text
-
-
-def _local_rows(files: list[Path]) -> Iterator[_Row]:
-    # One file at a time, so that an error names the file.
-    for file in files:
-        reader = _FORMATS[_format(file)]
-        failure = f"cannot read {str(file)!r}; is it a whole {reader} file?"
-        # Escaped, because `data_files` are patterns.
-        rows = _rows(failure, reader, data_files=[glob.escape(str(file))], split="train")
-        yield from _placed(str(file), "line" if reader == "text" else "row", rows)
-        if file.suffix.lower() == ".zst" and not _is_whole_zstandard(file):
-            raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
-
-
-def _hub_rows(source: str, name: str | None, split: str) -> Iterator[dict[str, Any]]:
-    failure = (
-        f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
-        "check these names and the connection, or name a local file."
-    )
-    return _rows(failure, source, name, split=split)
-
-
-def _rows(failure: str, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
-    try:
-        yield from load_dataset(*args, **kwargs, streaming=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # every format and the hub have error types of their own
-        raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
-
-
 def _is_whole_zstandard(file: Path) -> bool:
-    """Say whether a file ends where a frame does; readers take one that is cut off for a shorter one."""
+    """Return whether a file ends at the end of a frame; readers take a truncated file for a shorter one."""
     frame = None
     with file.open("rb") as compressed:
         while chunk := compressed.read(1 << 16):

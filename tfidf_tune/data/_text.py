@@ -1,67 +1,173 @@
-"""Plain text as documents of their own lengths, each a sequence: for fine-tuning on one's own text."""
+"""Plain text: as blocks of equal length, or each document as a sequence of its own."""
 
+import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-from torch.utils.data import Dataset
-from torchtune.datasets import PackedDataset
 
-from tfidf_tune.data._cache import cached_counts, cached_folder
-from tfidf_tune.data._encoding import TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._checks import check_at_least, check_fits_model
+from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sft import opening_ids
+from tfidf_tune.data._sequences import Counts, SequenceDataset, TextBlocksDataset, cached_sequences
 from tfidf_tune.data._sources import load_documents, source_fingerprint
-from tfidf_tune.data._text_blocks import block_sample
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
 
-# Part of every cache key: raise it when a change of code changes the ids.
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    from torchtune.datasets import PackedDataset
 
 logger = logging.getLogger(__name__)
 
 
-class TextDataset(Dataset[dict[str, list[int]]]):
-    """Documents of varying length as a map-style data set.
-
-    An item is ``{"tokens": list[int], "labels": list[int]}``, the labels equal to the tokens: the recipe shifts them.
+def text_blocks(
+    tokenizer: TextTokenizer,
+    documents: Iterable[str],
+    block_size: int = 256,
+    num_blocks: int | None = None,
+    add_eos: bool = False,
+) -> TokenArray:
+    """Tokenize documents, concatenate them and cut them into blocks without overlap; an incomplete block is dropped.
 
     Args:
-        tokens (TokenArray): int32 ids of all sequences, one after the other; may be memory-mapped.
-        spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` each starts and ends.
-        num_documents (int): documents of the source.
-        num_cut (int): of these, how many were cut into several sequences.
-        num_left_out (int): pieces of one token, in which there is nothing to predict.
+        tokenizer (TextTokenizer): the tokenizer; no BOS is added.
+        documents (Iterable[str]): read no further than needed.
+        block_size (int): tokens in a block. Default: 256
+        num_blocks (int | None): most blocks; fewer if the text is too short. Default: None, all.
+        add_eos (bool): end each document with EOS. Default: False
 
-    Attributes:
-        num_documents (int): as given.
-        num_cut (int): as given.
-        num_left_out (int): as given.
+    Returns:
+        TokenArray: int32 of shape ``[num_blocks, block_size]``.
     """
+    eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
+    pieces: list[TokenArray] = []
+    num_tokens = 0
+    for ids in encode_texts(tokenizer, documents):
+        pieces += [ids, eos]
+        num_tokens += len(ids) + len(eos)
+        if num_blocks is not None and num_tokens >= num_blocks * block_size:
+            break
+    return cut_blocks(pieces, block_size)[:num_blocks]
 
-    def __init__(
-        self,
-        tokens: TokenArray,
-        spans: npt.NDArray[np.int64],
-        *,
-        num_documents: int,
-        num_cut: int,
-        num_left_out: int,
-    ) -> None:
-        self._tokens = tokens
-        self._spans = spans
-        self.num_documents = num_documents
-        self.num_cut = num_cut
-        self.num_left_out = num_left_out
 
-    def __len__(self) -> int:
-        return len(self._spans)
+def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
+    """Concatenate int32 token ids and cut them into blocks ``[num_blocks, block_size]``; the rest is dropped."""
+    stream = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
+    num_blocks = len(stream) // block_size
+    return stream[: num_blocks * block_size].reshape(num_blocks, block_size)
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        start, end = self._spans[index]
-        return block_sample(self._tokens[start:end])
+
+def text_blocks_dataset(
+    tokenizer: TextTokenizer,
+    *,
+    source: str,
+    source_name: str | None = None,
+    source_split: str = "train",
+    source_column: str = "text",
+    block_size: int = 256,
+    num_blocks: int | None = None,
+    cache_dir: str | None = None,
+) -> TextBlocksDataset:
+    """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks are cached.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer.
+        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
+        source_name (str | None): configuration of a hub data set. Default: None
+        source_split (str): split of a hub data set or of ``embedded``. Default: "train"
+        source_column (str): the column that holds the text. Default: "text"
+        block_size (int): tokens in a block. Default: 256
+        num_blocks (int | None): number of blocks. Default: None, all
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+
+    Returns:
+        TextBlocksDataset: the data set.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If a size is below 1, ``block_size`` exceeds the tokenizer's ``max_seq_len``, the source cannot be
+            read, or it has fewer than ``num_blocks`` blocks or none.
+    """
+    check_at_least(1, block_size=block_size, num_blocks=num_blocks)
+    check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+
+    def build(folder: Path) -> Counts:
+        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
+        blocks = text_blocks(tokenizer, documents, block_size, num_blocks, add_eos=True)
+        if len(blocks) < (num_blocks or 1):
+            raise ValueError(
+                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
+                "lower num_blocks or block_size, or name a larger source"
+            )
+        np.save(folder / "blocks.npy", blocks)
+        return {"num_blocks": len(blocks)}
+
+    settings = {
+        "kind": "text_blocks",
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+    }
+    folder, _ = cached_folder(cache_dir, settings, build)
+    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"))
+
+
+def without_shared_text(
+    tokenizer: TextTokenizer,
+    blocks: TokenArray,
+    num_tokens: int,
+    *,
+    source: str,
+    source_name: str | None = None,
+    source_split: str = "train",
+    source_column: str = "text",
+    cache_dir: str | None = None,
+) -> TokenArray:
+    """Leave out the blocks that have a stretch of text in common with a source.
+
+    The result is cached, because every evaluated model needs the same one and the source can be large.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer of the blocks.
+        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
+        num_tokens (int): consecutive tokens that make a stretch, from 2 to ``block_size``.
+        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`; read completely.
+        source_name (str | None): configuration of a hub data set. Default: None
+        source_split (str): split of a hub data set or of ``embedded``. Default: "train"
+        source_column (str): the column that holds the text. Default: "text"
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+
+    Returns:
+        TokenArray: the other blocks, in their order.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If the source cannot be read.
+    """
+    block_size = blocks.shape[1]
+
+    def build(folder: Path) -> Counts:
+        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
+        corpus = join_documents(encode_texts(tokenizer, documents))
+        windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
+        shared = windows[:: block_size + 1]  # the windows that are a whole block
+        np.save(folder / "shared.npy", shared)
+        return {"num_shared": int(shared.sum())}
+
+    settings = {
+        "kind": "shared_blocks",
+        "block_size": block_size,
+        "blocks": hashlib.sha256(blocks.tobytes()).hexdigest(),
+        "num_tokens": num_tokens,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+    }
+    folder, _ = cached_folder(cache_dir, settings, build)
+    unseen: TokenArray = blocks[~np.load(folder / "shared.npy")]
+    return unseen
 
 
 def text_dataset(
@@ -76,12 +182,11 @@ def text_dataset(
     add_eos: bool = True,
     packed: bool = False,
     cache_dir: str | None = None,
-) -> TextDataset | PackedDataset:
-    """Build a data set for fine-tuning on plain text in which each document is a sequence.
+) -> "SequenceDataset | PackedDataset":
+    """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids are cached.
 
-    A document of more than ``max_seq_len`` tokens is cut into pieces, each a sequence of its own; a last piece of one
-    token, in which there is nothing to predict, is left out. A log line says how many there are. The ids are cached,
-    so a second run starts at once.
+    A document of more than ``max_seq_len`` tokens is cut into pieces, each a sequence of its own. A last piece of one
+    token, which has nothing to predict, is left out. A log line reports the counts.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
@@ -89,46 +194,60 @@ def text_dataset(
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): split of a hub data set or of ``embedded``. Default: "train"
         source_column (str): the column that holds the text. Default: "text"
-        max_seq_len (int | None): tokens in a sequence, BOS and EOS included. Default: None, the tokenizer's own.
-        add_bos (bool): open each document by BOS, where the tokenizer has one, so that its first token is learnt too.
+        max_seq_len (int | None): tokens in a sequence, including BOS and EOS. Default: None, the tokenizer's own.
+        add_bos (bool): start each document with BOS, if the tokenizer has one, so that its first token is learnt too.
             Default: True
-        add_eos (bool): end each document by EOS. Default: True
+        add_eos (bool): end each document with EOS. Default: True
         packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        TextDataset | PackedDataset: the data set, as ``ds`` of a ``PackedDataset`` where it is packed.
+        SequenceDataset | PackedDataset: the data set; if packed, the attribute ``ds`` of a ``PackedDataset``.
 
     Raises:
-        FileNotFoundError: If ``source`` looks like a path and nothing is there.
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if the source cannot be
             read or gives no sequence of two tokens.
 
     Example:
         >>> dataset = text_dataset(tokenizer, source="letters.jsonl", max_seq_len=512)
     """
-    limit = _limit(tokenizer, max_seq_len)
-    bos = opening_ids(tokenizer) if add_bos else []
-    eos = [tokenizer.eos_id] if add_eos else []
+    limit = tokenizer.max_seq_len if max_seq_len is None else max_seq_len
+    if limit is None:
+        raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
+    check_at_least(2, max_seq_len=limit)  # a token and one to predict
+    check_fits_model(tokenizer, lower="it", max_seq_len=limit)
+    bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
+    eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
-    def build(folder: Path) -> dict[str, int]:
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
         documents = load_documents(source, name=source_name, split=source_split, column=source_column)
-        return _write_sequences(folder, tokenizer, documents, bos, eos, limit, source)
+        num_sequences = 0
+        for text in encode_texts(tokenizer, documents):
+            ids = np.concatenate([bos, text, eos])
+            counts["num_documents"] += 1
+            counts["num_cut"] += len(ids) > limit
+            for start in range(0, len(ids), limit):
+                piece = ids[start : start + limit]
+                if len(piece) < 2:
+                    counts["num_left_out"] += 1
+                else:
+                    num_sequences += 1
+                    yield piece, 0
+        if not num_sequences:
+            raise ValueError(
+                f"{source!r} gives no sequence of two tokens or more out of {counts['num_documents']} documents: name "
+                "another source"
+            )
 
-    settings: dict[str, Any] = {
+    settings = {
         "kind": "text",
-        "format_version": FORMAT_VERSION,
         "max_seq_len": limit,
-        "special_ids": [bos, eos],
+        "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
     }
-    folder = cached_folder(cache_dir, settings, build)
-    dataset = TextDataset(
-        np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r"),
-        np.load(folder / "spans.npy"),
-        **cached_counts(folder),
-    )
+    dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(
         logging.WARNING if dataset.num_cut else logging.INFO,
         "%s: %d sequences of %d documents; %d documents of more than %d tokens cut into pieces; %d pieces of one token "
@@ -141,52 +260,3 @@ def text_dataset(
         dataset.num_left_out,
     )
     return pack(dataset, tokenizer) if packed else dataset
-
-
-def _limit(tokenizer: TextTokenizer, max_seq_len: int | None) -> int:
-    limit = tokenizer.max_seq_len if max_seq_len is None else max_seq_len
-    if limit is None:
-        raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
-    if limit < 2:
-        raise ValueError(f"max_seq_len must be at least 2, a token and one to predict, got {limit}")
-    if tokenizer.max_seq_len is not None and limit > tokenizer.max_seq_len:
-        raise ValueError(
-            f"max_seq_len is {limit}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or the model's "
-            "limit: lower it"
-        )
-    return limit
-
-
-def _write_sequences(
-    folder: Path,
-    tokenizer: TextTokenizer,
-    documents: Iterable[str],
-    bos: list[int],
-    eos: list[int],
-    limit: int,
-    source: str,
-) -> dict[str, int]:
-    counts = {"num_documents": 0, "num_cut": 0, "num_left_out": 0}
-    spans: list[tuple[int, int]] = []
-    position = 0
-    opening, ending = np.array(bos, dtype=np.int32), np.array(eos, dtype=np.int32)
-    with (folder / "tokens.int32").open("wb") as file:
-        for _, text in encode_texts(tokenizer, documents):
-            ids = np.concatenate([opening, text, ending])
-            counts["num_documents"] += 1
-            counts["num_cut"] += len(ids) > limit
-            for start in range(0, len(ids), limit):
-                piece = ids[start : start + limit]
-                if len(piece) < 2:
-                    counts["num_left_out"] += 1
-                    continue
-                file.write(piece.tobytes())
-                spans.append((position, position + len(piece)))
-                position += len(piece)
-    if not spans:
-        raise ValueError(
-            f"{source!r} gives no sequence of two tokens or more out of {counts['num_documents']} documents: name "
-            "another source"
-        )
-    np.save(folder / "spans.npy", np.array(spans, dtype=np.int64))
-    return counts

@@ -1,49 +1,155 @@
-"""Any Hugging Face tokenizer as a torchtune tokenizer."""
+"""Tokenizers: what the data sets need of one, and any Hugging Face tokenizer as a torchtune tokenizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torchtune.data import Message
-from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
+import numpy as np
+import numpy.typing as npt
 from transformers import AutoTokenizer, LlamaTokenizer
 
 from tfidf_tune._files import looks_like_path
-from tfidf_tune.data._encoding import fingerprint_of
+from tfidf_tune.data._cache import digest
+
+if TYPE_CHECKING:
+    from torchtune.data import Message
+
+TokenArray = npt.NDArray[np.int32]
+
+MAX_TEXT_BYTES = 10_000_000
+"""The longest text that is tokenized, in bytes of UTF-8. A tokenizer takes 100 to 350 times as much memory and ends the
+process if it does not get it. The ids of a text that is split into pieces can differ."""
+
+_BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
+
+# Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to tell tokenizers apart.
+_SAMPLE_TEXT = (
+    "The quick brown fox, aged 27, jumped over 3.14 lazy dogs' tails!  (Don't ask why.)\n\n"
+    "\tdef f(x):\n        return x ** 2  # naïve café, straße\n"
+    "Information-theoretic weighting; дюйм, 東京, مرحبا, 🙂 <unk> </s> @-@ §12"
+)
+
+
+class TextTokenizer(Protocol):
+    """The part of a torchtune tokenizer that plain text needs."""
+
+    eos_id: int
+    vocab_size: int
+    max_seq_len: int | None
+
+    def encode(self, text: str, add_bos: bool = True, add_eos: bool = True) -> list[int]:
+        """Return the token ids of ``text``."""
+        ...
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of ``token_ids``."""
+        ...
+
+
+def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[TokenArray]:
+    """Encode texts in order, without BOS and EOS.
+
+    Args:
+        tokenizer (TextTokenizer): its method ``encode_batch(texts)`` is used for speed if it has one.
+        texts (Iterable[str]): read lazily, one batch ahead.
+
+    Yields:
+        TokenArray: the ids of a text, int32 of shape ``[num_tokens]``.
+    """
+    for batch in _batches(texts):
+        if hasattr(tokenizer, "encode_batch"):
+            encoded = tokenizer.encode_batch(batch)
+        else:
+            encoded = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in batch]
+        for ids in encoded:
+            yield np.asarray(ids, dtype=np.int32)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        num_bytes = count_bytes(text)
+        if batch and (len(batch) == _BATCH_SIZE or size + num_bytes > MAX_TEXT_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += num_bytes
+    if batch:
+        yield batch
+
+
+def count_bytes(text: str) -> int:
+    """Return the number of bytes of ``text`` in UTF-8."""
+    return len(text.encode(errors="replace"))
+
+
+def bos_ids(tokenizer: TextTokenizer) -> list[int]:
+    """Return BOS as a list, empty if the tokenizer has none."""
+    return tokenizer.encode("", add_bos=True, add_eos=False)
+
+
+def tokenizer_name(tokenizer: TextTokenizer) -> str:
+    """Return the display name of a tokenizer: its ``name``, or that of its class.
+
+    Args:
+        tokenizer (TextTokenizer): any tokenizer.
+
+    Returns:
+        str: the name.
+    """
+    return str(getattr(tokenizer, "name", type(tokenizer).__name__))
+
+
+def tokenizer_fingerprint(tokenizer: TextTokenizer) -> str:
+    """Return a short hash by which training and evaluation check that they use the same tokenizer.
+
+    Args:
+        tokenizer (TextTokenizer): if it has a ``fingerprint``, that is returned.
+
+    Returns:
+        str: 16 hexadecimal digits; for tokenizers without a ``fingerprint`` a hash of their ``vocab_size`` and of
+            the ids of a fixed sample text.
+    """
+    if hasattr(tokenizer, "fingerprint"):
+        return str(tokenizer.fingerprint)
+    return _fingerprint(tokenizer, tokenizer.vocab_size)
+
+
+def _fingerprint(tokenizer: TextTokenizer, vocabulary: Any) -> str:
+    return digest([vocabulary, tokenizer.encode(_SAMPLE_TEXT, add_bos=False, add_eos=False)])
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer behind torchtune's ``ModelTokenizer`` and ``Transform`` protocols.
+    """A Hugging Face tokenizer with torchtune's ``ModelTokenizer`` and ``Transform`` protocols.
 
-    Messages are concatenated without a chat template: BOS (where the tokenizer has one) opens a turn
-    and EOS closes it.
+    Messages are concatenated without a chat template: BOS (if the tokenizer has one) starts a turn and EOS ends it.
 
     Args:
         path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
             A ``tokenizer.model`` without any other tokenizer file is read as Llama's.
-        max_seq_len (int | None): where :meth:`tokenize_messages` cuts. Default: None, no cut.
+        max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
 
     Attributes:
-        name (str): the ``path`` given.
-        vocab_size (int): number of tokens, added ones included.
-        max_token_id (int): largest id, which is above ``vocab_size - 1`` if ids are left out.
+        name (str): the given ``path``.
+        vocab_size (int): number of tokens, including added ones.
+        max_token_id (int): largest id; above ``vocab_size - 1`` if the ids have gaps.
         bos_id (int | None): beginning of sequence.
         eos_id (int): end of sequence.
-        pad_id (int): padding; ``eos_id`` where the tokenizer has none.
+        pad_id (int): padding; ``eos_id`` if the tokenizer has none.
         stop_tokens (list[int]): EOS, where torchtune's recipes end a generation.
         special_tokens (dict[str, int]): special tokens and their ids.
         max_seq_len (int | None): as given.
-        fingerprint (str): hash of the vocabulary and of the ids of a fixed text, by which training
-            and evaluation see that they use the same tokenizer.
+        fingerprint (str): hash of the vocabulary and of the ids of a fixed text, see :func:`tokenizer_fingerprint`.
 
     Raises:
-        FileNotFoundError: If ``path`` looks like a path and there is no such folder.
+        FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
         ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
     """
 
     def __init__(self, path: str, max_seq_len: int | None = None) -> None:
         if max_seq_len is not None and max_seq_len < 1:
-            raise ValueError(f"max_seq_len is {max_seq_len}, it has to be at least 1, or null for no cut")
+            raise ValueError(f"max_seq_len is {max_seq_len}, it has to be at least 1, or null for no truncation")
         self._hf = _load(path)
         if self._hf.eos_token_id is None:
             raise ValueError(
@@ -60,12 +166,12 @@ class HFTokenizer:
         self.special_tokens: dict[str, int] = dict(
             zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True)
         )
-        # SentencePiece puts a space (shown as ▁) before every text it encodes.
+        # SentencePiece puts a space (shown as ▁) before every text that it encodes.
         first_token = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0]
         self._adds_leading_space = first_token.startswith("▁")
         vocabulary = self._hf.get_vocab()
         self.max_token_id: int = max(vocabulary.values())
-        self.fingerprint = fingerprint_of(self, vocabulary)
+        self.fingerprint = _fingerprint(self, vocabulary)
 
     def encode(
         self, text: str, add_bos: bool = True, add_eos: bool = True, trim_leading_whitespace: bool = False
@@ -74,16 +180,16 @@ class HFTokenizer:
 
         Args:
             text (str): the text.
-            add_bos (bool): put BOS first, where the tokenizer has one.
-            add_eos (bool): put EOS last.
-            trim_leading_whitespace (bool): leave out the space that SentencePiece adds before a text,
-                for a text that continues another one.
+            add_bos (bool): start with BOS, if the tokenizer has one.
+            add_eos (bool): end with EOS.
+            trim_leading_whitespace (bool): leave out the space that SentencePiece adds before a text, for a text
+                that continues another.
 
         Returns:
             list[int]: the ids.
         """
         if trim_leading_whitespace and self._adds_leading_space:
-            # The space then goes before the line end, which is cut off again.
+            # The space is then added before the line end, which is removed again.
             line_end, tokens = self.encode_batch(["\n", "\n" + text])
             tokens = tokens[len(line_end) :]
         else:
@@ -92,7 +198,7 @@ class HFTokenizer:
         return bos + tokens + ([self.eos_id] if add_eos else [])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of many texts, faster than one by one, without BOS and EOS.
+        """Return the token ids of many texts without BOS and EOS, faster than one by one.
 
         Args:
             texts (Sequence[str]): the texts.
@@ -100,13 +206,9 @@ class HFTokenizer:
         Returns:
             list[list[int]]: the ids of each text.
         """
-        # Not verbose: the warning about long texts is meant for those who do not cut them into blocks.
+        # verbose=False: the warning about long texts is not meant for texts that are cut into blocks.
         encoded = self._hf(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            truncation=False,
-            verbose=False,
+            list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
         )
         token_ids: list[list[int]] = encoded["input_ids"]
         return token_ids
@@ -126,7 +228,7 @@ class HFTokenizer:
         )
         return text
 
-    def tokenize_messages(self, messages: list[Message], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
+    def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
         """Tokenize messages one by one and concatenate them.
 
         Args:
@@ -134,8 +236,10 @@ class HFTokenizer:
             add_end_tokens (bool): put EOS after every message of the assistant.
 
         Returns:
-            tuple[list[int], list[bool]]: the ids and, for each, whether its message is masked.
+            tuple[list[int], list[bool]]: the ids, and for each whether its message is masked.
         """
+        from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
+
         tokens, mask = tokenize_messages_no_special_tokens(
             tokenizer=self,
             messages=list(_carry_spaces(messages)),
@@ -149,7 +253,7 @@ class HFTokenizer:
 
         Args:
             sample (dict[str, Any]): a sample with the key ``messages``.
-            inference (bool): leave out the final EOS, so that a model can go on.
+            inference (bool): leave out the final EOS, so that a model can continue.
 
         Returns:
             dict[str, Any]: the same sample.
@@ -159,27 +263,23 @@ class HFTokenizer:
         return sample
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the tokenizer's files, as a Hugging Face model folder has them.
+        """Write the tokenizer's files in the format of a Hugging Face model folder.
 
         Args:
-            folder (str | Path): made when missing.
+            folder (str | Path): created if it does not exist.
         """
         self._hf.save_pretrained(str(folder))
 
 
 def hf_tokenizer(path: str, max_seq_len: int | None = None) -> HFTokenizer:
-    """Build a torchtune tokenizer from any Hugging Face tokenizer.
+    """Build a torchtune tokenizer from any Hugging Face tokenizer; for arguments and errors see :class:`HFTokenizer`.
 
     Args:
         path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
-        max_seq_len (int | None): where messages are cut. Default: None, no cut.
+        max_seq_len (int | None): where messages are truncated. Default: None, no truncation.
 
     Returns:
         HFTokenizer: the tokenizer.
-
-    Raises:
-        FileNotFoundError: If ``path`` looks like a path and there is no such folder.
-        ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
 
     Example:
         >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
@@ -196,27 +296,29 @@ def _load(path: str) -> Any:
         )
     configured = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     only_sentencepiece = (folder / "tokenizer.model").is_file() and not configured
-    # With nothing but tokenizer.model to go by, AutoTokenizer leaves out SentencePiece's leading space.
+    # From tokenizer.model only, AutoTokenizer leaves out SentencePiece's leading space.
     loader = LlamaTokenizer if only_sentencepiece else AutoTokenizer
     try:
         return loader.from_pretrained(str(folder) if folder.is_dir() else path)
-    except Exception as error:  # each tokenizer library has errors of its own
+    except Exception as error:  # each tokenizer library has its own errors
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "
             f"tokenizer.model, or a hub id that can be reached. {type(error).__name__}: {error}"
         ) from error
 
 
-def _carry_spaces(messages: list[Message]) -> Iterator[Message]:
-    """Move the spaces that end a message to the start of the next one of its turn.
+def _carry_spaces(messages: list["Message"]) -> Iterator["Message"]:
+    """Move the spaces at the end of a message to the start of the next one of its turn.
 
-    torchtune drops them, counting on SentencePiece to put one back. Other tokenizers do not; and
-    `"Answer:", " yes"` is how all of them encode `"Answer: yes"` in one piece.
+    torchtune drops them and relies on SentencePiece to add one again. Other tokenizers do not; and all of them encode
+    `"Answer: yes"` in one piece as `"Answer:", " yes"`.
     """
+    from torchtune.data import Message
+
     carried = ""
     for message in messages:
         if message.contains_media:
-            yield message  # torchtune refuses it with its own words
+            yield message  # torchtune refuses it with its own message
             continue
         text = carried + message.text_content
         content = text.rstrip(" ")
