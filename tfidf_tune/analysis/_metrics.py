@@ -18,28 +18,12 @@ Ids = npt.NDArray[np.integer]
 
 
 def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> int:
-    """Number of equal ids from the start on, up to the first that differs; 0 if either is empty.
-
-    Args:
-        generated (Sequence[int]): token ids of the continuation.
-        reference (Sequence[int]): token ids of the true continuation.
-
-    Returns:
-        int: the length in tokens.
-    """
+    """Return the number of equal token ids up to the first difference; 0 if either sequence is empty."""
     return int(longest_prefix_matches(_one_row(generated), _one_row(reference))[0])
 
 
 def longest_memorized_substring(generated: Sequence[int], reference: Sequence[int]) -> int:
-    """Length in tokens of the longest contiguous run found anywhere in both; 0 if either is empty.
-
-    Args:
-        generated (Sequence[int]): token ids of the continuation.
-        reference (Sequence[int]): token ids of the true continuation.
-
-    Returns:
-        int: the length in tokens.
-    """
+    """Return the length in tokens of the longest run found anywhere in both; 0 if either sequence is empty."""
     return int(longest_memorized_substrings(_one_row(generated), _one_row(reference))[0])
 
 
@@ -77,7 +61,7 @@ def longest_memorized_substrings(generated: Ids, reference: Ids) -> npt.NDArray[
         np.ndarray: ``[n]`` int64, in tokens.
     """
     num_rows, reference_length = reference.shape
-    run = np.zeros((num_rows, reference_length + 1), dtype=np.int64)  # column 0 stands before the reference
+    run = np.zeros((num_rows, reference_length + 1), dtype=np.int64)  # column 0 is before the reference
     longest = np.zeros(num_rows, dtype=np.int64)
     for ids in generated.T:
         run[:, 1:] = np.where(ids[:, None] == reference, run[:, :-1] + 1, 0)
@@ -86,31 +70,15 @@ def longest_memorized_substrings(generated: Ids, reference: Ids) -> npt.NDArray[
 
 
 def rouge_l(generated: str, reference: str) -> float:
-    """ROUGE-L F-measure × 100, in [0, 100], by the ``rouge_score`` package with its Porter stemmer.
+    """Return the ROUGE-L F-measure × 100, in [0, 100], of the ``rouge_score`` package with its Porter stemmer.
 
-    Its words are runs of ASCII letters and digits in lower case: a text without any, an empty one above all,
-    scores 0.
-
-    Args:
-        generated (str): text of the continuation.
-        reference (str): text of the true continuation.
-
-    Returns:
-        float: the score.
+    Its words are runs of ASCII letters and digits in lower case: a text without any scores 0.
     """
     return 100.0 * float(_rouge_scorer("rougeL").score(reference, generated)["rougeL"].fmeasure)
 
 
 def rouge_scores(generated: str, reference: str) -> dict[str, float]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L as :func:`rouge_l` gives it.
-
-    Args:
-        generated (str): text of the summary.
-        reference (str): text of the true summary.
-
-    Returns:
-        dict[str, float]: ``rouge1``, ``rouge2`` and ``rouge_l``, F-measures × 100.
-    """
+    """Return ``rouge1``, ``rouge2`` and ``rouge_l`` of a summary, computed like :func:`rouge_l`."""
     scores = _rouge_scorer("rouge1", "rouge2", "rougeL").score(reference, generated)
     return {
         name: 100.0 * float(scores[key].fmeasure)

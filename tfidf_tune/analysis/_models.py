@@ -1,4 +1,4 @@
-"""Checkpoint folder -> model that is ready to be measured."""
+"""Load a checkpoint folder as a model for evaluation."""
 
 import os
 import warnings
@@ -21,24 +21,24 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> "PreTrainedModel":
-    """Loads a Hugging Face model folder, or a PEFT adapter folder on its base model, in eval mode.
+    """Load a Hugging Face model folder, or a PEFT adapter folder on its base model, in eval mode.
 
     Args:
         folder (str | os.PathLike[str]): a complete model folder (``config.json`` and weights), or an adapter folder
             (``adapter_config.json`` and adapter weights).
-        base (str | os.PathLike[str] | None): folder or hub name of the model under an adapter; None takes the adapter's
-            ``base_model_name_or_path``. A complete folder needs none and ignores it.
-        device (str | torch.device): where the model goes.
-        dtype (torch.dtype | None): of the weights; None keeps what the checkpoint says. PEFT holds
+        base (str | os.PathLike[str] | None): folder or hub name of an adapter's base model; None uses the adapter's
+            ``base_model_name_or_path``. Ignored for a complete folder.
+        device (str | torch.device): device of the model.
+        dtype (torch.dtype | None): of the weights; None keeps that of the checkpoint. PEFT keeps
             half-precision adapters in float32.
 
     Returns:
-        PreTrainedModel: the model; a ``peft.PeftModel``, which is called alike, for an adapter folder.
+        PreTrainedModel: the model; for an adapter folder a ``peft.PeftModel``, which has the same interface.
 
     Raises:
         FileNotFoundError: If the folder, its config or its weights are missing.
-        ValueError: If weights that the model needs are not in the files, a file is cut off, or an adapter
-            names no base.
+        ValueError: If weights of the model are not in the files, a file is truncated, or an adapter names no
+            base.
     """
     folder = Path(folder)
     try:
@@ -59,7 +59,7 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
         name, dtype=dtype if dtype is not None else "auto", output_loading_info=True
     )
     if missing := sorted(info["missing_keys"]):
-        # transformers fills them with random values and goes on.
+        # transformers would initialize them randomly.
         raise ValueError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}")
     return model
 
@@ -72,7 +72,7 @@ def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torc
     if not base:
         raise ValueError(f"The adapter in {folder} names no base model: pass base=, a model folder or hub name.")
     with warnings.catch_warnings():
-        # PEFT fills missing weights with random values, warns, and goes on.
+        # PEFT initializes missing weights randomly and only warns.
         warnings.filterwarnings("error", message=".*missing adapter keys")
         # PEFT 0.18 reads an attribute that transformers 5 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")

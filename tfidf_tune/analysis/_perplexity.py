@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def token_perplexity(model: "PreTrainedModel", blocks: npt.NDArray[np.integer], *, batch_size: int = 16) -> float:
-    """Perplexity over the ``n · (s - 1)`` predictions of ``n`` non-overlapping blocks of ``s`` tokens.
+    """Return the perplexity over the ``n · (s - 1)`` predictions of ``n`` non-overlapping blocks of ``s`` tokens.
 
     Section "Perplexity" of the paper, ``D`` the evaluated positions::
 
         PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
 
-    ``x_<t`` are the ids before ``t`` in the same block: the first id of a block is context only, no BOS is
-    added. The logits are taken to float32, the sum is kept in float64.
+    ``x_<t`` are the ids before ``t`` in the same block: the first id of a block is only context, no BOS is
+    added. Logits are converted to float32, the sum is in float64.
 
     Args:
         model (PreTrainedModel): causal language model; it is put in eval mode.
         blocks (np.ndarray): integer ``[n, s]`` token ids without padding.
-        batch_size (int): blocks a forward pass.
+        batch_size (int): blocks in a forward pass.
 
     Returns:
         float: the perplexity, at least 1.
 
     Raises:
-        ValueError: If there is no position to predict, or an id is outside the model's vocabulary.
+        ValueError: If there is nothing to predict, or an id is outside the model's vocabulary.
     """
     num_blocks, block_size = blocks.shape
     num_predictions = num_blocks * (block_size - 1)

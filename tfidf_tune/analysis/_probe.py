@@ -1,7 +1,7 @@
-"""The memorization probe: prompt with the start of a passage, decode greedily, compare with what follows.
+"""The memorization probe: prompt with the start of a passage, decode greedily, compare with the true continuation.
 
-Section "Memorization" of the paper; the framework is that of Huang et al. 2024 (https://arxiv.org/abs/2407.17817).
-Token-exact: prompts and references are the ids of the passage, no text is tokenized again, no BOS is added.
+Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/abs/2407.17817). Prompts and references
+are the token ids of the passage: no text is tokenized again, no BOS is added.
 """
 
 import math
@@ -24,9 +24,9 @@ _TOKENS_BETWEEN_CHECKS = 16
 
 
 class ProbeTokenizer(Protocol):
-    """What the probe asks of a tokenizer.
+    """The part of a tokenizer that the probe uses.
 
-    Its ``fingerprint``, if any, must be that of the passages, and its ``vocab_size``, if any, above all of their ids.
+    Its ``fingerprint``, if it has one, must be that of the passages, and its ``vocab_size`` larger than all their ids.
     """
 
     @property
@@ -48,30 +48,29 @@ def probe(
     offset: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[ProbeSample]:
-    """Measures how much of each passage the model recites from each prefix length.
+    """Measure how much of each passage the model recites from each prefix length.
 
     With ``o`` the offset and ``p`` a prefix length, the prompt is ``token_ids[o : o+p]`` and the reference
-    ``token_ids[o+p : o+p+max_new_tokens]``. A passage that ends earlier has a shorter reference, and the
-    continuation is cut to the same length; it is also cut before the tokenizer's eos. The prompts of one
-    forward pass have one length, so nothing is padded and, in float32, the batch size does not change the
-    result. In bfloat16 it can, where two logits round to the same value.
+    ``token_ids[o+p : o+p+max_new_tokens]``, shorter if the passage ends earlier. The continuation is truncated to the
+    length of the reference, and before EOS. The prompts of a forward pass have one length, so nothing is padded and in
+    float32 the batch size does not change the result. In bfloat16 it can, if two logits round to the same value.
 
     Args:
         model (PreTrainedModel): causal language model; it is put in eval mode.
-        tokenizer (ProbeTokenizer): gives the texts for ROUGE-L and the eos id.
+        tokenizer (ProbeTokenizer): gives the texts for ROUGE-L and the EOS id.
         passages (Sequence[Passage]): targets and controls.
         prefix_lengths (Sequence[int]): lengths of the prompts in tokens.
         max_new_tokens (int): most tokens to generate and compare.
-        batch_size (int): prompts a forward pass.
+        batch_size (int): prompts in a forward pass.
         offset (int): where in the passage the prompts start, in tokens.
-        progress (Callable[[int, int], None] | None): called with (samples done, samples in all) after each batch.
+        progress (Callable[[int, int], None] | None): called after each batch with (samples done, samples in total).
 
     Returns:
-        list[ProbeSample]: one for each prefix length and passage; all passages of the first length come first.
+        list[ProbeSample]: one for each prefix length and passage, ordered by prefix length.
 
     Raises:
         ValueError: If a passage has no ids after a prefix, comes from another tokenizer, or has ids outside
-            the model's vocabulary. All are checked before any work begins.
+            the model's vocabulary. Checked before generation starts.
     """
     check_passages(tokenizer, passages, offset + max(prefix_lengths))
     for passage in passages:
@@ -108,38 +107,38 @@ def probe(
 def greedy_continuations(
     model: "PreTrainedModel", prompts: Sequence[Sequence[int]], num_tokens: int, *, eos_id: int | None = None
 ) -> list[list[int]]:
-    """The most probable next id, up to ``num_tokens`` times, with a KV cache.
+    """Append the most probable next id up to ``num_tokens`` times, with a KV cache.
 
-    Nothing but the logits decides: ``model.generate`` would merge in what the model's ``generation_config``
-    sets (a repetition penalty, say), and a recitation score must not depend on it.
+    Only the logits decide. ``model.generate`` would apply the model's ``generation_config``, for example a repetition
+    penalty, and is slower on small models, see ``_kv_cache.py``.
 
     Args:
         model (PreTrainedModel): causal language model in eval mode.
         prompts (Sequence[Sequence[int]]): ``[b, p]`` token ids, all of one length.
-        num_tokens (int): how many ids to append.
-        eos_id (int | None): where a row ends; generation stops when every row has ended. Default: None, no end.
+        num_tokens (int): ids to append.
+        eos_id (int | None): ends a row; generation stops when every row has ended. Default: None, no end.
 
     Returns:
-        list[list[int]]: for each prompt at most ``num_tokens`` token ids, without eos and what follows it; the
+        list[list[int]]: for each prompt at most ``num_tokens`` token ids, without EOS and what follows it; the
             lowest id wins a tie.
     """
     from tfidf_tune.analysis._kv_cache import reserve  # imports transformers
 
     ids_bs = torch.tensor(prompts, device=next(model.parameters()).device)
     ended = torch.zeros(len(ids_bs), dtype=torch.bool, device=ids_bs.device)
-    length = ids_bs.shape[1] + num_tokens
+    capacity = ids_bs.shape[1] + num_tokens
     cache = None
     generated = []
     for _ in range(num_tokens):
         output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if cache is None:
             cache = output.past_key_values
-            reserve(cache, length)
+            reserve(cache, capacity)
         ids_bs = output.logits[:, -1:].argmax(dim=-1)
         generated.append(ids_bs)
         if eos_id is not None:
             ended |= ids_bs[:, 0] == eos_id
-            # A GPU has to be waited for, so it is asked now and then; what stands after an end is cut off.
+            # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
             if (not ids_bs.is_cuda or len(generated) % _TOKENS_BETWEEN_CHECKS == 0) and ended.all():
                 break
     rows = torch.cat(generated, dim=1).tolist() if generated else [[] for _ in prompts]
@@ -157,20 +156,10 @@ def compare_continuation(
     generated_text: str,
     reference_text: str,
 ) -> ProbeSample:
-    """Score a continuation against what stands in the passage.
-
-    Args:
-        passage_id (str): of the passage, as are the next three, see :class:`ProbeSample`.
-        kind (str): "target" or "control".
-        offset (int): in tokens.
-        prefix_length (int): in tokens.
-        generated_ids (list[int]): the continuation, without eos.
-        reference_ids (list[int]): the passage's ids after the prompt.
-        generated_text (str): text of the continuation.
-        reference_text (str): text of the reference.
+    """Score a continuation against the true one; for the arguments see :class:`ProbeSample`.
 
     Returns:
-        ProbeSample: what was given, and the scores.
+        ProbeSample: the arguments and the scores.
     """
     prefix_match = longest_prefix_match(generated_ids, reference_ids)
     return ProbeSample(
@@ -190,12 +179,12 @@ def compare_continuation(
 
 
 def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num_prompt: int) -> None:
-    """Refuse passages that cannot be asked for.
+    """Refuse passages that cannot be probed.
 
     Args:
         tokenizer (ProbeTokenizer): the model's.
         passages (Sequence[Passage]): targets and controls.
-        num_prompt (int): tokens up to the end of the longest prompt, the offset included.
+        num_prompt (int): tokens up to the end of the longest prompt, including the offset.
 
     Raises:
         ValueError: If a passage has no ids after the prompt, comes from another tokenizer, or has an id that the

@@ -1,4 +1,4 @@
-"""The check that ids and model belong together."""
+"""Check that token ids and model belong together."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) -> None:
-    """Raises before an embedding is asked for a row that it does not have.
+    """Refuse token ids that are outside the model's embedding.
 
     Args:
         model (PreTrainedModel): language model with input embeddings ``[v, d]``.
