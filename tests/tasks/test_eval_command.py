@@ -71,7 +71,7 @@ def test_tasks_writes_a_pass_through_tokenizer(run_command, capsys, llama, tmp_p
     run_command("tasks", "--token-ids-tokenizer", tmp_path / "ids", "--tokenizer", llama)
     assert capsys.readouterr().out == f"{tmp_path / 'ids'}\n"
     assert hf_tokenizer(original_tokenizer(str(tmp_path / "ids"))).fingerprint == hf_tokenizer(str(llama)).fingerprint
-    with pytest.raises(SystemExit, match="error: .* is there already and not empty: name another folder"):
+    with pytest.raises(SystemExit, match="error: .* already exists and is not empty: name another folder"):
         run_command("tasks", "--token-ids-tokenizer", tmp_path / "ids", "--tokenizer", llama)
 
 

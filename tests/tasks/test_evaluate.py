@@ -29,5 +29,5 @@ def test_the_devices_of_the_machine_can_be_chosen_and_no_others(llama, tmp_path,
         ValueError, match=r"no device 'cuda:2' on this machine: choose one of cpu, cuda, cuda:0, cuda:1$"
     ):
         evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, device="cuda:2")
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, device="cuda:1", batch_size=0)

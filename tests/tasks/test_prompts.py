@@ -89,7 +89,7 @@ def test_a_text_prompt_is_called_exact_just_where_the_model_sees_the_ids(
 def test_what_does_not_survive_as_text_is_told_with_the_remedies(tokenizers, probe_file, llama, tmp_path, caplog):
     settings = {"probe_file": probe_file, "max_new_tokens": 8, "prompts": "text"}
     output = run_tasks(llama, "tfidf_memorization", tmp_path / "a", **settings)
-    warnings = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._prompts"]
+    warnings = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._task"]
     lost = [int(output.metrics(task)["num_not_round_trip"]) for task in MEMORIZATION]
     assert sum(lost) > 0
     assert [int(warning.split()[0]) for warning in warnings] == [num for num in lost if num]

@@ -125,7 +125,7 @@ def test_the_models_own_ways_of_generating_do_not_count(ours, id_prompts, llama,
 def test_what_is_too_long_for_the_model_is_refused(ours):
     request = continuations([token_ids_request([5] * 250)], max_gen_toks=6)
     ours.generate_until(request, True)
-    with pytest.raises(ValueError, match=r"a prompt and what is generated are 257 tokens together, more than .* 256"):
+    with pytest.raises(ValueError, match=r"a prompt and its continuation are 257 tokens together, more than .* 256"):
         ours.generate_until(continuations([token_ids_request([5] * 250)], max_gen_toks=7), True)
     pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([5]), " 5" * 256), idx=0)
     with pytest.raises(ValueError, match="257 tokens together"):

@@ -101,7 +101,7 @@ def test_the_harness_own_model_sees_the_ids_and_answers_in_ids(batch_size, llama
 
 def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is there already and not empty: name another folder"):
+    with pytest.raises(FileExistsError, match="already exists and is not empty: name another folder"):
         save_token_ids_tokenizer(str(llama), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
     (tmp_path / "empty").mkdir()

@@ -6,18 +6,18 @@ if TYPE_CHECKING:
     from tfidf_tune.data._tokenizer import TextTokenizer
 
 
-def check_at_least(least: int, **values: int | None) -> None:
+def check_at_least(least: int, **values: int) -> None:
     """Refuse settings that are not whole numbers or are too small.
 
     Args:
         least (int): the smallest valid value.
-        **values (int | None): settings by name; None is not checked.
+        **values (int): settings by name.
 
     Raises:
         ValueError: If a value is not a whole number of at least ``least``.
     """
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 

@@ -90,7 +90,9 @@ def text_blocks_dataset(
         ValueError: If a size is below 1, ``block_size`` exceeds the tokenizer's ``max_seq_len``, the source cannot be
             read, or it has fewer than ``num_blocks`` blocks or none.
     """
-    check_at_least(1, block_size=block_size, num_blocks=num_blocks)
+    check_at_least(1, block_size=block_size)
+    if num_blocks is not None:
+        check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
 
     def build(folder: Path) -> Counts:

@@ -9,16 +9,12 @@ MODEL_NAME = "tfidf-hf"
 
 
 def tasks_folder() -> Path:
-    """Give the folder of the tasks' YAML files, for ``lm_eval --include_path``.
-
-    Returns:
-        Path: an absolute path.
-    """
+    """Return the absolute path of the folder with the tasks' YAML files, for ``lm_eval --include_path``."""
     return Path(str(files("tfidf_tune.tasks")))
 
 
 def register_model() -> None:
-    """Make ``--model tfidf-hf`` known to the harness, in this process."""
+    """Register ``--model tfidf-hf`` with the harness, in this process."""
     import lm_eval.models  # noqa: F401  (first: the harness registers its own models only into an empty registry)
     from lm_eval.api.registry import model_registry
 
@@ -27,14 +23,14 @@ def register_model() -> None:
 
 
 def load_now(manager: Any, tasks: Sequence[Any]) -> None:
-    """Load tasks before the harness does: it loads the model first, and only then tells what is wrong with the tasks.
+    """Load tasks at once, so that errors in their settings appear before the harness loads the model.
 
     Args:
-        manager (Any): the harness's ``TaskManager``; what it loads from now on is this.
-        tasks (Sequence[Any]): as the harness will name them.
+        manager (Any): the harness's ``TaskManager``; from now on it returns these tasks.
+        tasks (Sequence[Any]): task names as the harness will use them.
 
     Raises:
-        ValueError: If one of the tasks' settings does not work.
+        ValueError: If a setting of a task is invalid.
     """
     loaded = manager.load(tasks)
     manager.load = lambda _: loaded
@@ -50,23 +46,23 @@ def evaluate(
     device: str | None = None,
     limit: int | None = None,
 ) -> None:
-    """Evaluate a model by the harness, with prompts of token ids, and keep results and samples.
+    """Evaluate a model with the harness, with prompts of token ids, and write results and samples.
 
-    The same as ``tfidf-tune eval --model_args ... --tasks ... --log_samples``, without the index of the harness's own
-    tasks, which takes seconds.
+    The same as ``tfidf-tune eval --model_args ... --tasks ... --log_samples``, but without indexing the harness's own
+    tasks, which takes seconds. It can be called repeatedly in one process: neither the model nor its tokenizer is kept.
 
     Args:
         model_args (dict[str, Any]): of the harness's ``hf`` model: ``pretrained``, ``peft``, ``dtype``, ...
         tasks (Sequence[str]): names of our tasks and groups.
-        output_path (Path): the folder below which ``results_*.json`` and ``samples_*.jsonl`` are written.
+        output_path (Path): folder below which ``results_*.json`` and ``samples_*.jsonl`` are written.
         metadata (dict[str, Any] | None): settings of the tasks.
-        batch_size (int): sequences of a forward pass.
-        device (str | None): where the model goes. Default: a GPU where there is one, else the CPU.
+        batch_size (int): sequences in a forward pass.
+        device (str | None): device of the model. Default: a GPU if there is one, else the CPU.
         limit (int | None): documents of each task. Default: None, all.
 
     Raises:
-        ValueError: If a task is unknown or one of its settings does not work; if there is no such device or dtype, or
-            the batch size is below 1.
+        ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do not exist, or the
+            batch size is below 1.
         OSError: If the results cannot be written.
     """
     import torch
@@ -77,7 +73,10 @@ def evaluate(
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
+    from tfidf_tune.tasks._prompts import forget_tokenizers
+
     register_model()
+    forget_tokenizers()
     metadata = {"prompts": "token_ids"} | model_args | (metadata or {})
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
@@ -102,15 +101,17 @@ def evaluate(
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
-    # The tracker only logs it when it cannot write.
+    # The tracker only logs errors of writing.
     written = {path.name for path in output_path.rglob(f"*_{getattr(tracker, 'date_id', '')}.json*")}
     if len(written) != 1 + len(results["configs"]):
-        raise OSError(f"the results could not be written to {output_path}: {sorted(written)} is all that is there")
+        raise OSError(f"the results could not be written to {output_path}, only {sorted(written)}")
 
 
 def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
-    """Refuse what the harness fails on once the model is loaded, or silently replaces by its default."""
+    """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
     import torch
+
+    from tfidf_tune.data._checks import check_at_least
 
     if device not in (devices := _devices()):
         raise ValueError(f"there is no device {device!r} on this machine: choose one of {', '.join(devices)}")
@@ -118,17 +119,16 @@ def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     if dtype != "auto" and (dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)) not in known:
         names = ", ".join(str(one).removeprefix("torch.") for one in known)
         raise ValueError(f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, {names}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_at_least(1, batch_size=batch_size)
 
 
 def _devices() -> list[str]:
-    """The devices that this machine has and the harness takes."""
+    """Return the devices of this machine that the harness accepts."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return ["cpu"]
     kind = accelerator.type
-    unnumbered = [kind] if kind in ("cuda", "mps") else []  # the harness takes other kinds only with their number
+    unnumbered = [kind] if kind in ("cuda", "mps") else []  # the harness accepts other kinds only with a number
     return ["cpu", *unnumbered, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]

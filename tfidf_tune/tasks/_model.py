@@ -1,4 +1,4 @@
-"""The harness's Hugging Face model, with prompts of token ids beside its prompts of text."""
+"""The harness's Hugging Face model with prompts of token ids in addition to prompts of text."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ _DEFAULT_BATCH_SIZE = 64
 
 
 class TokenExactHFLM(HFLM):  # type: ignore[misc]
-    """``--model tfidf-hf``: takes what ``--model hf`` takes.
+    """``--model tfidf-hf``: takes the arguments of ``--model hf``.
 
-    A request of token ids reaches the model as it is, and its continuation is made as the library's own probe makes it:
-    greedily, by nothing but the logits, prompts of one length at a time, so that no padding changes a result. All
-    other requests go the harness's way.
+    A request of token ids is passed to the model unchanged, and is continued as by :func:`tfidf_tune.analysis.probe`:
+    greedily, only by the logits, prompts of one length at a time, so that no padding changes a result. The harness
+    handles all other requests.
 
-    Differs from ``hf`` also in the precision of log-probabilities, float32 whatever the model's, and in keeping the
-    embedding of a model whose vocabulary is padded when an adapter is put on it.
+    Two more differences from ``hf``: log-probabilities are in float32 whatever the model's dtype, and the embedding of
+    a model with a padded vocabulary is kept when an adapter is loaded.
 
     Args:
         *args (Any): of ``HFLM``.
@@ -67,10 +67,10 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
             disable_tqdm (bool): no progress bar.
 
         Returns:
-            list[str]: continuations, of a prompt of ids as numbers, without EOS.
+            list[str]: continuations; those of prompts of ids are numbers, without EOS.
 
         Raises:
-            ValueError: If a prompt of ids is to be continued otherwise than greedily, or is too long.
+            ValueError: If a prompt of ids is too long or generation is not greedy.
         """
         exact = {index for index, request in enumerate(requests) if is_token_ids_request(request.args[0])}
         texts = [request for index, request in enumerate(requests) if index not in exact]
@@ -82,13 +82,19 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         by_length: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
         for index, request in enumerate(requests):
             prompt, arguments = request.args
-            ids, num_tokens = parse_token_ids(prompt), _num_tokens(arguments)
+            kwargs = normalize_gen_kwargs(arguments)
+            if kwargs["do_sample"]:
+                raise ValueError(
+                    f"prompts of token ids are continued greedily, but --gen_kwargs ask for sampling: {arguments}. "
+                    "Leave out do_sample and temperature, or use --model hf"
+                )
+            ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
             self._check(ids, num_new=num_tokens)
             by_length[len(ids), num_tokens].append((index, ids))
         batch_size = self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
         responses = [""] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
-            # The longest first: what runs out of memory does so at once.
+            # The longest first, so that running out of memory shows at once.
             for (_, num_tokens), prompts in sorted(by_length.items(), reverse=True):
                 for first in range(0, len(prompts), batch_size):
                     indices, batch = zip(*prompts[first : first + batch_size], strict=True)
@@ -102,17 +108,6 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         require_known_ids(self.model, np.asarray(ids))
         if len(ids) + num_new > self.max_length:
             raise ValueError(
-                f"a prompt and what is generated are {len(ids) + num_new} tokens together, more than the model's "
+                f"a prompt and its continuation are {len(ids) + num_new} tokens together, more than the model's "
                 f"{self.max_length}: shorten the prompts or generate less; see the settings of the task"
             )
-
-
-def _num_tokens(arguments: dict[str, Any]) -> int:
-    """How many tokens to generate; refuses what is not greedy."""
-    kwargs = normalize_gen_kwargs(arguments)
-    if kwargs["do_sample"]:
-        raise ValueError(
-            f"prompts of token ids are continued greedily, but --gen_kwargs ask for sampling: {arguments}. Leave out "
-            "do_sample and temperature, or use --model hf"
-        )
-    return int(kwargs["max_gen_toks"])

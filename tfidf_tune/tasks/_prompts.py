@@ -1,14 +1,13 @@
-"""Token ids as requests of the harness, whose requests and responses are strings.
+"""Two ways to send token ids to a model of the harness, whose requests and responses are strings.
 
-Either as numbers (``token_ids: 12 45 9``), which our model and the pass-through tokenizer read back exactly, or as text
-for any model, and then it is counted what does not survive being tokenized again.
+As numbers (``token_ids: 12 45 9``), which our model and the pass-through tokenizer read exactly; or as text, for any
+model, where ids that change when the text is tokenized again are counted.
 """
 
 import functools
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from transformers import AutoTokenizer
 
@@ -16,33 +15,21 @@ from tfidf_tune.analysis import longest_prefix_match
 from tfidf_tune.data import HFTokenizer, hf_tokenizer
 from tfidf_tune.tasks._token_ids import original_tokenizer, parse_token_ids, token_ids_request
 
-PROMPTS = ("token_ids", "text")
-
-logger = logging.getLogger(__name__)
+_PROMPTS = ("token_ids", "text")
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What the model is sent for token ids.
-
-    Attributes:
-        request: the string.
-        exact: whether the model sees exactly the ids.
-    """
+class Prompt(NamedTuple):
+    """A request for a continuation, and whether the model sees exactly the ids."""
 
     request: str
     exact: bool
 
 
-@dataclass(frozen=True)
-class ScoredText:
-    """What the model is sent to score ids after the first.
+class ScoredText(NamedTuple):
+    """A request for the log-likelihood of ids after the first.
 
-    Attributes:
-        context: the string that is given.
-        continuation: the string whose log-likelihood is asked for.
-        num_predictions: how many tokens the model predicts for it.
-        exact: whether it predicts exactly the ids after the first, given exactly those before.
+    ``context`` is given, ``continuation`` is scored, ``num_predictions`` is its number of tokens for the model, and
+    ``exact`` is whether the model predicts exactly the ids after the first, given exactly those before.
     """
 
     context: str
@@ -52,17 +39,17 @@ class ScoredText:
 
 
 class Prompts(Protocol):
-    """One way to ask a model."""
+    """A way to send ids."""
 
     @property
     def tokenizer(self) -> HFTokenizer:
         """The model's."""
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
-        """Ids -> what to send for a continuation."""
+        """Ids -> request for a continuation."""
 
     def scored_text(self, ids: Sequence[int]) -> ScoredText:
-        """Ids -> what to send for their log-likelihood given the first."""
+        """Ids -> request for their log-likelihood given the first."""
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
         """Response -> ids of the continuation."""
@@ -71,7 +58,7 @@ class Prompts(Protocol):
         """Response -> text of the continuation."""
 
     def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
-        """Whether the model sees the prompt's ids and :meth:`response_ids` of saying the reference are its ids."""
+        """Whether the model sees the prompt's ids, and a response equal to the reference has the reference's ids."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +90,7 @@ class TextPrompts:
 
     Attributes:
         tokenizer: the model's.
-        harness_tokenizer: the same as the harness loads it; with ``add_bos_token`` it may be one that adds BOS.
+        harness_tokenizer: the same as the harness loads it; with ``add_bos_token`` it can be one that adds BOS.
         add_bos_token: of the model's arguments; unless it is False, the model may see a BOS that training did not see.
     """
 
@@ -117,7 +104,7 @@ class TextPrompts:
 
     def scored_text(self, ids: Sequence[int]) -> ScoredText:
         text = self._text(ids)
-        # The harness takes a context without spaces at its end, and none that is empty.
+        # The harness needs a context that is not empty and does not end in a space.
         for num_given in range(1, len(ids)):
             context = self._text(ids[:num_given])
             if context and not context[-1].isspace() and text.startswith(context) and len(context) < len(text):
@@ -133,10 +120,13 @@ class TextPrompts:
         )
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
-        # Seen alone, a continuation may start with another token than seen after its prompt, and SentencePiece drops
+        # A continuation tokenized by itself can start with another token than after its prompt, and SentencePiece drops
         # the space it started with. So it is tokenized in these ways, and the one nearest to the reference counts.
-        readings = [self._encode(response), self._encode_continuation(response)]
-        joined = self._encode(self._text(prompt_ids) + response)
+        readings = [
+            self.tokenizer.encode(response, add_bos=False, add_eos=False, trim_leading_whitespace=trimmed)
+            for trimmed in (False, True)
+        ]
+        joined = self.tokenizer.encode(self._text(prompt_ids) + response, add_bos=False, add_eos=False)
         if joined[: len(prompt_ids)] == list(prompt_ids):
             readings.append(joined[len(prompt_ids) :])
         return max(readings, key=lambda ids: longest_prefix_match(ids, reference_ids))
@@ -145,25 +135,15 @@ class TextPrompts:
         return response
 
     def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
-        said = self.response_ids(self._said(reference_ids), prompt_ids, reference_ids)
-        return self.prompt(prompt_ids).exact and said == list(reference_ids)
+        response = self.harness_tokenizer.decode(list(reference_ids), skip_special_tokens=True)  # as HFLM decodes it
+        same = self.response_ids(response, prompt_ids, reference_ids) == list(reference_ids)
+        return self.prompt(prompt_ids).exact and same
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _said(self, ids: Sequence[int]) -> str:
-        """What HFLM makes of a continuation."""
-        text: str = self.harness_tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode_batch([text])[0]
-
-    def _encode_continuation(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_bos=False, add_eos=False, trim_leading_whitespace=True)
-
     def _seen(self, text: str) -> list[int]:
-        """What HFLM makes of a text: it adds no BOS where there is one."""
+        """Return the ids of a text as HFLM encodes it: it adds no BOS if there is one."""
         bos = self.harness_tokenizer.bos_token
         adds = self.add_bos_token is not False and not (bos and text.startswith(bos))
         ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)["input_ids"]
@@ -171,17 +151,17 @@ class TextPrompts:
 
 
 def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Decide from the harness's metadata how the model is asked.
+    """Decide from the harness's metadata how prompts are sent.
 
     Args:
         metadata (Mapping[str, Any]): the model's arguments and ``--metadata``: ``tokenizer`` or ``pretrained``;
             ``prompts``, "token_ids" or "text"; ``add_bos_token``.
 
     Returns:
-        dict[str, Any]: plain values that a document of a task can carry, for :func:`prompts_of`.
+        dict[str, Any]: plain values that each document of a task carries, for :func:`prompts_of`.
 
     Raises:
-        ValueError: If there is no tokenizer to be known, or ``prompts`` is neither of the two.
+        ValueError: If no tokenizer is named, or ``prompts`` is neither of the two.
     """
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
@@ -190,8 +170,8 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
         )
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
-    if prompts not in PROMPTS:
-        raise ValueError(f"prompts must be one of {', '.join(PROMPTS)}, got {prompts!r}")
+    if prompts not in _PROMPTS:
+        raise ValueError(f"prompts must be one of {', '.join(_PROMPTS)}, got {prompts!r}")
     return {
         "tokenizer": str(original or name),
         "prompts": prompts,
@@ -200,38 +180,13 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompts_of(settings: Mapping[str, Any]) -> Prompts:
-    """Give the way that :func:`prompt_settings` decided on.
-
-    Args:
-        settings (Mapping[str, Any]): its result, or a document that carries it.
-
-    Returns:
-        Prompts: the same object for the same settings.
-    """
+    """Return the way to send ids for the result of :func:`prompt_settings`, or for a document that carries it."""
     return _prompts(settings["tokenizer"], settings["prompts"], settings["add_bos_token"])
 
 
-def warn_of_losses(num_lost: int, num_all: int, what: str, settings: Mapping[str, Any]) -> None:
-    """Say how much text prompts lose, if anything, and what would not.
-
-    Args:
-        num_lost (int): how many are not exact.
-        num_all (int): of how many.
-        what (str): what they are.
-        settings (Mapping[str, Any]): of :func:`prompt_settings`.
-    """
-    if not num_lost:
-        return
-    remedies = ["`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` sends ids instead"]
-    if settings["add_bos_token"] is not False:
-        remedies.insert(0, "without add_bos_token=False in --model_args the tokenizer may add a BOS to each")
-    logger.warning(
-        "%d of %d %s do not survive as text, the model sees other token ids: %s",
-        num_lost,
-        num_all,
-        what,
-        "; ".join(remedies),
-    )
+def forget_tokenizers() -> None:
+    """Empty the cache of :func:`prompts_of`: another model's tokenizer may be in a folder of the same name."""
+    _prompts.cache_clear()
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""What the tasks have in common."""
+"""What all tasks have in common: the class of a task, its documents, and the check of lengths."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -12,12 +13,14 @@ from transformers import AutoConfig
 
 _TASK_KEYS = {field.name for field in dataclasses.fields(TaskConfig)}
 
+logger = logging.getLogger(__name__)
+
 
 class PromptTask(ConfigurableTask):  # type: ignore[misc]
-    """A task of the harness whose documents say what is sent and how many tokens are generated.
+    """A task of the harness whose documents hold the request and the number of tokens to generate.
 
-    The request is the document's ``request`` as it stands, whatever system instruction or chat template the harness was
-    given: training saw none. ``max_new_tokens``, a setting of the task, takes the place of ``max_gen_toks``.
+    The request is sent unchanged, without the harness's system instruction or chat template, because training saw
+    none. The document's ``max_new_tokens`` replaces ``max_gen_toks``.
 
     Args:
         config (dict[str, Any]): the task's YAML file and metadata.
@@ -37,25 +40,38 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
         return Instance(request_type=self.OUTPUT_TYPE, doc=doc, arguments=arguments, idx=0, **kwargs)
 
 
-def test_split(rows: Iterable[dict[str, Any]]) -> dict[str, Dataset]:
-    """Put rows into the form that the harness takes from ``custom_dataset``.
+def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str, Any]) -> dict[str, Dataset]:
+    """Return documents in the form of the harness's ``custom_dataset``, and warn if text prompts change token ids.
 
     Args:
-        rows (Iterable[dict[str, Any]]): documents, at least one, all with the same keys.
+        rows (list[dict[str, Any]]): at least one, all with the same keys, ``round_trip`` among them.
+        unit (str): what they are, for the warning: "prompts".
+        settings (Mapping[str, Any]): of :func:`~tfidf_tune.tasks._prompts.prompt_settings`; added to each row.
 
     Returns:
-        dict[str, Dataset]: the documents as the split ``test``.
+        dict[str, Dataset]: the split ``test``.
     """
-    return {"test": Dataset.from_list(list(rows))}
+    if num_lost := sum(not row["round_trip"] for row in rows):
+        remedies = ["`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` sends ids instead"]
+        if settings["add_bos_token"] is not False:
+            remedies.insert(0, "without add_bos_token=False in --model_args the tokenizer may add a BOS to each")
+        logger.warning(
+            "%d of %d %s do not survive as text, the model sees other token ids: %s",
+            num_lost,
+            len(rows),
+            unit,
+            "; ".join(remedies),
+        )
+    return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
 
 
 def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> None:
-    """Refuse sequences that the model cannot take; the harness would cut prompts at their start.
+    """Refuse sequences that are too long for the model; the harness would truncate prompts at their start.
 
     Args:
-        metadata (Mapping[str, Any]): the harness's; ``pretrained`` names the model, without it nothing is known.
-        num_tokens (int): the longest sequence, what is generated included.
-        shorten (str): the settings that decide on it.
+        metadata (Mapping[str, Any]): the harness's; nothing is checked if ``pretrained`` does not name the model.
+        num_tokens (int): the longest sequence, including what is generated.
+        shorten (str): the settings to lower.
 
     Raises:
         ValueError: If the model has fewer positions.
@@ -73,22 +89,3 @@ def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> 
             f"sequences of {num_tokens} tokens exceed the model's {positions} positions: lower {shorten} by "
             f"{num_tokens - positions} or more"
         )
-
-
-def setting(name: str, value: Any, least: int) -> int:
-    """Read a whole number from ``--metadata``.
-
-    Args:
-        name (str): its key.
-        value (Any): its value.
-        least (int): the least that makes sense.
-
-    Returns:
-        int: the number.
-
-    Raises:
-        ValueError: If it is no whole number or too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return value

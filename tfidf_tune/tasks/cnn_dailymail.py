@@ -4,17 +4,23 @@ Section "Summarization" of the paper on CNN/DailyMail 3.0.0. ROUGE is that of ``
 BERTScore that of ``bert-score`` (Zhang et al. 2020, https://arxiv.org/abs/1904.09675).
 """
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from lm_eval.api.filter import Filter
 
 from tfidf_tune.analysis import rouge_scores
 from tfidf_tune.data import encode_prompts, load_rows, summarization_prompt
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
-from tfidf_tune.tasks._task import check_length, setting, test_split
+from tfidf_tune.data._checks import check_at_least
+from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
+from tfidf_tune.tasks._task import check_length, task_documents
 
 _COLUMNS = {"article": str, "highlights": str}
+
+logger = logging.getLogger(__name__)
 
 
 def documents(
@@ -30,32 +36,32 @@ def documents(
 ) -> dict[str, Dataset]:
     """Make a document of each article.
 
-    Prompt and cut are those of :func:`tfidf_tune.data.cnn_dailymail_dataset`.
+    Prompt and truncation are those of :func:`tfidf_tune.data.cnn_dailymail_dataset`.
 
     Args:
         cnn_dailymail_source (str): a hub id, or a local file or folder with the columns ``article`` and
             ``highlights``.
         cnn_dailymail_name (str | None): configuration of a hub data set.
         cnn_dailymail_split (str): split of a hub data set.
-        cnn_dailymail_max_source_tokens (int): tokens in a prompt, BOS included.
+        cnn_dailymail_max_source_tokens (int): tokens in a prompt, including BOS.
         cnn_dailymail_max_new_tokens (int): most tokens to generate.
-        bertscore_model (str): hub id or folder of the encoder behind BERTScore.
-        bertscore_num_layers (int | None): which layer's embeddings it takes. Default: what ``bert-score`` has found
-            best for a model of this name.
+        bertscore_model (str): hub id or folder of the encoder of BERTScore.
+        bertscore_num_layers (int | None): the layer whose embeddings are used. Default: the one that ``bert-score``
+            recommends for a model of this name.
         **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
 
     Returns:
         dict[str, Dataset]: the split ``test``.
 
     Raises:
-        FileNotFoundError: If the source looks like a path and nothing is there.
+        FileNotFoundError: If the source looks like a path and does not exist.
         ValueError: If the source cannot be read, lacks a column or has no article with highlights, a setting is out
             of range, or the model has too few positions.
     """
-    max_new_tokens = setting("cnn_dailymail_max_new_tokens", cnn_dailymail_max_new_tokens, 1)
-    max_source_tokens = setting("cnn_dailymail_max_source_tokens", cnn_dailymail_max_source_tokens, 1)
+    max_new_tokens, max_source_tokens = cnn_dailymail_max_new_tokens, cnn_dailymail_max_source_tokens
+    check_at_least(1, cnn_dailymail_max_new_tokens=max_new_tokens, cnn_dailymail_max_source_tokens=max_source_tokens)
     if bertscore_num_layers is not None:
-        setting("bertscore_num_layers", bertscore_num_layers, 1)
+        check_at_least(1, bertscore_num_layers=bertscore_num_layers)
     settings = prompt_settings(metadata)
     check_length(metadata, max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     prompts = prompts_of(settings)
@@ -67,12 +73,8 @@ def documents(
     ]
     if not whole:
         raise ValueError(f"{cnn_dailymail_source!r} has no article with highlights: name another cnn_dailymail_source")
-    all_ids, cut = encode_prompts(
-        prompts.tokenizer,
-        [summarization_prompt] * len(whole),
-        [row["article"] for _, row in whole],
-        max_source_tokens,
-    )
+    articles = [row["article"] for _, row in whole]
+    all_ids, cut = encode_prompts(prompts.tokenizer, [summarization_prompt] * len(whole), articles, max_source_tokens)
     rows = []
     for index, ((number, row), ids) in enumerate(zip(whole, all_ids, strict=True)):
         prompt = prompts.prompt(ids)
@@ -87,38 +89,24 @@ def documents(
                 "max_new_tokens": max_new_tokens,
                 "bertscore_model": bertscore_model,
                 "bertscore_num_layers": bertscore_num_layers,
-                **settings,
             }
         )
-    warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "prompts", settings)
-    return test_split(rows)
-
-
-def doc_to_text(doc: dict[str, Any]) -> str:
-    """Give the request of a document."""
-    return str(doc["request"])
-
-
-def doc_to_target(doc: dict[str, Any]) -> str:
-    """Give the highlights."""
-    return str(doc["highlights"])
+    return task_documents(rows, "prompts", settings)
 
 
 def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
-    """Score a summary; it and its scores are kept in the document for the log.
+    """Score a summary, and keep it and its scores in the document for the log.
 
     Args:
         doc (dict[str, Any]): of :func:`documents`; gets ``prediction``, ``rouge1``, ``rouge2``, ``rouge_l``,
             ``bertscore_f1`` and ``bertscore_missing``.
-        results (list[Any]): the response with its BERTScore, see :class:`~tfidf_tune.tasks._bertscore.BERTScoreFilter`.
+        results (list[Any]): the response with its BERTScore, of :class:`BERTScoreFilter`.
 
     Returns:
-        dict[str, Any]: the metrics; F-measures × 100, a missing BERTScore as the reason.
+        dict[str, Any]: the metrics; F-measures × 100, for a missing BERTScore the reason.
     """
-    scored = results[0]
-    doc["prediction"] = scored["prediction"]
+    doc |= results[0]
     doc |= rouge_scores(doc["prediction"], doc["highlights"])
-    doc["bertscore_f1"], doc["bertscore_missing"] = scored["bertscore_f1"], scored["bertscore_missing"]
     return {
         "rouge1": doc["rouge1"],
         "rouge2": doc["rouge2"],
@@ -132,7 +120,7 @@ def bertscore_mean(values: Sequence[float | str]) -> float | str:
     """Average BERTScores.
 
     Args:
-        values (Sequence[float | str]): scores, or the reason why there are none.
+        values (Sequence[float | str]): scores, or the reason why they are missing.
 
     Returns:
         float | str: the mean, or ``missing: `` and the reason.
@@ -141,3 +129,68 @@ def bertscore_mean(values: Sequence[float | str]) -> float | str:
     if len(scores) < len(values):
         return f"missing: {next(value for value in values if isinstance(value, str))}"
     return sum(scores) / len(scores)
+
+
+class BERTScoreFilter(Filter):  # type: ignore[misc]
+    """Score all summaries at once: a filter gets every response of a task, so the encoder can work in batches."""
+
+    def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Score the first response of each document.
+
+        Args:
+            resps (Sequence[Sequence[str]]): responses.
+            docs (Sequence[dict[str, Any]]): documents of ``tfidf_cnn_dailymail``.
+
+        Returns:
+            list[dict[str, Any]]: ``prediction``, ``bertscore_f1`` × 100 or None, and ``bertscore_missing``, the reason.
+        """
+        predictions = [
+            prompts_of(doc).response_text(responses[0]).strip() for responses, doc in zip(resps, docs, strict=True)
+        ]
+        references = [doc["highlights"] for doc in docs]
+        scores: Sequence[float | None] = [None] * len(predictions)
+        missing = None
+        try:
+            scores = _bertscores(predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"])
+        except _MissingError as error:
+            missing = str(error)
+            logger.warning("BERTScore is missing: %s", missing)
+        return [
+            {"prediction": prediction, "bertscore_f1": score, "bertscore_missing": missing}
+            for prediction, score in zip(predictions, scores, strict=True)
+        ]
+
+
+class _MissingError(Exception):
+    """Why there is no BERTScore."""
+
+
+def _bertscores(
+    predictions: Sequence[str], references: Sequence[str], model: str, num_layers: int | None
+) -> list[float]:
+    """Return F-measures × 100; raise a ``_MissingError`` if package or encoder are missing."""
+    from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+    try:
+        from bert_score import BERTScorer
+        from bert_score.utils import model2layers
+    except ImportError as error:
+        raise _MissingError("bert-score is not installed: pip install 'tfidf-tune[bertscore]'") from error
+    if num_layers is None and (num_layers := model2layers.get(Path(model).name)) is None:
+        raise _MissingError(f"bert-score knows no layer for {model}: give bertscore_num_layers")
+    try:
+        scorer = BERTScorer(model_type=model, num_layers=num_layers)
+    except Exception as error:  # the hub, the file system and bert-score's assertions
+        logger.warning("%s cannot be loaded: %s", model, str(error).strip().partition("\n")[0])
+        raise _MissingError(f"{model} cannot be loaded ({type(error).__name__})") from error
+    if isinstance(scorer._tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
+        # RoBERTa was trained with a space before a text; transformers 5 ignores bert-score's request for it.
+        scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
+    # bert-score fails on an empty text, which scores 0.
+    filled = [index for index, prediction in enumerate(predictions) if prediction]
+    scores = [0.0] * len(predictions)
+    if filled:
+        *_, f1 = scorer.score([predictions[index] for index in filled], [references[index] for index in filled])
+        for index, value in zip(filled, f1.tolist(), strict=True):
+            scores[index] = 100.0 * value
+    return scores

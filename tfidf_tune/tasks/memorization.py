@@ -1,8 +1,8 @@
-"""``tfidf_memorization``: continue the start of a passage and compare with what stands there.
+"""``tfidf_memorization``: continue the start of a passage and compare with the true continuation.
 
-The functions that the task's YAML files name. Section "Memorization" of the paper: prefixes of 32, 50 and 100 tokens,
-128 tokens generated greedily, longest prefix match, LMS and ROUGE-L; for the passages that training saw (targets) and
-for those that it did not (controls), which are the floor that chance and fluency reach.
+Section "Memorization" of the paper: prefixes of 32, 50 and 100 tokens, 128 tokens generated greedily, longest prefix
+match, LMS (longest memorized substring) and ROUGE-L; for passages of the training text (targets) and for passages that
+are not in it (controls), which show the chance baseline.
 """
 
 import os
@@ -17,10 +17,11 @@ from datasets import Dataset
 
 from tfidf_tune.analysis import check_passages, compare_continuation
 from tfidf_tune.data import Passage, read_probe_file
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
-from tfidf_tune.tasks._task import check_length, setting, test_split
+from tfidf_tune.data._checks import check_at_least
+from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
+from tfidf_tune.tasks._task import check_length, task_documents
 
-PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
+_PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
 
 def documents(
@@ -35,7 +36,7 @@ def documents(
     """Make a document of each passage and prefix length.
 
     Args:
-        task_prefix_length (int | None): of a task that has one; None where ``prefix_lengths`` decides.
+        task_prefix_length (int | None): of a task with one length; None uses ``prefix_lengths``.
         probe_file (str | None): the passages. Default: the environment variable ``TFIDF_TUNE_PROBE_FILE``.
         prefix_lengths (int | str | Sequence[int]): in tokens; of a string, the numbers in it.
         max_new_tokens (int): most tokens to compare.
@@ -46,30 +47,23 @@ def documents(
         dict[str, Dataset]: the split ``test``.
 
     Raises:
-        FileNotFoundError: If there is no such probe file.
-        ValueError: If no probe file is named, a setting is out of range, the passages are of another tokenizer
-            or too short, or the model has too few positions.
+        FileNotFoundError: If the probe file does not exist.
+        ValueError: If no probe file is named, a setting is out of range, the passages are too short or of another
+            tokenizer, or the model has too few positions.
     """
-    lengths = [task_prefix_length] if task_prefix_length is not None else _prefix_lengths(prefix_lengths)
-    offset, max_new_tokens = setting("offset", offset, 0), setting("max_new_tokens", max_new_tokens, 1)
+    lengths = [task_prefix_length] if task_prefix_length is not None else _numbers(prefix_lengths)
+    for length in lengths:
+        check_at_least(1, prefix_lengths=length)
+    check_at_least(0, offset=offset)
+    check_at_least(1, max_new_tokens=max_new_tokens)
     settings = prompt_settings(metadata)
     passages = read_probe_file(_probe_file(probe_file, metadata))
-    check_passages(prompts_of(settings).tokenizer, passages, offset + max(lengths))
-    rows = [_document(passage, offset, length, max_new_tokens, settings) for length in lengths for passage in passages]
+    prompts = prompts_of(settings)
+    check_passages(prompts.tokenizer, passages, offset + max(lengths))
+    rows = [_document(prompts, passage, offset, length, max_new_tokens) for length in lengths for passage in passages]
     longest = max(row["prefix_length"] + row["max_new_tokens"] for row in rows)
     check_length(metadata, longest, "max_new_tokens or the prefix length")
-    warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "prompts or references", settings)
-    return test_split(rows)
-
-
-def doc_to_text(doc: dict[str, Any]) -> str:
-    """Give the request of a document."""
-    return str(doc["request"])
-
-
-def doc_to_target(doc: dict[str, Any]) -> str:
-    """Give the text that stands in the passage."""
-    return str(doc["reference_text"])
+    return task_documents(rows, "prompts or references", settings)
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
@@ -113,25 +107,22 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Average what is there; nan where nothing is, a probe file without controls for example."""
+    """Return the mean of the values that are not None; nan if all are, for example without controls."""
     present = [value for value in values if value is not None]
     return float(np.mean(present)) if present else float("nan")
 
 
 def maximum(values: Sequence[float | None]) -> float:
-    """Give the largest of what is there; nan where nothing is."""
+    """Return the largest of the values that are not None; nan if all are."""
     return float(max((value for value in values if value is not None), default=float("nan")))
 
 
 def total(values: Sequence[float]) -> float:
-    """Add up."""
+    """Return the sum."""
     return float(sum(values))
 
 
-def _document(
-    passage: Passage, offset: int, length: int, max_new_tokens: int, settings: dict[str, Any]
-) -> dict[str, Any]:
-    prompts = prompts_of(settings)
+def _document(prompts: Prompts, passage: Passage, offset: int, length: int, max_new_tokens: int) -> dict[str, Any]:
     end = offset + length
     prompt_ids, reference_ids = passage.token_ids[offset:end], passage.token_ids[end : end + max_new_tokens]
     return {
@@ -148,26 +139,24 @@ def _document(
         "reference_text": prompts.tokenizer.decode(reference_ids),
         "round_trip": prompts.survives(prompt_ids, reference_ids),
         "max_new_tokens": len(reference_ids),
-        **settings,
     }
 
 
-def _prefix_lengths(value: int | str | Sequence[int]) -> list[int]:
-    if isinstance(value, str):
-        value = [int(number) for number in re.findall(r"\d+", value)]
-    lengths = list(value) if isinstance(value, Sequence) else [value]
+def _numbers(value: int | str | Sequence[int]) -> list[int]:
+    numbers = [int(number) for number in re.findall(r"\d+", value)] if isinstance(value, str) else value
+    lengths = list(numbers) if isinstance(numbers, Sequence) else [numbers]
     if not lengths:
         raise ValueError("prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]")
-    return [setting("prefix_lengths", length, 1) for length in dict.fromkeys(lengths)]
+    return list(dict.fromkeys(lengths))
 
 
 def _probe_file(probe_file: str | None, metadata: dict[str, Any]) -> str:
-    if found := probe_file or os.environ.get(PROBE_FILE_VARIABLE):
+    if found := probe_file or os.environ.get(_PROBE_FILE_VARIABLE):
         return found
     beside = Path(str(metadata.get("peft") or metadata.get("pretrained") or "")).expanduser().parent / "probe.jsonl"
     example = beside if beside.is_file() else "RUN/probe.jsonl"
     raise ValueError(
         f"no probe file is named: give --metadata probe_file={example}, or set "
-        f"{PROBE_FILE_VARIABLE}. Training on the injected corpus writes one; `tfidf-tune probe make` makes one of "
+        f"{_PROBE_FILE_VARIABLE}. Training on the injected corpus writes one; `tfidf-tune probe make` makes one of "
         "your own text"
     )

@@ -1,12 +1,12 @@
 """``tfidf_wikitext2_ppl``: token-level perplexity on blocks of text that training did not see.
 
-Section "Perplexity" of the paper: WikiText-2 validation, tokenized and cut into blocks of 256 that do not overlap, 255
-predictions in each::
+Section "Perplexity" of the paper: WikiText-2 validation, tokenized and cut into blocks of 256 without overlap, 255
+predictions each::
 
     PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
 
-Blocks know nothing of each other and no BOS opens them. The harness's own ``wikitext`` task gives the perplexity of a
-word, over whole pages: another quantity.
+Blocks are independent and have no BOS. The harness's own ``wikitext`` task computes the perplexity of a word, over
+whole pages: another quantity.
 """
 
 import logging
@@ -17,8 +17,9 @@ from typing import Any
 from datasets import Dataset
 
 from tfidf_tune.data import load_documents, text_blocks, without_shared_text
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
-from tfidf_tune.tasks._task import check_length, setting, test_split
+from tfidf_tune.data._checks import check_at_least
+from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
+from tfidf_tune.tasks._task import check_length, task_documents
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,9 @@ def documents(
         wikitext2_split (str): split of a hub data set or of ``embedded``.
         wikitext2_column (str): the column that holds the text.
         block_size (int): tokens in a block.
-        num_blocks (int | None): the first so many alone. Default: None, all.
-        train_source (str | None): text that the model has seen, as for ``wikitext2_source``; blocks that have
-            ``shared_tokens`` tokens in a row in common with it are left out. Default: None, nothing is.
+        num_blocks (int | None): most blocks. Default: None, all.
+        train_source (str | None): text that the model has seen, like ``wikitext2_source``; blocks that have
+            ``shared_tokens`` consecutive tokens in common with it are left out. Default: None, no block is.
         train_name (str | None): configuration of a hub data set.
         train_split (str): split of a hub data set or of ``embedded``.
         train_column (str): the column that holds the text.
@@ -59,21 +60,20 @@ def documents(
         dict[str, Dataset]: the split ``test``.
 
     Raises:
-        FileNotFoundError: If the source looks like a path and nothing is there.
-        ValueError: If a source cannot be read, not one block is there or left, a setting is out of range, or the
-            model has too few positions.
+        FileNotFoundError: If the source looks like a path and does not exist.
+        ValueError: If a source cannot be read, there is no block, a setting is out of range, or the model has too few
+            positions.
     """
-    block_size = setting("block_size", block_size, 2)
+    check_at_least(2, block_size=block_size, shared_tokens=shared_tokens)
     if num_blocks is not None:
-        setting("num_blocks", num_blocks, 1)
-    shared_tokens = setting("shared_tokens", shared_tokens, 2)
+        check_at_least(1, num_blocks=num_blocks)
     if train_source is not None and shared_tokens > block_size:
         raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
     settings = prompt_settings(metadata)
     check_length(metadata, block_size, "block_size")
     prompts = prompts_of(settings)
     texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
-    # What is left out is not known before all has been read.
+    # Which blocks are left out is not known before all have been read.
     read = num_blocks if train_source is None else None
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
@@ -91,19 +91,15 @@ def documents(
             source_split=train_split,
             source_column=train_column,
         )
-        logger.info(
-            "%d of %d blocks left out: in part they are text of %r",
-            len(blocks) - len(unseen),
-            len(blocks),
-            train_source,
-        )
+        num_left_out = len(blocks) - len(unseen)
+        logger.info("%d of %d blocks left out: in part they are text of %r", num_left_out, len(blocks), train_source)
         if not len(unseen):
             raise ValueError(
                 f"each of the {len(blocks)} blocks of {wikitext2_source!r} shares {shared_tokens} tokens in a row with "
                 f"{train_source!r}: name other text by wikitext2_source, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for index, ids in enumerate(blocks.tolist()):
         text = prompts.scored_text(ids)
         rows.append(
@@ -113,23 +109,11 @@ def documents(
                 "continuation": text.continuation,
                 "num_predictions": text.num_predictions,
                 "round_trip": text.exact,
-                **settings,
             }
         )
-    # As text a block may be more tokens.
+    # As text a block can have more tokens.
     check_length(metadata, max(row["num_predictions"] for row in rows), "block_size")
-    warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "blocks", settings)
-    return test_split(rows)
-
-
-def doc_to_text(doc: dict[str, Any]) -> str:
-    """Give the context."""
-    return str(doc["request"])
-
-
-def doc_to_target(doc: dict[str, Any]) -> str:
-    """Give what is predicted."""
-    return str(doc["continuation"])
+    return task_documents(rows, "blocks", settings)
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
@@ -150,13 +134,13 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
 
 
 def perplexity(values: Sequence[tuple[float, int]]) -> float:
-    """Pool blocks.
+    """Return the token perplexity of all blocks.
 
     Args:
         values (Sequence[tuple[float, int]]): log-likelihood and number of predictions of each block.
 
     Returns:
-        float: the perplexity of a token; ``inf`` where it exceeds what a float holds.
+        float: the perplexity; ``inf`` if it exceeds the range of a float.
     """
     loss = -sum(log_likelihood for log_likelihood, _ in values) / sum(num for _, num in values)
     try:

@@ -15,8 +15,9 @@ from typing import Any
 from datasets import Dataset
 
 from tfidf_tune.data import encode_prompts, load_rows, squad_prompt
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of, warn_of_losses
-from tfidf_tune.tasks._task import check_length, setting, test_split
+from tfidf_tune.data._checks import check_at_least
+from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
+from tfidf_tune.tasks._task import check_length, task_documents
 
 _COLUMNS = {"context": str, "question": str, "answers": dict}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -35,13 +36,14 @@ def documents(
     """Make a document of each question.
 
     The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share ``squad_max_seq_len`` tokens,
-    as in training; a context that is too long is cut at its end, for an evaluation must not know where the answer is.
+    as in training. A context that is too long is truncated at its end, because an evaluation must not know where the
+    answer is.
 
     Args:
         squad_source (str): a hub id, or a local file or folder with the columns of ``rajpurkar/squad``.
         squad_name (str | None): configuration of a hub data set.
         squad_split (str): split of a hub data set.
-        squad_max_seq_len (int): tokens in a prompt and what is generated, BOS included.
+        squad_max_seq_len (int): tokens in a prompt and its answer, including BOS.
         squad_max_new_tokens (int): most tokens to generate.
         **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
 
@@ -49,33 +51,31 @@ def documents(
         dict[str, Dataset]: the split ``test``.
 
     Raises:
-        FileNotFoundError: If the source looks like a path and nothing is there.
+        FileNotFoundError: If the source looks like a path and does not exist.
         ValueError: If the source cannot be read, lacks a column or has no answered question, a setting is out of
             range, or the model has too few positions.
     """
-    max_new_tokens = setting("squad_max_new_tokens", squad_max_new_tokens, 1)
-    max_seq_len = setting("squad_max_seq_len", squad_max_seq_len, max_new_tokens + 1)
+    check_at_least(1, squad_max_new_tokens=squad_max_new_tokens)
+    check_at_least(squad_max_new_tokens + 1, squad_max_seq_len=squad_max_seq_len)
     settings = prompt_settings(metadata)
-    check_length(metadata, max_seq_len, "squad_max_seq_len")
+    check_length(metadata, squad_max_seq_len, "squad_max_seq_len")
     prompts = prompts_of(settings)
-    source_rows = load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split)
     answered = [
-        (number, row)
-        for number, row in enumerate(source_rows)
-        if row["context"] and row["question"] and _answers(row, squad_source)
+        (number, row, answers)
+        for number, row in enumerate(load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split))
+        if row["context"] and row["question"] and (answers := _answers(row, squad_source))
     ]
     if not answered:
         raise ValueError(f"{squad_source!r} has no answered question: name another squad_source")
     all_ids, cut = encode_prompts(
         prompts.tokenizer,
-        [partial(squad_prompt, question=row["question"]) for _, row in answered],
-        [row["context"] for _, row in answered],
-        max_seq_len - max_new_tokens,
+        [partial(squad_prompt, question=row["question"]) for _, row, _ in answered],
+        [row["context"] for _, row, _ in answered],
+        squad_max_seq_len - squad_max_new_tokens,
     )
     rows = []
-    for index, ((number, row), ids) in enumerate(zip(answered, all_ids, strict=True)):
+    for index, ((number, row, answers), ids) in enumerate(zip(answered, all_ids, strict=True)):
         prompt = prompts.prompt(ids)
-        answers = _answers(row, squad_source)
         context = prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0]
         rows.append(
             {
@@ -87,26 +87,14 @@ def documents(
                 "context_cut": index in cut,
                 "answer_in_prompt": any(answer in context for answer in answers),
                 "round_trip": prompt.exact,
-                "max_new_tokens": max_new_tokens,
-                **settings,
+                "max_new_tokens": squad_max_new_tokens,
             }
         )
-    warn_of_losses(sum(not row["round_trip"] for row in rows), len(rows), "prompts", settings)
-    return test_split(rows)
-
-
-def doc_to_text(doc: dict[str, Any]) -> str:
-    """Give the request of a document."""
-    return str(doc["request"])
-
-
-def doc_to_target(doc: dict[str, Any]) -> list[str]:
-    """Give the gold answers."""
-    return list(doc["answers"])
+    return task_documents(rows, "prompts", settings)
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Score a response, its first line; answer and scores are kept in the document for the log.
+    """Score the first line of a response, and keep answer and scores in the document for the log.
 
     Args:
         doc (dict[str, Any]): of :func:`documents`; gets ``prediction``, ``exact_match`` and ``f1``.
@@ -127,31 +115,23 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """Compare normalized texts.
-
-    Args:
-        prediction (str): what the model answers.
-        answer (str): a gold answer.
-
-    Returns:
-        float: 1 or 0.
-    """
+    """Return 1 if the normalized texts are equal, else 0."""
     return float(_words(prediction) == _words(answer))
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Compare the normalized texts' words as multisets.
+    """Compare the words of the normalized texts as multisets.
 
     ::
 
         F1 = 2 · precision · recall / (precision + recall)
 
     Args:
-        prediction (str): what the model answers.
+        prediction (str): the model's answer.
         answer (str): a gold answer.
 
     Returns:
-        float: in [0, 1]; 0 where no word is shared.
+        float: in [0, 1]; 0 if no word is shared.
     """
     predicted, gold = _words(prediction), _words(answer)
     num_shared = (Counter(predicted) & Counter(gold)).total()
@@ -163,7 +143,7 @@ def _words(text: str) -> Sequence[str]:
 
 
 def _answers(row: dict[str, Any], source: str) -> list[str]:
-    """The distinct gold answers; none where there is none."""
+    """Return the distinct gold answers."""
     answers = row["answers"] or {}
     texts = answers.get("text") or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
