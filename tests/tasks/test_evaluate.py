@@ -1,10 +1,13 @@
 """``evaluate`` as a library function."""
 
 import inspect
+import shutil
+import weakref
 from types import SimpleNamespace
 
 import pytest
-from task_fakes import MEMORIZATION, Output
+import torch
+from task_fakes import MEMORIZATION, Output, run_tasks
 
 from tfidf_tune.tasks import evaluate
 
@@ -31,3 +34,34 @@ def test_the_devices_of_the_machine_can_be_chosen_and_no_others(llama, tmp_path,
         evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, device="cuda:2")
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, device="cuda:1", batch_size=0)
+
+
+def test_evaluations_in_one_process_keep_no_model_and_do_not_affect_each_other(llama, models, wiki_file, tmp_path):
+    """As an experiment evaluates the milestones of a run."""
+    task, modules, num_calls = "tfidf_wikitext2_ppl", weakref.WeakSet(), []
+
+    def record(module, args):
+        modules.add(module)
+        num_calls.append(1)
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(record)
+    try:
+        first, other, again = (
+            run_tasks(model, task, tmp_path / name, wikitext2_source=wiki_file, block_size=64).metrics(task)
+            for name, model in {"1": llama, "2": models["gptj"], "3": llama}.items()
+        )
+    finally:
+        hook.remove()
+    assert first == again != other
+    assert num_calls
+    assert len(modules) == 0
+
+
+def test_a_tokenizer_that_changed_in_its_folder_is_read_again(llama, tokenizers, probe_file, tmp_path):
+    folder = shutil.copytree(llama, tmp_path / "model")
+    settings = {"probe_file": probe_file, "max_new_tokens": 2, "limit": 1}
+    run_tasks(folder, MEMORIZATION[0], tmp_path / "a", **settings)
+    for file in tokenizers["llama"].iterdir():
+        shutil.copy(file, folder)
+    with pytest.raises(ValueError, match="was tokenized with fingerprint"):
+        run_tasks(folder, MEMORIZATION[0], tmp_path / "b", **settings)

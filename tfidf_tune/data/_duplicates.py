@@ -113,15 +113,7 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
 
 
 def without_overlaps(starts: Positions, length: int) -> Positions:
-    """Keep the largest number of windows without overlap, the leftmost ones.
-
-    Args:
-        starts (Positions): int64 of shape ``[num_windows]``, ascending.
-        length (int): tokens in a window.
-
-    Returns:
-        Positions: the starts that are kept.
-    """
+    """Keep the largest number of windows without overlap, the leftmost ones, of ascending ``starts``, int64."""
     if (np.diff(starts) >= length).all():
         return starts
     kept = [0]
@@ -150,15 +142,7 @@ def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: 
 
 
 def none_within(marks: Mask, length: int) -> Mask:
-    """Return for each window whether no token in it is marked.
-
-    Args:
-        marks (Mask): bool of shape ``[num_tokens]``.
-        length (int): tokens in a window.
-
-    Returns:
-        Mask: bool of shape ``[num_tokens + 1 - length]``, empty if ``length`` is larger.
-    """
+    """Return for each window of ``marks``, ``[num_tokens]``, if none is True in it: ``[num_tokens + 1 - length]``."""
     marked_before = np.cumsum(np.append(False, marks))
     unmarked: Mask = marked_before[length:] == marked_before[:-length]
     return unmarked

@@ -35,16 +35,9 @@ class InjectedCorpusDataset(TextBlocksDataset):
 
     Args:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
-        passages (Sequence[Passage]): the targets, then the controls.
+        passages (Sequence[Passage]): the targets, then the controls; an attribute, like the next two.
         probe_file (Path): the file that holds ``passages``.
         num_left_out (int): base documents that were left out because they are a target or control.
-
-    Attributes:
-        blocks (TokenArray): as given, like the next three.
-        passages (Sequence[Passage]): see above.
-        probe_file (Path): see above.
-        num_left_out (int): see above.
-        block_size (int): tokens in a block.
     """
 
     def __init__(self, blocks: TokenArray, *, passages: Sequence[Passage], probe_file: Path, num_left_out: int) -> None:
@@ -246,20 +239,10 @@ class Candidate(NamedTuple):
 def choose_passages(
     tokenizer: TextTokenizer, documents: Iterable[str], *, count: int, min_tokens: int, block_size: int
 ) -> list[Candidate]:
-    """Choose the first passages that are long enough, in order.
+    """Choose the first ``count`` passages of at least ``min_tokens`` tokens, in order; fewer if there are no more.
 
     Passages that agree in their first ``block_size`` tokens, which are what is measured, count once: a control must
-    not be a copy of a target, nor a target be injected twice as often as the others.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer; BOS and EOS are not counted.
-        documents (Iterable[str]): read no further than needed.
-        count (int): how many to choose.
-        min_tokens (int): the least number of tokens.
-        block_size (int): tokens in a block.
-
-    Returns:
-        list[Candidate]: at most ``count`` passages; fewer if there are not enough documents.
+    not be a copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
     """
     chosen: dict[bytes, Candidate] = {}
     texts, to_encode = tee(documents)
@@ -283,16 +266,13 @@ class Injection(NamedTuple):
 
 
 def inject_aligned(base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int) -> Injection:
-    """Put whole target blocks at random places between base blocks, which keep their order.
+    """Put whole target blocks at random places between base blocks, which keep their order; all offsets are 0.
 
     Args:
         base (TokenArray): int32 of shape ``[num_base, block_size]``.
         targets (TokenArray): int32 of shape ``[num_targets, block_size]``.
         num_repeats (int): injections of each target.
         seed (int): decides the places.
-
-    Returns:
-        Injection: ``num_base + num_targets * num_repeats`` blocks; all offsets are 0.
     """
     num_injected = len(targets) * num_repeats
     order = np.random.default_rng(seed).permutation(len(base) + num_injected)
@@ -326,9 +306,6 @@ def inject_concatenated(
         block_size (int): tokens in a block.
         eos_id (int): follows every document and target.
         seed (int): decides the order.
-
-    Returns:
-        Injection: the blocks and the positions.
     """
     pieces = [*base, *(target for target in targets for _ in range(num_repeats))]
     order = np.random.default_rng(seed).permutation(len(pieces))

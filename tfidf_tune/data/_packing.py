@@ -16,21 +16,6 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
-class PackedRow(TypedDict):
-    """The part of an item of torchtune's ``PackedDataset`` that :func:`collate_packed` uses.
-
-    Attributes:
-        tokens (Tensor): int64 ``[s]``: documents one after the other, then padding.
-        labels (Tensor): int64 ``[s]``: the tokens, -100 where ignored, not shifted.
-        seq_lens (Tensor): int64 ``[num_documents]``: tokens of each document, the last one being the padding. Their sum
-            is ``s``.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    seq_lens: Tensor
-
-
 class PackedBatch(TypedDict):
     """What a model and a loss need to treat each document of a row as a row of its own.
 
@@ -50,14 +35,7 @@ class PackedBatch(TypedDict):
 
 
 def is_packed(dataset: Dataset[Any]) -> bool:
-    """Return whether the rows of a data set hold several documents.
-
-    Args:
-        dataset (Dataset[Any]): any data set.
-
-    Returns:
-        bool: whether it is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such.
-    """
+    """Return whether a data set is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such."""
     from torchtune.datasets import ConcatDataset, PackedDataset
 
     return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
@@ -83,7 +61,7 @@ def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> "P
     return PackedDataset(dataset, max_seq_len=tokenizer.max_seq_len)
 
 
-def collate_packed(batch: Sequence[PackedRow], *, device: torch.device = _CPU) -> PackedBatch:
+def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device = _CPU) -> PackedBatch:
     """Collate the rows of a ``PackedDataset`` so that each document counts as a row of its own.
 
     Unlike torchtune's ``padded_collate_packed``, it
@@ -95,7 +73,8 @@ def collate_packed(batch: Sequence[PackedRow], *, device: torch.device = _CPU) -
     - makes a mask for the device of the run, not for CUDA whenever CUDA is available.
 
     Args:
-        batch (Sequence[PackedRow]): rows of one length.
+        batch (Sequence[dict[str, Tensor]]): rows of one length ``s``: ``tokens`` and ``labels``, int64 ``[s]``, labels
+            not shifted; and ``seq_lens``, int64 ``[num_documents]``, tokens of each document, of the padding last.
         device (torch.device): where the model runs. Default: the CPU.
 
     Returns:

@@ -44,19 +44,7 @@ class Passage:
 def make_passage(
     tokenizer: TextTokenizer, kind: str, number: int, ids: TokenArray, *, positions: list[list[int]], source: str
 ) -> Passage:
-    """Make a passage with an id such as ``target-0000``.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer of ``ids``.
-        kind (str): "target" or "control".
-        number (int): counted from 0 for each kind.
-        ids (TokenArray): int32 of shape ``[num_tokens]``.
-        positions (list[list[int]]): one for each injection.
-        source (str): the source of the passage.
-
-    Returns:
-        Passage: the passage.
-    """
+    """Make the ``number``-th passage of a kind, "target" or "control", from int32 ids of shape ``[num_tokens]``."""
     token_ids: list[int] = ids.tolist()
     if isinstance(tokenizer, HFTokenizer):
         # A corpus can spell out special tokens: WikiText is full of "<unk>".

@@ -59,21 +59,20 @@ def load_documents(
 def load_rows(
     source: str, columns: Mapping[str, type], *, name: str | None = None, split: str = "train"
 ) -> Iterator[dict[str, Any]]:
-    """Stream the rows of a source that has certain columns.
+    """Stream the rows of a source, see :func:`load_documents`, that has certain columns.
 
     Args:
-        source (str): see :func:`load_documents`.
+        source (str): the source.
         columns (Mapping[str, type]): the required columns and the type of their values; a value may be None.
-        name (str | None): see :func:`load_documents`.
-        split (str): see :func:`load_documents`.
+        name (str | None): configuration of a hub data set.
+        split (str): its split.
 
     Returns:
         Iterator[dict[str, Any]]: the rows, with all their columns.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If the source cannot be read, see :func:`load_documents`, or a column is missing, has another type
-            or holds a text that is too long. Errors that only reading shows are raised while reading.
+        ValueError: As for :func:`load_documents`, or if a column is missing or has another type.
     """
     return _checked_rows(_rows(source, name, split), source, columns)
 

@@ -128,26 +128,22 @@ def without_shared_text(
     source_column: str = "text",
     cache_dir: str | None = None,
 ) -> TokenArray:
-    """Leave out the blocks that have a stretch of text in common with a source.
+    """Leave out the blocks that have ``num_tokens`` consecutive tokens in common with a source.
 
     The result is cached, because every evaluated model needs the same one and the source can be large.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the blocks.
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
-        num_tokens (int): consecutive tokens that make a stretch, from 2 to ``block_size``.
-        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`; read completely.
-        source_name (str | None): configuration of a hub data set. Default: None
-        source_split (str): split of a hub data set or of ``embedded``. Default: "train"
-        source_column (str): the column that holds the text. Default: "text"
+        num_tokens (int): from 2 to ``block_size``.
+        source (str): read completely; it, its name, split and column are those of :func:`load_documents`.
+        source_name (str | None): see above.
+        source_split (str): see above.
+        source_column (str): see above.
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
         TokenArray: the other blocks, in their order.
-
-    Raises:
-        FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If the source cannot be read.
     """
     block_size = blocks.shape[1]
 

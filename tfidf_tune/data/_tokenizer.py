@@ -47,14 +47,9 @@ class TextTokenizer(Protocol):
 
 
 def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[TokenArray]:
-    """Encode texts in order, without BOS and EOS.
+    """Yield the ids of texts in order, int32 of shape ``[num_tokens]``, without BOS and EOS.
 
-    Args:
-        tokenizer (TextTokenizer): its method ``encode_batch(texts)`` is used for speed if it has one.
-        texts (Iterable[str]): read lazily, one batch ahead.
-
-    Yields:
-        TokenArray: the ids of a text, int32 of shape ``[num_tokens]``.
+    Texts are read lazily, one batch ahead. The tokenizer's ``encode_batch(texts)`` is used for speed if it has one.
     """
     for batch in _batches(texts):
         if hasattr(tokenizer, "encode_batch"):
@@ -90,26 +85,14 @@ def bos_ids(tokenizer: TextTokenizer) -> list[int]:
 
 
 def tokenizer_name(tokenizer: TextTokenizer) -> str:
-    """Return the display name of a tokenizer: its ``name``, or that of its class.
-
-    Args:
-        tokenizer (TextTokenizer): any tokenizer.
-
-    Returns:
-        str: the name.
-    """
+    """Return the display name of a tokenizer: its ``name``, or that of its class."""
     return str(getattr(tokenizer, "name", type(tokenizer).__name__))
 
 
 def tokenizer_fingerprint(tokenizer: TextTokenizer) -> str:
-    """Return a short hash by which training and evaluation check that they use the same tokenizer.
+    """Return 16 hexadecimal digits by which training and evaluation check that they use the same tokenizer.
 
-    Args:
-        tokenizer (TextTokenizer): if it has a ``fingerprint``, that is returned.
-
-    Returns:
-        str: 16 hexadecimal digits; for tokenizers without a ``fingerprint`` a hash of their ``vocab_size`` and of
-            the ids of a fixed sample text.
+    They are the tokenizer's ``fingerprint``, or a hash of its ``vocab_size`` and of the ids of a fixed sample text.
     """
     if hasattr(tokenizer, "fingerprint"):
         return str(tokenizer.fingerprint)
@@ -182,11 +165,7 @@ class HFTokenizer:
             text (str): the text.
             add_bos (bool): start with BOS, if the tokenizer has one.
             add_eos (bool): end with EOS.
-            trim_leading_whitespace (bool): leave out the space that SentencePiece adds before a text, for a text
-                that continues another.
-
-        Returns:
-            list[int]: the ids.
+            trim_leading_whitespace (bool): leave out the space that SentencePiece adds before a text.
         """
         if trim_leading_whitespace and self._adds_leading_space:
             # The space is then added before the line end, which is removed again.
@@ -198,14 +177,7 @@ class HFTokenizer:
         return bos + tokens + ([self.eos_id] if add_eos else [])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of many texts without BOS and EOS, faster than one by one.
-
-        Args:
-            texts (Sequence[str]): the texts.
-
-        Returns:
-            list[list[int]]: the ids of each text.
-        """
+        """Return the token ids of each text without BOS and EOS, faster than one by one."""
         # verbose=False: the warning about long texts is not meant for texts that are cut into blocks.
         encoded = self._hf(
             list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
@@ -214,26 +186,14 @@ class HFTokenizer:
         return token_ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids.
-
-        Args:
-            token_ids (Sequence[int]): the ids.
-            skip_special_tokens (bool): leave special tokens out of the text.
-
-        Returns:
-            str: the text.
-        """
+        """Return the text of token ids, by default without special tokens."""
         text: str = self._hf.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 
     def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
-        """Tokenize messages one by one and concatenate them.
-
-        Args:
-            messages (list[Message]): text messages.
-            add_end_tokens (bool): put EOS after every message of the assistant.
+        """Tokenize messages one by one and concatenate them, EOS after every message of the assistant.
 
         Returns:
             tuple[list[int], list[bool]]: the ids, and for each whether its message is masked.
@@ -249,25 +209,13 @@ class HFTokenizer:
         return tokens, mask
 
     def __call__(self, sample: dict[str, Any], inference: bool = False) -> dict[str, Any]:
-        """Replace the ``messages`` of a sample by ``tokens`` and ``mask``.
-
-        Args:
-            sample (dict[str, Any]): a sample with the key ``messages``.
-            inference (bool): leave out the final EOS, so that a model can continue.
-
-        Returns:
-            dict[str, Any]: the same sample.
-        """
+        """Replace the ``messages`` of a sample by ``tokens`` and ``mask``; for inference without the final EOS."""
         messages = sample.pop("messages")
         sample["tokens"], sample["mask"] = self.tokenize_messages(messages, add_end_tokens=not inference)
         return sample
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the tokenizer's files in the format of a Hugging Face model folder.
-
-        Args:
-            folder (str | Path): created if it does not exist.
-        """
+        """Write the tokenizer's files in the format of a Hugging Face model folder."""
         self._hf.save_pretrained(str(folder))
 
 

@@ -25,11 +25,6 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
 
     Two more differences from ``hf``: log-probabilities are in float32 whatever the model's dtype, and the embedding of
     a model with a padded vocabulary is kept when an adapter is loaded.
-
-    Args:
-        *args (Any): of ``HFLM``.
-        softmax_dtype (str): precision of log-probabilities.
-        **kwargs (Any): of ``HFLM``.
     """
 
     _model: Any
@@ -60,14 +55,7 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         return encoded
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts.
-
-        Args:
-            requests (list[Instance]): prompts of ids or text, and how to generate.
-            disable_tqdm (bool): no progress bar.
-
-        Returns:
-            list[str]: continuations; those of prompts of ids are numbers, without EOS.
+        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS.
 
         Raises:
             ValueError: If a prompt of ids is too long or generation is not greedy.

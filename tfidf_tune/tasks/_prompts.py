@@ -7,7 +7,7 @@ model, where ids that change when the text is tokenized again are counted.
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer
 
@@ -38,29 +38,6 @@ class ScoredText(NamedTuple):
     exact: bool
 
 
-class Prompts(Protocol):
-    """A way to send ids."""
-
-    @property
-    def tokenizer(self) -> HFTokenizer:
-        """The model's."""
-
-    def prompt(self, ids: Sequence[int]) -> Prompt:
-        """Ids -> request for a continuation."""
-
-    def scored_text(self, ids: Sequence[int]) -> ScoredText:
-        """Ids -> request for their log-likelihood given the first."""
-
-    def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
-        """Response -> ids of the continuation."""
-
-    def response_text(self, response: str) -> str:
-        """Response -> text of the continuation."""
-
-    def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
-        """Whether the model sees the prompt's ids, and a response equal to the reference has the reference's ids."""
-
-
 @dataclass(frozen=True)
 class TokenIdPrompts:
     """Numbers, for our model or the pass-through tokenizer."""
@@ -68,25 +45,30 @@ class TokenIdPrompts:
     tokenizer: HFTokenizer
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
+        """Ids -> request for a continuation."""
         return Prompt(token_ids_request(ids), exact=True)
 
     def scored_text(self, ids: Sequence[int]) -> ScoredText:
+        """Ids -> request for their log-likelihood given the first."""
         continuation = " " + " ".join(map(str, ids[1:]))
         return ScoredText(token_ids_request(ids[:1]), continuation, num_predictions=len(ids) - 1, exact=True)
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
+        """Response -> ids of the continuation."""
         return parse_token_ids(response)
 
     def response_text(self, response: str) -> str:
+        """Response -> text of the continuation."""
         return self.tokenizer.decode(parse_token_ids(response))
 
     def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
+        """Whether the model sees the prompt's ids, and a response equal to the reference has the reference's ids."""
         return True
 
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Text, for any model.
+    """Text, for any model; the methods are those of :class:`TokenIdPrompts`.
 
     Attributes:
         tokenizer: the model's.
@@ -148,6 +130,9 @@ class TextPrompts:
         adds = self.add_bos_token is not False and not (bos and text.startswith(bos))
         ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)["input_ids"]
         return ids
+
+
+Prompts = TokenIdPrompts | TextPrompts
 
 
 def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:

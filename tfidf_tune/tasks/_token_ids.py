@@ -21,17 +21,7 @@ def is_token_ids_request(text: str) -> bool:
 
 
 def parse_token_ids(text: str) -> list[int]:
-    """Read ids.
-
-    Args:
-        text (str): a request, or a response, which has no opening word.
-
-    Returns:
-        list[int]: the ids.
-
-    Raises:
-        ValueError: If the text holds anything other than ids.
-    """
+    """Read the ids of a request, or of a response, which has no opening word; refuse anything else by a ValueError."""
     words = text.removeprefix(_OPENING).split()
     if not all(word.isdecimal() for word in words):
         raise ValueError(

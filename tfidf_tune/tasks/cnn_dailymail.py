@@ -34,24 +34,9 @@ def documents(
     bertscore_num_layers: int | None = None,
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make a document of each article.
+    """Make a document of each article; ``docs/evaluation.md`` describes the settings.
 
     Prompt and truncation are those of :func:`tfidf_tune.data.cnn_dailymail_dataset`.
-
-    Args:
-        cnn_dailymail_source (str): a hub id, or a local file or folder with the columns ``article`` and
-            ``highlights``.
-        cnn_dailymail_name (str | None): configuration of a hub data set.
-        cnn_dailymail_split (str): split of a hub data set.
-        cnn_dailymail_max_source_tokens (int): tokens in a prompt, including BOS.
-        cnn_dailymail_max_new_tokens (int): most tokens to generate.
-        bertscore_model (str): hub id or folder of the encoder of BERTScore.
-        bertscore_num_layers (int | None): the layer whose embeddings are used. Default: the one that ``bert-score``
-            recommends for a model of this name.
-        **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
-
-    Returns:
-        dict[str, Dataset]: the split ``test``.
 
     Raises:
         FileNotFoundError: If the source looks like a path and does not exist.
@@ -95,15 +80,9 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
-    """Score a summary, and keep it and its scores in the document for the log.
+    """Score a summary; add it and its scores × 100 to the document for the log.
 
-    Args:
-        doc (dict[str, Any]): of :func:`documents`; gets ``prediction``, ``rouge1``, ``rouge2``, ``rouge_l``,
-            ``bertscore_f1`` and ``bertscore_missing``.
-        results (list[Any]): the response with its BERTScore, of :class:`BERTScoreFilter`.
-
-    Returns:
-        dict[str, Any]: the metrics; F-measures × 100, for a missing BERTScore the reason.
+    ``results`` holds the summary with its BERTScore, see :class:`BERTScoreFilter`; a missing one becomes the reason.
     """
     doc |= results[0]
     doc |= rouge_scores(doc["prediction"], doc["highlights"])
@@ -117,14 +96,7 @@ def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
 
 
 def bertscore_mean(values: Sequence[float | str]) -> float | str:
-    """Average BERTScores.
-
-    Args:
-        values (Sequence[float | str]): scores, or the reason why they are missing.
-
-    Returns:
-        float | str: the mean, or ``missing: `` and the reason.
-    """
+    """Return the mean of BERTScores, or ``missing: `` and the first reason among them."""
     scores = [value for value in values if not isinstance(value, str)]
     if len(scores) < len(values):
         return f"missing: {next(value for value in values if isinstance(value, str))}"
@@ -135,15 +107,7 @@ class BERTScoreFilter(Filter):  # type: ignore[misc]
     """Score all summaries at once: a filter gets every response of a task, so the encoder can work in batches."""
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Score the first response of each document.
-
-        Args:
-            resps (Sequence[Sequence[str]]): responses.
-            docs (Sequence[dict[str, Any]]): documents of ``tfidf_cnn_dailymail``.
-
-        Returns:
-            list[dict[str, Any]]: ``prediction``, ``bertscore_f1`` × 100 or None, and ``bertscore_missing``, the reason.
-        """
+        """Return for each document ``prediction``, ``bertscore_f1`` × 100 or None, and ``bertscore_missing``, why."""
         predictions = [
             prompts_of(doc).response_text(responses[0]).strip() for responses, doc in zip(resps, docs, strict=True)
         ]

@@ -33,7 +33,7 @@ def documents(
     offset: int = 0,
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make a document of each passage and prefix length.
+    """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
 
     Args:
         task_prefix_length (int | None): of a task with one length; None uses ``prefix_lengths``.
@@ -41,10 +41,7 @@ def documents(
         prefix_lengths (int | str | Sequence[int]): in tokens; of a string, the numbers in it.
         max_new_tokens (int): most tokens to compare.
         offset (int): where in a passage the prompt starts, in tokens.
-        **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
-
-    Returns:
-        dict[str, Dataset]: the split ``test``.
+        **metadata (Any): the model's arguments and other settings.
 
     Raises:
         FileNotFoundError: If the probe file does not exist.
@@ -67,15 +64,7 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
-    """Score a response, and keep the whole sample in the document for the log.
-
-    Args:
-        doc (dict[str, Any]): of :func:`documents`; gets the key ``sample``.
-        results (list[str]): the response.
-
-    Returns:
-        dict[str, float | None]: the metrics; those of the other kind of passage are None.
-    """
+    """Score a response and add the key ``sample`` to the document for the log; metrics of the other kind are None."""
     prompts = prompts_of(doc)
     generated = prompts.response_ids(results[0], doc["prompt_ids"], doc["reference_ids"])
     sample = compare_continuation(

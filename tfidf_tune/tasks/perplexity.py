@@ -39,28 +39,12 @@ def documents(
     shared_tokens: int = 20,
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make a document of each block.
+    """Make a document of each block; ``docs/evaluation.md`` describes the settings.
 
-    Args:
-        wikitext2_source (str): a hub id, a local file or ``embedded``, see :func:`load_documents`.
-        wikitext2_name (str | None): configuration of a hub data set.
-        wikitext2_split (str): split of a hub data set or of ``embedded``.
-        wikitext2_column (str): the column that holds the text.
-        block_size (int): tokens in a block.
-        num_blocks (int | None): most blocks. Default: None, all.
-        train_source (str | None): text that the model has seen, like ``wikitext2_source``; blocks that have
-            ``shared_tokens`` consecutive tokens in common with it are left out. Default: None, no block is.
-        train_name (str | None): configuration of a hub data set.
-        train_split (str): split of a hub data set or of ``embedded``.
-        train_column (str): the column that holds the text.
-        shared_tokens (int): from 2 to ``block_size``.
-        **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
-
-    Returns:
-        dict[str, Dataset]: the split ``test``.
+    Blocks that have ``shared_tokens`` consecutive tokens in common with ``train_source`` are left out.
 
     Raises:
-        FileNotFoundError: If the source looks like a path and does not exist.
+        FileNotFoundError: If a source looks like a path and does not exist.
         ValueError: If a source cannot be read, there is no block, a setting is out of range, or the model has too few
             positions.
     """
@@ -117,15 +101,7 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Take the log-likelihood of a block, and keep it in the document for the log.
-
-    Args:
-        doc (dict[str, Any]): of :func:`documents`; gets the key ``log_likelihood``.
-        results (list[tuple[float, bool]]): natural logarithm of the block's probability; whether greedy.
-
-    Returns:
-        dict[str, Any]: the metrics.
-    """
+    """Add a block's ``log_likelihood``, a natural logarithm, to its document for the log, and return the metrics."""
     doc["log_likelihood"] = results[0][0]
     return {
         "token_perplexity": (doc["log_likelihood"], doc["num_predictions"]),
@@ -134,14 +110,7 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
 
 
 def perplexity(values: Sequence[tuple[float, int]]) -> float:
-    """Return the token perplexity of all blocks.
-
-    Args:
-        values (Sequence[tuple[float, int]]): log-likelihood and number of predictions of each block.
-
-    Returns:
-        float: the perplexity; ``inf`` if it exceeds the range of a float.
-    """
+    """Return the token perplexity of blocks, each a log-likelihood and a number of predictions; may be ``inf``."""
     loss = -sum(log_likelihood for log_likelihood, _ in values) / sum(num for _, num in values)
     try:
         return math.exp(loss)

@@ -33,22 +33,11 @@ def documents(
     squad_max_new_tokens: int = 32,
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make a document of each question.
+    """Make a document of each question; ``docs/evaluation.md`` describes the settings.
 
     The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share ``squad_max_seq_len`` tokens,
     as in training. A context that is too long is truncated at its end, because an evaluation must not know where the
     answer is.
-
-    Args:
-        squad_source (str): a hub id, or a local file or folder with the columns of ``rajpurkar/squad``.
-        squad_name (str | None): configuration of a hub data set.
-        squad_split (str): split of a hub data set.
-        squad_max_seq_len (int): tokens in a prompt and its answer, including BOS.
-        squad_max_new_tokens (int): most tokens to generate.
-        **metadata (Any): the model's arguments and other settings, see :func:`prompt_settings`.
-
-    Returns:
-        dict[str, Dataset]: the split ``test``.
 
     Raises:
         FileNotFoundError: If the source looks like a path and does not exist.
@@ -94,15 +83,7 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Score the first line of a response, and keep answer and scores in the document for the log.
-
-    Args:
-        doc (dict[str, Any]): of :func:`documents`; gets ``prediction``, ``exact_match`` and ``f1``.
-        results (list[str]): the response.
-
-    Returns:
-        dict[str, float]: the metrics; the scores × 100.
-    """
+    """Score the first line of a response; add ``prediction`` and the scores × 100 to the document for the log."""
     doc["prediction"] = prompts_of(doc).response_text(results[0]).partition("\n")[0].strip()
     doc["exact_match"] = 100.0 * max(exact_match(doc["prediction"], answer) for answer in doc["answers"])
     doc["f1"] = 100.0 * max(f1(doc["prediction"], answer) for answer in doc["answers"])
@@ -120,19 +101,7 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Compare the words of the normalized texts as multisets.
-
-    ::
-
-        F1 = 2 · precision · recall / (precision + recall)
-
-    Args:
-        prediction (str): the model's answer.
-        answer (str): a gold answer.
-
-    Returns:
-        float: in [0, 1]; 0 if no word is shared.
-    """
+    """Return F1 = 2 · precision · recall / (precision + recall) of the normalized texts' words, as multisets."""
     predicted, gold = _words(prediction), _words(answer)
     num_shared = (Counter(predicted) & Counter(gold)).total()
     return 2 * num_shared / (len(predicted) + len(gold)) if num_shared else 0.0
