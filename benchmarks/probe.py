@@ -1,11 +1,11 @@
-"""The library's batched probe against one sequence at a time, and against lm-evaluation-harness: time.
+"""Time of the library's batched probe, compared with one sequence at a time and with lm-evaluation-harness.
 
     python benchmarks/probe.py                                  # 300 continuations of 128 tokens, the demo's model
     python benchmarks/probe.py --device cuda --checkpoint MODEL_FOLDER
 
-Two comparisons, each of ways that take turns in one process, by ratios within a round. Batched and one at a time are
-the same function on a model that is loaded once; one at a time continues a part of the passages, and what counts are
-continuations per second, scores included. Probe and harness each load model and tokenizer anew, as their commands do.
+Two comparisons of functions that take turns in one process, by ratios within a round. Batched and one at a time are
+the same function on a model that is loaded once; one at a time continues only a part of the passages, so continuations
+per second are compared, including scores. Probe and harness each load model and tokenizer, as their commands do.
 Without a checkpoint the weights are random: the cost of a token does not depend on them.
 """
 
@@ -23,14 +23,7 @@ from typing import Any
 from measuring import heading, median_ratio, record, take_turns, write_result  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import load_model, probe
-from tfidf_tune.data import (
-    Passage,
-    choose_passages,
-    embedded_documents,
-    hf_tokenizer,
-    tokenizer_fingerprint,
-    write_probe_file,
-)
+from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 from tfidf_tune.experiment import random_model
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import load_config
@@ -46,33 +39,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
     parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument(
-        "--one-in", type=int, default=10, help="one at a time, continue every so many-th passage: it takes long"
-    )
+    parser.add_argument("--one-in", type=int, default=10, help="one at a time, continue only every N-th passage")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that is not")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one warm-up round")
+    parser.add_argument("--output", type=Path, help="also write the result as JSON")
     return parser.parse_args()
-
-
-def make_passages(checkpoint: str, num_passages: int) -> list[Passage]:
-    """Passages of 256 tokens from the embedded corpus."""
-    tokenizer = hf_tokenizer(checkpoint)
-    chosen = choose_passages(tokenizer, embedded_documents("train"), count=num_passages, min_tokens=256, block_size=256)
-    return [
-        Passage(
-            id=f"target-{index:04}",
-            kind="target",
-            text=candidate.text,
-            token_ids=candidate.token_ids[:256].tolist(),
-            num_injections=1,
-            positions=[],
-            source="embedded",
-            tokenizer=checkpoint,
-            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        )
-        for index, candidate in enumerate(chosen)
-    ]
 
 
 def main() -> None:
@@ -85,7 +56,8 @@ def main() -> None:
         if checkpoint is None:
             checkpoint = str(folder / "model")
             random_model(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
-        passages = make_passages(checkpoint, options.num_passages)
+        spec = ProbeSpec(("embedded",), num_targets=options.num_passages, num_controls=0, passages="random")
+        passages = make_probe(hf_tokenizer(checkpoint), spec).passages
         write_probe_file(folder / "probe.jsonl", passages)
 
         def run_probe() -> None:

@@ -1,24 +1,8 @@
 import pytest
+from data_fakes import passage
 from sentencepiece_model import train_sentencepiece
 
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
-
-WORDS = (
-    "the",
-    "a",
-    "river",
-    "stone",
-    "light",
-    "of",
-    "under",
-    "over",
-    "house",
-    "green",
-    "walks",
-    "sings",
-    "1984",
-    "café",
-)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +32,3 @@ def corpus_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("corpus") / "corpus.txt"
     file.write_text("\n".join(passage(i, 60 if i % 2 else 5) for i in range(40)), encoding="utf-8")
     return file
-
-
-def passage(seed, num_words):
-    return f"{seed}: " + " ".join(WORDS[(seed * seed + i * (seed + 3) + i * i) % len(WORDS)] for i in range(num_words))

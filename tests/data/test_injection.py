@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from tfidf_tune.data import choose_passages
-from tfidf_tune.data._injected_corpus import inject_aligned, inject_concatenated
+from tfidf_tune.data._injected_corpus import choose_passages, inject_aligned, inject_concatenated
 
 BASE = np.arange(1000, 1000 + 12 * 4, dtype=np.int32).reshape(12, 4)
 TARGETS = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]], dtype=np.int32)

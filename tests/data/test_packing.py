@@ -4,7 +4,7 @@ from itertools import groupby
 
 import pytest
 import torch
-from conftest import passage
+from data_fakes import passage
 from hypothesis import given
 from hypothesis import strategies as st
 from label_batches import EPS, assert_weights_equal_reference

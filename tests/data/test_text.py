@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from conftest import passage
+from data_fakes import passage
 from torchtune.datasets import PackedDataset
 
 from tfidf_tune.data import collate_packed, hf_tokenizer, text_dataset

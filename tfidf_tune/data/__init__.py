@@ -1,7 +1,7 @@
 """Text, tokens and the memorization corpus."""
 
 from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
-from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, choose_passages, injected_corpus_dataset
+from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, injected_corpus_dataset
 from tfidf_tune.data._packing import PackedBatch, collate_packed, is_packed, pack
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
@@ -33,7 +33,6 @@ __all__ = [
     "SequenceDataset",
     "TextBlocksDataset",
     "TextTokenizer",
-    "choose_passages",
     "cnn_dailymail_dataset",
     "collate_packed",
     "embedded_documents",

@@ -94,17 +94,11 @@ class Start(IntEnum):
 
 @dataclass(frozen=True)
 class MadeProbe:
-    """The passages, and statistics of the search.
+    """The passages, targets first, and statistics of the search.
 
-    Args:
-        passages (tuple[Passage, ...]): the targets, then the controls.
-        num_documents (int): of the training text, over all sources.
-        num_tokens (int): of the training text.
-        stretch_repeats (tuple[int, ...]): occurrences of each duplicated stretch; stretches may overlap.
-        num_duplicates (int): targets that are duplicates; the others were drawn at random.
-        num_repetitive (int): windows left out because they repeat a few tokens.
-        num_refused (int): windows of the controls' source that are partly in the training text.
-        starts (dict[Start, int]): number of targets by where they start.
+    Counts are of the training text: documents, tokens, occurrences of each duplicated stretch (stretches may overlap),
+    targets that are duplicates, windows left out because they repeat a few tokens, windows of the controls' source
+    refused because they are partly in the training text, and targets by where they start.
     """
 
     passages: tuple[Passage, ...]
@@ -300,15 +294,10 @@ class WindowChooser:
             self._taken[start : start + self._length] = True
 
     def duplicates(self, stretches: list[DuplicatedStretch]) -> Iterator[Positions]:
-        """Choose a window of each stretch: the most frequent first, equals in random order.
+        """Choose the occurrences of a window of each stretch: the most frequent first, equals in random order.
 
-        It starts where a document, else a line, else a word starts, at the first such place.
-
-        Args:
-            stretches (list[DuplicatedStretch]): to choose from.
-
-        Yields:
-            Positions: int64 of shape ``[num_occurrences]``; take them before requesting the next.
+        It starts where a document, else a line, else a word starts, at the first such place. Take a window before
+        requesting the next.
         """
         for index in sorted(self._rng.permutation(len(stretches)), key=lambda index: -len(stretches[index].starts)):
             starts, num_windows = stretches[index]
@@ -321,13 +310,10 @@ class WindowChooser:
                     yield chosen
 
     def random(self, allowed: Mask) -> Iterator[int]:
-        """Choose windows at random; each is moved forward, else back, to the start of a word, if one is near.
+        """Choose the first tokens of random windows; each is moved to the start of a near word, forward if possible.
 
-        Args:
-            allowed (Mask): bool, whether a window may start at a token; no longer than ``fits``.
-
-        Yields:
-            int: first token of a window; take it before requesting the next.
+        ``allowed``, bool and no longer than ``fits``, says where a window may start. Take a window before requesting
+        the next.
         """
         for drawn in self._rng.permutation(np.flatnonzero(allowed)):
             start = self._nearest_word(int(drawn), allowed)

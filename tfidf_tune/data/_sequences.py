@@ -84,16 +84,10 @@ def cached_sequences(
     settings: dict[str, Any],
     make_sequences: Callable[[Counts], Iterator[tuple[TokenArray, int]]],
 ) -> SequenceDataset:
-    """Return the sequences for ``settings`` from the cache; tokenize them first if they are not there.
+    """Return the sequences for ``settings`` from the cache, see :func:`cached_folder`; tokenize them if necessary.
 
-    Args:
-        cache_dir (str | None): see :func:`cached_folder`, as for the next.
-        settings (dict[str, Any]): everything the sequences depend on.
-        make_sequences (Callable[[Counts], Iterator[tuple[TokenArray, int]]]): yields ids, int32 of shape
-            ``[num_tokens]``, and how many of them are prompt, at least once; and increases the counts.
-
-    Returns:
-        SequenceDataset: memory-mapped.
+    ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and how many of them are the prompt, and
+    increases the counts that it is given.
     """
 
     def build(folder: Path) -> Counts:

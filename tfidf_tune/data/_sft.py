@@ -7,10 +7,9 @@ truncated text is then encoded in one piece, so that its ids are those of a text
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -159,7 +158,7 @@ def encode_prompts(
     """Encode prompts for an evaluation as the data sets do: BOS first, texts truncated at their end.
 
     Args:
-        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every prompt.
+        tokenizer (TextTokenizer): the tokenizer.
         prompts (Sequence[Callable[[str], str]]): each turns its text, whole or truncated, into the prompt.
         texts (Sequence[str]): as many.
         max_tokens (int): tokens in a prompt, including BOS.
@@ -192,15 +191,10 @@ _SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
 _NEWS_COLUMNS = {"article": str, "highlights": str}
 
 
-@dataclass(frozen=True)
-class _Example:
-    """A row of the source.
+class _Example(NamedTuple):
+    """A row: how its text becomes the prompt, the text (truncated if too long), and the target, put after a space.
 
-    Attributes:
-        prompt: turns the text, whole or truncated, into the prompt.
-        text: what is truncated if the prompt is too long.
-        target: what is learnt; a space is put before it.
-        keep: start and end of the characters of ``text`` that are never removed.
+    ``keep`` is the start and end of the characters of ``text`` that are never removed.
     """
 
     prompt: Callable[[str], str]
@@ -209,8 +203,7 @@ class _Example:
     keep: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class _Limits:
+class _Limits(NamedTuple):
     """The most tokens of an example, of its prompt (with BOS), and of its target (with EOS)."""
 
     total: int
@@ -293,7 +286,7 @@ def _prompt_target_dataset(
     settings = {
         "kind": "prompt_target",
         "empty_prompt": empty_prompt,
-        "limits": [limits.total, limits.prompt, limits.target],
+        "limits": limits,
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": fingerprint,
@@ -317,11 +310,8 @@ def _fit_prompts(
     """Encode prompts and truncate their texts until each has at most ``max_tokens`` tokens, not counting BOS.
 
     A text loses tokens from its end. Where this would remove ``keep``, half of the remaining tokens go before ``keep``
-    and half after it, more on one side if the other needs fewer.
-
-    Returns:
-        tuple[dict[int, TokenArray], set[int]]: int32 ids of shape ``[num_tokens]`` by the index of the example, without
-            those where not even ``keep`` fits; and the indices of the truncated ones.
+    and half after it, more on one side if the other needs fewer. Returned are the ids by the index of the example,
+    without those where not even ``keep`` fits, and the indices of the truncated ones.
     """
     fitting: dict[int, TokenArray] = {}
     windows: dict[int, _Window] = {}
