@@ -1,7 +1,7 @@
 """Packed rows: several documents in one row, each with its own attention, positions and weights."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -9,9 +9,6 @@ from torch.utils.data import Dataset
 
 from tfidf_tune.data._sequences import IGNORED
 from tfidf_tune.data._tokenizer import TextTokenizer
-
-if TYPE_CHECKING:
-    from torchtune.datasets import PackedDataset
 
 _CPU = torch.device("cpu")
 
@@ -41,7 +38,7 @@ def is_packed(dataset: Dataset[Any]) -> bool:
     return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
 
 
-def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> "PackedDataset":
+def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Dataset[dict[str, Any]]:
     """Pack whole documents in their order into rows of the tokenizer's ``max_seq_len`` tokens.
 
     Args:
@@ -49,7 +46,7 @@ def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> "P
         tokenizer (TextTokenizer): gives the length of a row, as it does for torchtune's own data sets.
 
     Returns:
-        PackedDataset: the rows, all in memory.
+        Dataset[dict[str, Any]]: torchtune's ``PackedDataset``, all rows in memory.
 
     Raises:
         ValueError: If the tokenizer has no ``max_seq_len``.
@@ -58,7 +55,8 @@ def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> "P
 
     if tokenizer.max_seq_len is None:
         raise ValueError("packed is true, but the tokenizer has no max_seq_len, the length of a packed row: set it")
-    return PackedDataset(dataset, max_seq_len=tokenizer.max_seq_len)
+    rows: Dataset[dict[str, Any]] = PackedDataset(dataset, max_seq_len=tokenizer.max_seq_len)
+    return rows
 
 
 def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device = _CPU) -> PackedBatch:

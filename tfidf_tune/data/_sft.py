@@ -9,18 +9,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch.utils.data import Dataset
 
 from tfidf_tune.data._checks import check_at_least, check_fits_model
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, SequenceDataset, cached_sequences
 from tfidf_tune.data._sources import load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
-
-if TYPE_CHECKING:
-    from torchtune.datasets import PackedDataset
 
 # Rows in memory; enough that the ones to be truncated, encoded together, keep a fast tokenizer's threads busy.
 _BATCH_SIZE = 1024
@@ -47,7 +45,7 @@ def squad_dataset(
     max_seq_len: int = 256,
     packed: bool = False,
     cache_dir: str | None = None,
-) -> "SequenceDataset | PackedDataset":
+) -> Dataset[dict[str, Any]]:
     """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt. The ids are cached.
 
     If an example is too long, its context is truncated: at its end, or, where that would remove the answer, to a window
@@ -67,7 +65,7 @@ def squad_dataset(
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        SequenceDataset | PackedDataset: the data set; if packed, the attribute ``ds`` of a ``PackedDataset``.
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
@@ -102,7 +100,7 @@ def cnn_dailymail_dataset(
     max_target_tokens: int = 128,
     packed: bool = False,
     cache_dir: str | None = None,
-) -> "SequenceDataset | PackedDataset":
+) -> Dataset[dict[str, Any]]:
     """Build a data set for fine-tuning on CNN/DailyMail; only the summary and EOS are learnt. The ids are cached.
 
     Articles and summaries that are too long are truncated at their end; EOS ends a truncated summary as well. Rows
@@ -120,7 +118,7 @@ def cnn_dailymail_dataset(
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        SequenceDataset | PackedDataset: the data set; if packed, the attribute ``ds`` of a ``PackedDataset``.
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.

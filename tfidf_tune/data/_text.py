@@ -4,20 +4,18 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from torch.utils.data import Dataset
 
 from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._checks import check_at_least, check_fits_model
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sequences import Counts, SequenceDataset, TextBlocksDataset, cached_sequences
+from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences
 from tfidf_tune.data._sources import load_documents, source_fingerprint
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
-
-if TYPE_CHECKING:
-    from torchtune.datasets import PackedDataset
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +178,7 @@ def text_dataset(
     add_eos: bool = True,
     packed: bool = False,
     cache_dir: str | None = None,
-) -> "SequenceDataset | PackedDataset":
+) -> Dataset[dict[str, Any]]:
     """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids are cached.
 
     A document of more than ``max_seq_len`` tokens is cut into pieces, each a sequence of its own. A last piece of one
@@ -200,7 +198,7 @@ def text_dataset(
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        SequenceDataset | PackedDataset: the data set; if packed, the attribute ``ds`` of a ``PackedDataset``.
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
