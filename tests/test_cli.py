@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from tfidf_tune import cli
+from tfidf_tune import _extras, cli
 
 PRODUCT = (
     "base: tinyllama/1.1B_full_memorization\n"
@@ -165,18 +165,57 @@ def test_an_unknown_command_lists_ours_with_a_suggestion(run_command, capsys):
         assert re.search(rf"^  {command} ", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], [], ["comapre"], ["compare", "--help"]])
+# Of the libraries that take long to import; pyyaml and lm_eval's parsers are light.
+HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "pandas", "scipy", "pydantic", "rich"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--help"],
+        ["--version"],
+        ["comapre"],
+        ["tasks"],
+        ["ls"],
+        ["cat", "nothing"],
+        *([command, "--help"] for command in (*cli._OURS, "ls", "cp", "cat")),
+        *([command, "--no-such-option"] for command in (*cli._OURS, "ls", "cp", "cat")),
+        ["run"],
+        ["run", "full_finetun", "--config", "x"],
+        ["run", "full_finetune"],
+        ["download"],
+        ["probe", "audit", "--no-such-option"],
+        ["weights", "my.txt"],
+    ],
+    ids=" ".join,
+)
 def test_what_needs_no_library_imports_none(arguments):
+    """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
     code = f"""
 import atexit, sys
-atexit.register(lambda: print(sorted({{"numpy", "torch", "yaml"}} & sys.modules.keys()), file=sys.stderr))
+atexit.register(lambda: print(sorted({HEAVY!r} & sys.modules.keys()), file=sys.stderr))
 sys.argv = ["tfidf-tune", *{arguments!r}]
 from tfidf_tune import cli
 cli.main()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
+    assert "Traceback" not in ended.stderr
     assert ended.stderr.endswith("[]\n")
+
+
+def test_a_command_whose_extra_is_missing_names_it(run_command, monkeypatch):
+    """tests/test_packaging.py does the same for every command in an environment without the extras."""
+    monkeypatch.setattr(_extras, "_is_installed", lambda name: name not in ("lm-eval", "rouge-score"))
+
+    with pytest.raises(SystemExit) as ended:
+        run_command("probe", "make")
+
+    assert ended.value.code == (
+        "error: tfidf-tune probe needs packages that are not installed (lm-eval, rouge-score): "
+        "pip install 'tfidf-tune[eval]'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,10 +228,13 @@ cli.main()
             r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
         ),
         (["run", "full_finetune", "--config"], "tfidf-tune run: error: argument --config: expected one argument"),
-        (["run", "full_finetune"], "tfidf-tune run: error: The '--config' argument is required"),
+        (["run", "full_finetune"], "tfidf-tune run: error: argument --config is required"),
         (["cp", "nothing", "."], "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see"),
+        (["run"], "tfidf-tune run: error: arguments are missing"),
+        (["run", "--nproc_per_node", "2", "full_finetun", "--config", "x"], "no recipe 'full_finetun'; did you mean"),
+        (["download"], "usage: tfidf-tune download <repo-id>"),
         (["validate"], "usage: tfidf-tune validate <config>"),
-        (["validate", "a.yaml", "b.yaml"], "tfidf-tune: error: unrecognized arguments: b.yaml"),
+        (["validate", "a.yaml", "b.yaml"], "tfidf-tune validate: error: unrecognized arguments: b.yaml"),
     ],
 )
 def test_a_command_that_is_not_understood_is_one_message(run_command, capsys, arguments, message):

@@ -1,4 +1,4 @@
-"""TF-IDF weighted cross-entropy for torchtune, and the measure of what a fine-tuned model recites."""
+"""Token-weighted losses for language models, and measures of what a fine-tuned model recites."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,16 @@ import tfidf_tune._quiet  # noqa: F401  (before anything imports torchao)
 if TYPE_CHECKING:
     from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
     from tfidf_tune.weighting import TFIDFWeighting
+
+    __version__: str
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import on first use: torch takes seconds, and the command line often does without."""
+        """Import on first use: torch takes seconds, and much of the command line does without it."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("tfidf-tune")
         if name in ("loss", "weighting"):
             return import_module(f"tfidf_tune.{name}")
         if name in __all__:

@@ -1,48 +1,52 @@
 """The command ``tfidf-tune``: our commands, and torchtune's with our recipes and configs registered.
 
-What needs no library is answered before torch is imported, which takes seconds: versions, lists, unknown commands.
+Help, versions, lists and usage errors are answered without importing torch, which takes seconds.
 """
 
 import difflib
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NamedTuple
 
-from tfidf_tune._signals import ENDING, ended_by, is_ignored_hangup
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
+import tfidf_tune
+from tfidf_tune._extras import require_extras
 from tfidf_tune._printing import replace_unencodable, visible
+from tfidf_tune._signals import ended_by
+
+
+class _Command(NamedTuple):
+    """A command: its line in the help, and the extras without which it cannot run."""
+
+    purpose: str
+    extras: tuple[str, ...]
+
 
 # Each is the module of this name in tfidf_tune.commands.
 _OURS = {
-    "demo": "train a small Llama under CE and TF-IDF on this computer and show what each recites",
-    "eval": "lm-evaluation-harness with our tasks and token-exact prompts",
-    "experiment": "train and evaluate models, objectives and seeds as one file says, and compare them",
-    "compare": "tables, intervals, figures and an HTML report of evaluated runs",
-    "weights": "show the weights that TF-IDF gives the tokens of your own text",
-    "probe": "make a probe file from your own text; audit one model with it",
-    "tasks": "print the folder of our tasks, for lm_eval --include_path",
+    "demo": _Command("train a small Llama under CE and TF-IDF on this computer and show what each recites", ("all",)),
+    "eval": _Command("lm-evaluation-harness with our tasks and token-exact prompts", ("eval",)),
+    "experiment": _Command("train and evaluate models, objectives and seeds from one file, and compare them", ("all",)),
+    "compare": _Command("tables, intervals, figures and an HTML report of evaluated runs", ("report",)),
+    "weights": _Command("show the weights that TF-IDF gives the tokens of your own text", ("eval", "report")),
+    "probe": _Command("make a probe file from your own text; audit a model with it", ("eval", "report")),
+    "tasks": _Command("print the folder of our tasks, for lm_eval --include_path", ()),
+    "validate": _Command("check a config without running it", ("torchtune",)),
 }
 _TORCHTUNES = {
-    "run": "run a recipe with a config, on one process or many",
-    "validate": "check a config without running it",
-    "ls": "list recipes and configs",
-    "cp": "copy a recipe or config to edit it",
-    "cat": "print a config",
-    "download": "download a model from the Hugging Face hub",
+    "run": _Command("run a recipe with a config, on one process or many", ("torchtune",)),
+    "ls": _Command("list recipes and configs", ("torchtune",)),
+    "cp": _Command("copy a recipe or config to edit it", ("torchtune",)),
+    "cat": _Command("print a config", ("torchtune",)),
+    "download": _Command("download a model from the Hugging Face hub", ("torchtune",)),
 }
-_RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
+_ALL = _OURS | _TORCHTUNES
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it with exit code 130, a reader of its output that is gone with 141."""
+    """Run the command line. The exit code is 130 after Ctrl-C and 141 if the reader of the output has closed it."""
     hook, sys.unraisablehook = sys.unraisablehook, _end_if_interrupted
     try:
         with ended_by([signal.SIGINT], lambda name: None):
@@ -52,14 +56,14 @@ def main() -> None:
                 if sys.stdout is not None:
                     sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
         sys.exit(128 + signal.SIGPIPE)
     finally:
         sys.unraisablehook = hook
 
 
 def _end_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Take a Ctrl-C that came inside a callback of the import system, where Python would only print and lose it."""
+    """Handle a Ctrl-C inside a callback of the import system, where Python would only print and ignore it."""
     if unraisable.exc_type is KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
     sys.__unraisablehook__(unraisable)
@@ -68,38 +72,25 @@ def _end_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 def _run_command(arguments: Sequence[str]) -> None:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        print(f"usage: tfidf-tune [--version] COMMAND ...\n\n{_commands()}\ntfidf-tune COMMAND --help says more.")
+        print(f"usage: tfidf-tune [--version] COMMAND ...\n\n{_list()}\ntfidf-tune COMMAND --help says more.")
     elif command == "--version":
-        from importlib.metadata import version
-
-        print(f"tfidf-tune {version('tfidf-tune')}")
-    elif command not in (*_OURS, *_TORCHTUNES):
-        print(
-            f"error: no command {command!r}{_hint(command, [*_OURS, *_TORCHTUNES])}\n\n{_commands()}", file=sys.stderr
-        )
+        print(f"tfidf-tune {tfidf_tune.__version__}")
+    elif command not in _ALL:
+        close = difflib.get_close_matches(command, _ALL, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        print(f"error: no command {command!r}{hint}\n\n{_list()}", file=sys.stderr)
         sys.exit(2)
     elif not _has_working_directory():
         sys.exit("error: the working directory does not exist any more: change to another one")
-    elif command in _OURS:
-        _run_ours(command, [*arguments[1:]])
-    elif command == "validate" and len(arguments) == 2 and not arguments[1].startswith("-"):
-        _check_config(arguments[1])
     else:
-        _run_torchtunes()
+        _start(command, [*arguments[1:]])
 
 
-def _commands() -> str:
-    def listed(commands: dict[str, str]) -> str:
-        return "".join(f"  {name:<10} {purpose}\n" for name, purpose in commands.items())
+def _list() -> str:
+    def lines(commands: dict[str, _Command]) -> str:
+        return "".join(f"  {name:<10} {command.purpose}\n" for name, command in commands.items())
 
-    return (
-        f"commands:\n{listed(_OURS)}\ncommands of torchtune, which know our recipes and configs:\n{listed(_TORCHTUNES)}"
-    )
-
-
-def _hint(name: str, possible: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, possible, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    return f"commands:\n{lines(_OURS)}\ncommands of torchtune, which know our recipes and configs:\n{lines(_TORCHTUNES)}"
 
 
 def _has_working_directory() -> bool:
@@ -110,136 +101,16 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _run_torchtunes() -> None:
-    _register_recipes()
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torchtune._cli.tune import TuneCLIParser
+def _start(command: str, arguments: list[str]) -> None:
+    """Run a command. User-facing errors of our own commands are one message, without a traceback."""
+    is_help = command in _OURS and command != "eval" and not {"-h", "--help"}.isdisjoint(arguments)
+    if not is_help:
+        require_extras(command, *_ALL[command].extras)
+    if command in _TORCHTUNES:
+        from tfidf_tune.commands._torchtune import run_torchtune
 
-    torchtune = TuneCLIParser()
-    torchtune._parser.prog, torchtune._parser.usage = "tfidf-tune", "tfidf-tune COMMAND ..."
-    parsers = torchtune._parser._subparsers._group_actions[0].choices
-    for parser in parsers.values():
-        _name_ourselves(parser)
-    options = torchtune.parse_args()
-    if sys.argv[1] == "run":
-        _check_run(parsers["run"], options)
-    if any(map(is_ignored_hangup, ENDING)):  # torchrun would handle it nevertheless
-        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
-    try:
-        torchtune.run(options)
-    except SignalException as error:  # torchrun has ended its processes
-        sys.exit(128 + error.sigval)
-    except ChildFailedError as error:
-        sys.exit(str(error))
-
-
-def _name_ourselves(parser: "ArgumentParser") -> None:
-    """Let a parser of torchtune's speak of tfidf-tune in its help and errors."""
-
-    def renamed(text: str) -> str:
-        return re.sub(rf"(?<![\w-])tune (?=({'|'.join(_TORCHTUNES)})\b)", "tfidf-tune ", text)
-
-    def error(message: str) -> NoReturn:
-        type(parser).error(parser, renamed(message))
-
-    for name in ("prog", "usage", "description", "epilog"):
-        if text := getattr(parser, name):
-            setattr(parser, name, renamed(text))
-    for action in parser._actions:
-        action.help = renamed(action.help) if action.help else None
-    parser.error = error  # type: ignore[method-assign]
-
-
-def _check_run(parser: "ArgumentParser", options: "Namespace") -> None:
-    """Refuse what torchtune would start without looking: an unknown recipe, ``--config`` without a value."""
-    from torchtune._recipe_registry import get_all_recipes
-
-    names = [recipe.name for recipe in get_all_recipes()]
-    if options.recipe not in names:
-        if os.path.isfile(options.recipe):
-            options.recipe = os.path.relpath(options.recipe)  # torchtune makes a module's name of it
-        if not _is_module(os.path.splitext(options.recipe)[0].replace("/", ".")):
-            sys.exit(
-                f"error: no recipe {options.recipe!r}{_hint(options.recipe, names) or '.'} `tfidf-tune ls` lists the "
-                "recipes; one of your own is a Python file in the working directory or below it"
-            )
-    if options.recipe_args[-1:] == ["--config"]:
-        parser.error("argument --config: expected one argument")
-
-
-def _is_module(name: str) -> bool:
-    sys.path.append(os.getcwd())  # as torchtune does
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _register_recipes() -> None:
-    """Put our recipes in front of torchtune's: its registry takes absolute paths."""
-    from importlib.resources import files
-    from pathlib import Path
-
-    from torchtune import _recipe_registry as registry
-
-    recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
-    config_files = sorted(config_folder.rglob("*.yaml"))
-    registry._ALL_RECIPES[:0] = [
-        registry.Recipe(
-            name=name,
-            file_path=str(recipe_folder / f"{name}.py"),
-            configs=[
-                registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
-                for file in config_files
-                if method in file.stem
-            ],
-            supports_distributed=True,
-        )
-        for name, method in _RECIPES.items()
-    ]
-
-
-def _check_config(name: str) -> None:
-    """Run torchtune's ``validate`` on a path or name, base included; on configs of our recipes, the recipes' check."""
-    from omegaconf import OmegaConf
-    from torchtune.config import validate
-    from torchtune.config._errors import ConfigError
-
-    from tfidf_tune.training import (
-        FinetuneConfig,
-        LoRAFinetuneConfig,
-        SetupError,
-        check_config,
-        check_loss,
-        load_config,
-        setup_errors,
-    )
-
-    try:
-        cfg = load_config(name)
-        sections: Any = OmegaConf.to_container(cfg, resolve=False)
-        if not sections:
-            raise SetupError(f"config {name} is empty")
-        checkpointer = str(sections.get("checkpointer"))
-        if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
-            is_lora = "lora_attn_modules" in str(sections.get("model"))
-            check_loss(check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig))
-        else:
-            with setup_errors("config"):
-                for key, section in sections.items():
-                    if isinstance(section, dict) and not isinstance(section.get("_component_", ""), str):
-                        raise ValueError(
-                            f"{key}: _component_ is {section['_component_']!r}, it has to be a dotted path"
-                        )
-                validate(cfg)
-    except (SetupError, ConfigError) as error:
-        sys.exit(f"error: {error}")
-    print("Config is well-formed!")
-
-
-def _run_ours(command: str, arguments: list[str]) -> None:
-    """Run a command of ours; report errors of the user's in one message, without a traceback."""
+        run_torchtune(command, arguments)
+        return
     replace_unencodable()
     module = import_module(f"tfidf_tune.commands.{command}")
     try:

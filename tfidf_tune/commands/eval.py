@@ -5,21 +5,28 @@ from typing import Any
 
 
 def main(arguments: list[str]) -> None:
-    """Run lm-evaluation-harness with our tasks included and, unless another is named, our model.
+    """Run lm-evaluation-harness with our tasks included and, unless a model is named, our model.
 
     Args:
         arguments (list[str]): of the command line, after ``tfidf-tune eval``: those of ``lm_eval``.
     """
     from lm_eval._cli.harness import HarnessCLI
+
+    sys.argv = ["tfidf-tune eval", *arguments]
+    harness = HarnessCLI()
+    options = harness.parse_args()
+    if options.command is not None:
+        _include_ours(options)
+    harness.execute(options)
+
+
+def _include_ours(options: Any) -> None:
     from lm_eval.utils import simple_parse_args_string
 
     from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
 
     register_model()
-    sys.argv = ["tfidf-tune eval", *arguments]
-    harness = HarnessCLI()
-    options = harness.parse_args()
-    in_file = _config_file(options.config) if getattr(options, "config", None) else {}
+    in_file = _read_config_file(options.config) if getattr(options, "config", None) else {}
     if hasattr(options, "include_path"):
         theirs = options.include_path or in_file.get("include_path") or []
         options.include_path = [str(tasks_folder()), *([theirs] if isinstance(theirs, str) else theirs)]
@@ -31,7 +38,6 @@ def main(arguments: list[str]) -> None:
                 metadata = simple_parse_args_string(metadata)
             options.metadata = {"prompts": "token_ids"} | metadata | (options.metadata or {})
         _load_tasks_before_model()
-    harness.execute(options)
 
 
 def _load_tasks_before_model() -> None:
@@ -49,7 +55,7 @@ def _load_tasks_before_model() -> None:
     EvaluatorConfig.process_tasks = process_and_load
 
 
-def _config_file(path: str) -> dict[str, Any]:
+def _read_config_file(path: str) -> dict[str, Any]:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     try:

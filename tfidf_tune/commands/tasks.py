@@ -3,6 +3,9 @@
 import argparse
 from pathlib import Path
 
+import tfidf_tune
+from tfidf_tune._extras import require_extras
+
 
 def main(arguments: list[str]) -> None:
     """Print the folder of our tasks, or write a tokenizer for prompts of token ids.
@@ -18,17 +21,18 @@ def main(arguments: list[str]) -> None:
         "--token-ids-tokenizer",
         type=Path,
         metavar="FOLDER",
-        help="write there a tokenizer with which lm_eval --model hf --model_args pretrained=MODEL,tokenizer=FOLDER "
-        "sends our tasks' prompts by token ids",
+        help="write a tokenizer to this folder with which lm_eval --model hf "
+        "--model_args pretrained=MODEL,tokenizer=FOLDER sends the prompts of our tasks as token ids",
     )
     parser.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id of the model that FOLDER is for")
     options = parser.parse_args(arguments)
     if (options.token_ids_tokenizer is None) != (options.tokenizer is None):
         parser.error("--token-ids-tokenizer and --tokenizer belong together")
-    from tfidf_tune.tasks import save_token_ids_tokenizer, tasks_folder
-
     if options.token_ids_tokenizer is None:
-        print(tasks_folder())
-    else:
-        save_token_ids_tokenizer(options.tokenizer, options.token_ids_tokenizer)
-        print(options.token_ids_tokenizer)
+        print(Path(tfidf_tune.__path__[0]) / "tasks")  # tasks_folder() without the imports of tfidf_tune.tasks
+        return
+    require_extras("tasks", "eval")
+    from tfidf_tune.tasks import save_token_ids_tokenizer
+
+    save_token_ids_tokenizer(options.tokenizer, options.token_ids_tokenizer)
+    print(options.token_ids_tokenizer)

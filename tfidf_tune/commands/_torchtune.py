@@ -1,0 +1,161 @@
+"""torchtune's own commands, with our recipes and configs registered."""
+
+import difflib
+import os
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.resources import files
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from tfidf_tune._signals import ENDING, is_ignored_hangup
+
+_RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
+_WITHOUT_TORCH = ("ls", "cp", "cat")
+_USAGES = {
+    "run": "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]",
+    "download": "tfidf-tune download <repo-id> [OPTIONS]",
+}
+
+
+def run_torchtune(command: str, arguments: list[str]) -> None:
+    """Run a command of torchtune's.
+
+    Args:
+        command (str): ``run``, ``ls``, ``cp``, ``cat`` or ``download``.
+        arguments (list[str]): of the command line, after the command.
+    """
+    torchtune = _package_without_init()
+    registry = _register_recipes()
+    recipes = [recipe.name for recipe in registry.get_all_recipes()]
+    if command in _USAGES and not arguments:
+        _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
+    if command == "run" and not arguments[0].startswith("-"):
+        arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
+    if command not in _WITHOUT_TORCH:
+        _run_init(torchtune)
+    parser = _parser(command)
+    sys.argv = ["tfidf-tune", command, *arguments]  # torchtune counts them to see whether there are torchrun options
+    options = parser.parse_args(sys.argv[1:])
+    if command == "run":
+        options.recipe = _checked_recipe(options.recipe, options.recipe_args, recipes)
+        _run(options)
+    else:
+        options.func(options)
+
+
+def _package_without_init() -> ModuleType:
+    """Put torchtune in ``sys.modules`` so that light modules of it can be imported: its ``__init__`` imports torch."""
+    if "torchtune" not in sys.modules:
+        spec = find_spec("torchtune")
+        assert spec is not None, "the command needs the extra torchtune"
+        sys.modules["torchtune"] = module_from_spec(spec)
+    return sys.modules["torchtune"]
+
+
+def _run_init(torchtune: ModuleType) -> None:
+    """Complete the import of torchtune."""
+    spec = torchtune.__spec__
+    if not hasattr(torchtune, "__version__") and spec is not None and spec.loader is not None:
+        spec.loader.exec_module(torchtune)
+
+
+def _register_recipes() -> Any:
+    """Put our recipes in front of torchtune's: its registry takes absolute paths."""
+    registry = import_module("torchtune._recipe_registry")
+    recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
+    config_files = sorted(config_folder.rglob("*.yaml"))
+    registry._ALL_RECIPES[:0] = [
+        registry.Recipe(
+            name=name,
+            file_path=str(recipe_folder / f"{name}.py"),
+            configs=[
+                registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
+                for file in config_files
+                if method in file.stem
+            ],
+            supports_distributed=True,
+        )
+        for name, method in _RECIPES.items()
+    ]
+    return registry
+
+
+def _parser(command: str) -> ArgumentParser:
+    """Build torchtune's parser of one command; its help and errors say ``tfidf-tune``."""
+    from torchtune._cli.subcommand import Subcommand
+
+    parser = ArgumentParser(prog="tfidf-tune", usage="tfidf-tune COMMAND ...")
+    subparsers = parser.add_subparsers()
+    members = vars(import_module(f"torchtune._cli.{command}")).values()
+    (kind,) = (each for each in members if isinstance(each, type) and issubclass(each, Subcommand) and each != Subcommand)
+    kind.create(subparsers)
+    _rename(subparsers.choices[command])
+    return parser
+
+
+def _rename(parser: ArgumentParser) -> None:
+    """Replace ``tune`` by ``tfidf-tune`` in the help and the errors of a parser."""
+    def renamed(text: str) -> str:
+        return re.sub(r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ", text)
+
+    def error(message: str) -> NoReturn:
+        type(parser).error(parser, renamed(message))
+
+    for name in ("prog", "usage", "description", "epilog"):
+        if text := getattr(parser, name):
+            setattr(parser, name, renamed(text))
+    for action in parser._actions:
+        action.help = renamed(action.help) if action.help else None
+    parser.error = error  # type: ignore[method-assign]
+
+
+def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str]) -> str:
+    """Refuse an unknown recipe and a missing config, which torchtune would notice late; return the recipe's name."""
+    if recipe not in names:
+        if os.path.isfile(recipe):
+            recipe = os.path.relpath(recipe)  # torchtune turns the path into a module name
+        if not _is_module(os.path.splitext(recipe)[0].replace("/", ".")):
+            close = difflib.get_close_matches(recipe, names, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else "."
+            sys.exit(
+                f"error: no recipe {recipe!r}{hint} `tfidf-tune ls` lists the recipes; "
+                "one of your own is a Python file in the working directory or below it"
+            )
+    if "--config" not in arguments:
+        _usage_error("run", "argument --config is required: `tfidf-tune ls` lists the configs")
+    if arguments[-1] == "--config":
+        _usage_error("run", "argument --config: expected one argument")
+    return recipe
+
+
+def _usage_error(command: str, message: str) -> NoReturn:
+    print(f"usage: {_USAGES[command]}\ntfidf-tune {command}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_module(name: str) -> bool:
+    sys.path.append(os.getcwd())  # as torchtune does
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _run(options: Any) -> None:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if any(map(is_ignored_hangup, ENDING)):  # torchrun would handle an ignored SIGHUP too
+        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    try:
+        options.func(options)
+    except SignalException as error:  # torchrun has ended its processes
+        sys.exit(128 + error.sigval)
+    except ChildFailedError as error:
+        sys.exit(str(error))

@@ -1,0 +1,56 @@
+"""``tfidf-tune validate``."""
+
+import argparse
+import sys
+from typing import Any
+
+
+def main(arguments: list[str]) -> None:
+    """Check a config, base included: as our recipes do if it is for one of them, else as torchtune does.
+
+    Args:
+        arguments (list[str]): of the command line, after ``tfidf-tune validate``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune validate",
+        usage="tfidf-tune validate <config>",
+        description="Check a config without running it.",
+        epilog="example: tfidf-tune validate tinyllama/1.1B_lora_memorization",
+    )
+    parser.add_argument("config", help="path of a config, or a name that `tfidf-tune ls` lists")
+    name = parser.parse_args(arguments).config
+
+    from omegaconf import OmegaConf
+    from torchtune.config import validate
+    from torchtune.config._errors import ConfigError
+
+    from tfidf_tune.training import (
+        FinetuneConfig,
+        LoRAFinetuneConfig,
+        SetupError,
+        check_config,
+        check_loss,
+        load_config,
+        setup_errors,
+    )
+
+    try:
+        cfg = load_config(name)
+        sections: Any = OmegaConf.to_container(cfg, resolve=False)
+        if not sections:
+            raise SetupError(f"config {name} is empty")
+        checkpointer = str(sections.get("checkpointer"))
+        if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
+            is_lora = "lora_attn_modules" in str(sections.get("model"))
+            check_loss(check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig))
+        else:
+            with setup_errors("config"):
+                for key, section in sections.items():
+                    if isinstance(section, dict) and not isinstance(section.get("_component_", ""), str):
+                        raise ValueError(
+                            f"{key}: _component_ is {section['_component_']!r}, it has to be a dotted path"
+                        )
+                validate(cfg)
+    except (SetupError, ConfigError) as error:
+        sys.exit(f"error: {error}")
+    print("Config is well-formed!")
