@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test faults lint types benchmark clean
+.PHONY: install demo test faults lint types docs package resolve benchmark clean
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("error: Python 3.10 or later is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -29,8 +29,22 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# The site, in site/; without network. A broken link or anchor is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Source distribution and wheel, in dist/; without network.
+package: install
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+# The table of docs/install.md; needs a package index.
+resolve: package
+	$(BIN)/python benchmarks/resolve.py dist/*.whl
+
 benchmark: install
 	for script in weights fused_head training_step probe; do $(BIN)/python benchmarks/$$script.py || exit; done
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,21 +1,25 @@
-"""What is installed is what is in the tree."""
+"""The built distributions: what they hold, and what the core does in an environment of torch and numpy only."""
 
 import importlib
 import inspect
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import tfidf_tune
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(tfidf_tune.__path__[0])
-MODULES = sorted(
-    "tfidf_tune." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
-    for file in PACKAGE.rglob("*.py")
-    if file.name != "__init__.py"
-)
+NOT_OF_THE_TREE = (".git", ".venv", "build", "dist", "site", "runs", "*.egg-info", "__pycache__", ".*_cache")
 
 
 ALLOWED_IMPORTS = {
@@ -30,24 +34,184 @@ ALLOWED_IMPORTS = {
     "experiment": {"training", "tasks", "analysis", "report", "data"},
 }
 
+CORE = """
+import importlib.util, io, torch, tfidf_tune, tfidf_tune.loss, tfidf_tune.weighting
 
-def test_every_package_of_the_tree_is_listed_for_the_build():
-    text = (ROOT / "pyproject.toml").read_text()
-    listed = set(re.findall(r'"([\w.]+)"', text.split("packages = [", 1)[1].split("]", 1)[0]))
+for name in ("torchtune", "transformers", "lm_eval", "yaml", "pandas", "scipy"):
+    assert importlib.util.find_spec(name) is None, name
+for module in (tfidf_tune, tfidf_tune.loss, tfidf_tune.weighting):
+    for name in module.__all__:
+        getattr(module, name)
+torch.manual_seed(0)
+labels = torch.randint(11, (2, 8))
+logits = torch.randn(2, 8, 11, requires_grad=True)
+hidden, weight = torch.randn(2, 8, 4, requires_grad=True), torch.randn(11, 4, requires_grad=True)
+loss = tfidf_tune.TFIDFCrossEntropyLoss(num_batches=2)
+loss(logits, labels).backward()
+loss(tfidf_tune.HeadInput(hidden, weight), labels.flip(0)).backward()
+assert all(tensor.grad.isfinite().all() and tensor.grad.any() for tensor in (logits, hidden, weight))
+file = io.BytesIO()
+torch.save(loss.state_dict(), file)
+file.seek(0)
+restored = tfidf_tune.TFIDFCrossEntropyLoss(num_batches=2)
+restored.load_state_dict(torch.load(file, weights_only=True))
+new = torch.randint(11, (2, 8))
+assert torch.equal(restored(logits, new), loss(logits, new))
+"""
 
-    in_tree = {"tfidf_tune.recipes", "tfidf_tune.configs"}
-    in_tree |= {".".join(("tfidf_tune", *f.parent.relative_to(PACKAGE).parts)) for f in PACKAGE.rglob("__init__.py")}
 
-    assert listed == in_tree
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """The source distribution, and the wheel built from it, without network."""
+    folder = tmp_path_factory.mktemp("build")
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*NOT_OF_THE_TREE))
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(folder / "tree")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "absent from the `packages` configuration" not in built.stdout + built.stderr
+    (source,), (wheel,) = (list((folder / "dist").glob(pattern)) for pattern in ("*.tar.gz", "*.whl"))
+    return source, wheel
 
 
-def test_modules_are_found():
-    assert len(MODULES) > 30
+def in_tree(folder):
+    return {
+        file.relative_to(ROOT / folder).as_posix()
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
 
 
-@pytest.mark.parametrize("module", [*MODULES, "tfidf_tune.recipes.full_finetune", "tfidf_tune.recipes.lora_finetune"])
-def test_every_module_imports(module):
-    assert importlib.import_module(module)
+def test_the_wheel_holds_the_files_of_the_tree(distributions):
+    expected = {f"tfidf_tune/{file}" for file in in_tree("tfidf_tune")}
+    for folder in ("recipes", "configs"):
+        expected |= {f"tfidf_tune/{folder}/{file}" for file in in_tree(folder)}
+
+    names = {name for name in zipfile.ZipFile(distributions[1]).namelist() if ".dist-info/" not in name}
+
+    assert names == expected
+
+
+def test_the_source_distribution_holds_what_the_readme_and_contributors_need(distributions):
+    with tarfile.open(distributions[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"Makefile", "constraints.txt", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "mkdocs.yml"} <= names
+    assert {f"docs/{file}" for file in in_tree("docs")} <= names
+    assert {f"tests/{file}" for file in in_tree("tests")} <= names
+
+
+def test_the_readme_of_the_wheel_has_no_link_that_only_the_repository_resolves(distributions):
+    archive = zipfile.ZipFile(distributions[1])
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    header, _, text = archive.read(name).decode().partition("\n\n")
+
+    assert text.startswith("# tfidf-tune")
+    assert "objective.md" in text
+    assert not re.search(r"\]\((?!https?://|#)", text)
+    assert "\nLicense-Expression: BSD-3-Clause" in header
+    assert re.findall("^Requires-Dist: ([a-z-]+)[^;\n]*$", header, re.MULTILINE) == ["torch", "numpy"]
+
+
+def test_every_link_of_the_readme_leads_to_a_file():
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]*)", (ROOT / "README.md").read_text())
+
+    assert "docs/install.md" in targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def requirements_of(*names):
+    """The distributions that these need, themselves included."""
+    found = {}
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = distribution(name)
+            required = [Requirement(text) for text in found[name].requires or []]
+            waiting += [each.name for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found.values()
+
+
+@pytest.fixture(scope="module")
+def python_of_core(distributions, tmp_path_factory):
+    """Python of an environment that holds the wheel, torch, numpy and what these need, linked from this one."""
+    folder = tmp_path_factory.mktemp("core")
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for each in requirements_of("torch", "numpy"):
+        for top in {file.parts[0] for file in each.files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(each.locate_file(top)).resolve())
+    zipfile.ZipFile(distributions[1]).extractall(site)
+    return folder / "bin" / "python"
+
+
+def run_python(python, *arguments):
+    # -I: the working directory and PYTHONPATH are not searched
+    return subprocess.run([python, "-I", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_core_works_with_torch_and_numpy_only(python_of_core):
+    ended = run_python(python_of_core, "-c", CORE)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extras"),
+    [
+        ("demo", "all"),
+        ("experiment demo", "all"),
+        ("eval --tasks tfidf_squad", "eval"),
+        ("compare runs", "report"),
+        ("weights text.txt --tokenizer folder", "eval,report"),
+        ("probe make text.txt --tokenizer folder --output probe.jsonl", "eval,report"),
+        ("probe audit folder --probe-file probe.jsonl", "eval,report"),
+        ("tasks --token-ids-tokenizer folder --tokenizer folder", "eval"),
+        ("validate demo/llama_3M_full_memorization", "torchtune"),
+        ("run full_finetune --config demo/llama_3M_full_memorization", "torchtune"),
+        ("ls", "torchtune"),
+        ("cp full_finetune .", "torchtune"),
+        ("cat demo/llama_3M_full_memorization", "torchtune"),
+        ("download folder", "torchtune"),
+    ],
+)
+def test_a_command_without_its_extra_says_what_to_install(python_of_core, arguments, extras):
+    ended = run_python(python_of_core, "-m", "tfidf_tune.cli", *arguments.split())
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"error: tfidf-tune {arguments.split()[0]} needs packages that are not installed (")
+    assert ended.stderr.endswith(f": pip install 'tfidf-tune[{extras}]'\n")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "tasks", "demo --help", "experiment --help", "compare --help",
+                  "weights --help", "probe --help", "probe audit --help", "tasks --help", "validate --help"]
+)  # fmt: skip
+def test_without_extras_help_is_there(python_of_core, arguments):
+    ended = run_python(python_of_core, "-m", "tfidf_tune.cli", *arguments.split())
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout
+    assert arguments != "tasks" or (Path(ended.stdout.strip()) / "tfidf_memorization.yaml").is_file()
+
+
+def test_every_module_imports():
+    for folder, package in ((PACKAGE, "tfidf_tune"), (ROOT / "recipes", "tfidf_tune.recipes")):
+        for file in sorted(folder.rglob("*.py")):
+            importlib.import_module(".".join((package, *file.relative_to(folder).with_suffix("").parts)))
+
+
+def test_every_public_package_has_a_page_and_a_direction():
+    packages = {file.parent.name for file in PACKAGE.glob("*/__init__.py")} - {"commands", "configs", "recipes"}
+
+    assert {file.stem for file in (ROOT / "docs" / "api").glob("*.md")} == packages
+    assert set(ALLOWED_IMPORTS) == packages
 
 
 @pytest.mark.parametrize("package", list(ALLOWED_IMPORTS))
@@ -68,4 +232,5 @@ def test_arrows_of_import_point_one_way(package):
         for match in re.findall(r"^\s*(?:from|import) tfidf_tune\.(\w+)", file.read_text(), re.MULTILINE)
     }
 
-    assert imported - {package, "_differences", "_files", "_printing", "_signals"} <= ALLOWED_IMPORTS[package]
+    shared = {name for name in imported if name.startswith("_")}
+    assert imported - shared - {package} <= ALLOWED_IMPORTS[package]

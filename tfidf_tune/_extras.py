@@ -14,9 +14,9 @@ def require_extras(command: str, *extras: str) -> None:
         command (str): the name of the command that needs the extras.
         *extras (str): names of extras in ``pyproject.toml``.
     """
-    missing = {extra: names for extra in extras if (names := _missing(extra))}
+    missing = {extra: absent for extra in extras if (absent := _missing(extra))}
     if missing:
-        names = sorted(set().union(*missing.values()))
+        names = sorted(set[str]().union(*missing.values()))
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         sys.exit(
             f"error: tfidf-tune {command} needs packages that are not installed ({', '.join(names[:3])}{more}): "

@@ -90,7 +90,8 @@ def _list() -> str:
     def lines(commands: dict[str, _Command]) -> str:
         return "".join(f"  {name:<10} {command.purpose}\n" for name, command in commands.items())
 
-    return f"commands:\n{lines(_OURS)}\ncommands of torchtune, which know our recipes and configs:\n{lines(_TORCHTUNES)}"
+    theirs = "commands of torchtune, which know our recipes and configs"
+    return f"commands:\n{lines(_OURS)}\n{theirs}:\n{lines(_TORCHTUNES)}"
 
 
 def _has_working_directory() -> bool:

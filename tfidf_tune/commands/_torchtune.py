@@ -92,8 +92,8 @@ def _parser(command: str) -> ArgumentParser:
 
     parser = ArgumentParser(prog="tfidf-tune", usage="tfidf-tune COMMAND ...")
     subparsers = parser.add_subparsers()
-    members = vars(import_module(f"torchtune._cli.{command}")).values()
-    (kind,) = (each for each in members if isinstance(each, type) and issubclass(each, Subcommand) and each != Subcommand)
+    import_module(f"torchtune._cli.{command}")
+    (kind,) = (each for each in Subcommand.__subclasses__() if each.__module__ == f"torchtune._cli.{command}")
     kind.create(subparsers)
     _rename(subparsers.choices[command])
     return parser
@@ -101,6 +101,7 @@ def _parser(command: str) -> ArgumentParser:
 
 def _rename(parser: ArgumentParser) -> None:
     """Replace ``tune`` by ``tfidf-tune`` in the help and the errors of a parser."""
+
     def renamed(text: str) -> str:
         return re.sub(r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ", text)
 
