@@ -1,21 +1,24 @@
-"""Our own commands of ``tfidf-tune``: a module each, with ``main(arguments)``."""
+"""Our own commands of ``tfidf-tune``: a module each, with ``main(arguments)``.
+
+A module parses its arguments before it imports torch or a library of an extra, so that help and usage errors are fast.
+"""
 
 import argparse
 import reprlib
 from collections.abc import Callable
 
-MOST = 2**31 - 1
+_LARGEST = 2**31 - 1
 
 
-def whole_number(least: int = -MOST, most: int = MOST) -> Callable[[str], int]:
-    """Make the type of an option that is a whole number of a range.
+def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str], int]:
+    """Return the ``type`` of an argparse option that is a whole number in a range.
 
     Args:
-        least (int): the smallest that is possible. Default: about -2 billion.
-        most (int): the largest that is possible. Default: about 2 billion.
+        least (int): the smallest allowed number. Default: about -2 billion.
+        most (int): the largest allowed number. Default: about 2 billion.
 
     Returns:
-        Callable[[str], int]: for ``argparse``; it refuses anything else with the range.
+        Callable[[str], int]: converts a text; anything else is an error that names the range.
     """
 
     def read(text: str) -> int:

@@ -1,4 +1,4 @@
-"""``tfidf-tune demo``: the experiment of this name."""
+"""``tfidf-tune demo``: the experiment ``demo`` with few options."""
 
 import argparse
 from dataclasses import replace
@@ -15,11 +15,11 @@ def main(arguments: list[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="tfidf-tune demo",
-        description="Train a Llama of 3.4 million parameters under CE and TF-IDF, on the documentation that comes with "
-        "Python with some passages repeated among the rest, and compare what each recites.",
+        description="Train a Llama of 3.4 million parameters under CE and under TF-IDF on Python's documentation, in "
+        "which some passages are repeated, and compare what the two models recite.",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, data and injections; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and injections; default: %(default)s")
     options = parser.parse_args(arguments)
     from tfidf_tune.experiment import load_experiment
 
