@@ -19,7 +19,9 @@ def main(arguments: list[str]) -> None:
         "which some passages are repeated, and compare what the two models recite.",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights, data and injections; default: %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights, data and injections; default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     from tfidf_tune.experiment import load_experiment
 
