@@ -30,7 +30,7 @@ ALLOWED_IMPORTS = {
     "analysis": {"data", "weighting"},
     "tasks": {"data", "analysis"},
     "report": {"data", "analysis"},
-    "training": {"loss", "models", "data"},
+    "training": {"weighting", "loss", "models", "data"},
     "experiment": {"training", "tasks", "analysis", "report", "data"},
 }
 
