@@ -29,9 +29,9 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# The site, in site/; without network. A broken link or anchor is an error.
+# The site, in site/; without network. A broken link or anchor is an error (but not under --quiet).
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Source distribution and wheel, in dist/; without network.
 package: install
