@@ -6,7 +6,7 @@ from typing import Literal, Optional
 import pytest
 import torch
 
-from tfidf_tune.training._argument_types import check_argument_types
+from tfidf_tune.training._components import check_argument_types
 
 
 def component(
@@ -22,6 +22,7 @@ def component(
     lr: float | torch.Tensor = 0.1,
     sizes: list[int] | int = 3,
     betas: tuple[float, float] = (0.9, 0.99),
+    device: torch.device | int = 0,
     **others: int,
 ) -> None: ...
 
@@ -42,7 +43,7 @@ def component(
         {"lr": 1e-3},
         {"sizes": [1]},
         {"betas": [0.9, 1]},
-        {"sizes": "x"},  # where a list is possible, nothing is judged
+        {"device": "cpu"},  # which the component makes a device of
         {"plain": Ellipsis},
         {"unknown": "x"},
     ],
@@ -55,8 +56,9 @@ def test_what_annotations_allow_is_let_through(arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"betas": [0.9]}, r"betas is \[0.9\], it has to be a list of 2 values"),
-        ({"betas": 0.9}, "betas is 0.9, it has to be a list of 2 values"),
+        ({"betas": [0.9]}, r"betas is \[0.9\], it has to be tuple\[float, float\]"),
+        ({"betas": 0.9}, r"betas is 0.9, it has to be tuple\[float, float\]"),
+        ({"sizes": "x"}, r"sizes is 'x', it has to be list\[int\] or a whole number"),
         ({"count": 2.5}, "count is 2.5, it has to be a whole number"),
         ({"count": True}, "count is True, it has to be a whole number"),
         ({"count": None}, "count is None, it has to be a whole number"),
@@ -70,7 +72,7 @@ def test_what_annotations_allow_is_let_through(arguments):
         ({"flag": "false"}, "flag is 'false', it has to be true or false"),
         ({"limit": "x"}, "limit is 'x', it has to be a whole number or null"),
         ({"mode": 3}, "mode is 3, it has to be a text"),
-        ({"path": None}, "path is None, it has to be a text"),
+        ({"path": None}, "path is None, it has to be a text or pathlib.Path"),
         ({"lr": "1e-3"}, "lr is '1e-3', it has to be a number"),
     ],
 )

@@ -14,9 +14,8 @@ from torchtune.training.metric_logging import MetricLoggerInterface
 
 from tfidf_tune.loss import CrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import FinetuneConfig, SetupError, check_config, check_loss
-from tfidf_tune.training._component_kinds import check_kind
+from tfidf_tune.training._components import _LOSS_PART, COMPONENTS, check_kind
 
-HANDED_OVER = {"dataset": ("tokenizer",), "optimizer": ("params",), "lr_scheduler": ("optimizer", "num_training_steps")}
 PRODUCT = "tfidf_tune.weighting.ProductWeighting"
 TFIDF = {"_component_": "tfidf_tune.weighting.TFIDFWeighting"}
 
@@ -64,7 +63,7 @@ def users_module(monkeypatch):
     ],
 )  # fmt: skip
 def test_components_of_the_kind_are_accepted(key, component):
-    check_kind("here", "its.path", component, key=key, handed_over=HANDED_OVER.get(key, ()))
+    check_kind("here", "its.path", component, COMPONENTS.get(key, _LOSS_PART))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_components_of_the_kind_are_accepted(key, component):
 )
 def test_components_of_another_kind_are_refused(key, component, message):
     with pytest.raises(SetupError, match=rf"^config: here: its\.path {message}"):
-        check_kind("here", "its.path", component, key=key, handed_over=HANDED_OVER.get(key, ()))
+        check_kind("here", "its.path", component, COMPONENTS.get(key, _LOSS_PART))
 
 
 SECTIONS = ("model", "checkpointer", "tokenizer", "dataset", "loss", "optimizer", "lr_scheduler", "metric_logger")

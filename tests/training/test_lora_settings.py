@@ -5,7 +5,7 @@ import torch
 from omegaconf import OmegaConf
 from tiny_models import FAMILY_MODELS, MODELS
 
-from tfidf_tune.training import LoRASettings, Run, SetupError, build_model
+from tfidf_tune.training import LoRAFinetuneConfig, LoRASettings, Run, SetupError, build_model, check_config
 
 
 def build(name, tmp_path, **lora):
@@ -58,18 +58,19 @@ def test_an_unknown_argument_is_named(name, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
-        ("lora_rank", 0, "0, it has to be a whole number of at least 1"),
-        ("lora_rank", -3, "-3, it has to be a whole number of at least 1"),
-        ("lora_rank", 4.5, "4.5, it has to be a whole number of at least 1"),
-        ("lora_alpha", 0, "0, it has to be a number above 0"),
-        ("lora_dropout", -1.0, "-1.0, it has to be 0 or more, less than 1"),
-        ("lora_dropout", 1.0, "1.0, it has to be 0 or more, less than 1"),
-        ("lora_attn_modules", "q_proj", "'q_proj', it has to be a list of names"),
+        ("lora_rank", -3, "-3, it has to be at least 1"),
+        ("lora_rank", 4.5, "4.5, it has to be a whole number"),
+        ("lora_alpha", 0, "0, it has to be greater than 0"),
+        ("lora_dropout", -1.0, "-1.0, it has to be at least 0"),
+        ("lora_dropout", 1.0, "1.0, it has to be less than 1"),
+        ("lora_attn_modules", "q_proj", "'q_proj', it has to be [Ll]ist"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_named_with_what_is_possible(name, key, value, rule, tmp_path):
-    with pytest.raises(SetupError, match=f"config: model: {key} is {rule}"):
-        build(name, tmp_path, **{key: value})
+def test_a_value_that_makes_no_sense_is_named_with_what_is_possible(name, key, value, rule, recipe_config):
+    cfg = recipe_config(lora=True, model=MODELS[name].section(lora=True, **{key: value}))
+
+    with pytest.raises(SetupError, match=f"^config: model: {key} is {rule}"):
+        check_config(cfg, LoRAFinetuneConfig)
 
 
 @pytest.mark.parametrize("quantize_base", [False, True])

@@ -4,7 +4,8 @@ import tfidf_tune.training._quiet_start  # noqa: F401  # isort: skip  (before im
 
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, instantiate
+from tfidf_tune.training._components import instantiate
+from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config
 from tfidf_tune.training._data import (
     build_dataloader,
     build_dataset,

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
-from torchtune.config._utils import _get_component_from_path
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
@@ -30,7 +29,8 @@ from tfidf_tune.data import (
 )
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
-from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._components import find_component, instantiate
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process, main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._run import Run
@@ -154,7 +154,7 @@ def _sections(cfg: FinetuneConfig) -> list[Any]:
 
 
 def _writes_probe_file(section: Any) -> bool:
-    component = _get_component_from_path(section._component_)
+    component = find_component("dataset", section._component_)
     return component is injected_corpus_dataset and bool(section.get("probe_file"))
 
 
@@ -246,7 +246,7 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
     collate: Callable[..., Any] = (
         partial(collate_packed, device=run.device)
         if is_packed(dataset)
-        else partial(_get_component_from_path(cfg.collate_fn), padding_idx=tokenizer.pad_id, ignore_idx=-100)
+        else partial(find_component("collate_fn", cfg.collate_fn), padding_idx=tokenizer.pad_id, ignore_idx=-100)
     )
     _try_collate(cfg, dataset, collate)
     return DataLoader(

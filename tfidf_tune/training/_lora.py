@@ -1,6 +1,6 @@
 """What a model's LoRA layers say about themselves."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,29 +69,6 @@ def require_no_lora(model: nn.Module) -> None:
             "the model of the config has LoRA layers: name a plain builder (for example "
             "torchtune.models.llama2.llama2_7b) in `model`, or use the recipe lora_finetune"
         )
-
-
-def check_lora_values(section: Mapping[str, Any]) -> None:
-    """Check the values of LoRA in a config's ``model``; torchtune's builders take any.
-
-    Args:
-        section (Mapping[str, Any]): keyword arguments of the builder.
-
-    Raises:
-        ValueError: If one makes no sense; the message names it and what is possible.
-    """
-    possible: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "lora_attn_modules": (
-            "a list of names",
-            lambda value: isinstance(value, Sequence) and not isinstance(value, str),
-        ),
-        "lora_rank": ("a whole number of at least 1", lambda value: isinstance(value, int) and value >= 1),
-        "lora_alpha": ("a number above 0", lambda value: isinstance(value, (int, float)) and value > 0),
-        "lora_dropout": ("0 or more, less than 1", lambda value: isinstance(value, (int, float)) and 0 <= value < 1),
-    }
-    for name, (rule, holds) in possible.items():
-        if name in section and not holds(section[name]):
-            raise ValueError(f"{name} is {section[name]!r}, it has to be {rule}")
 
 
 def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:

@@ -17,7 +17,8 @@ from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._components import instantiate
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run

@@ -11,11 +11,12 @@ from torchtune.training import set_default_dtype
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._components import instantiate
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
-from tfidf_tune.training._lora import check_lora_targets, check_lora_values, initial_adapters, keep_adapters_in_fp32
+from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._parameters import assign_parameters
 from tfidf_tune.training._rope import build_rope_tables
 from tfidf_tune.training._run import Run
@@ -36,8 +37,6 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
     Raises:
         SetupError: If it cannot be built from the settings given.
     """
-    with setup_errors("config: model"):
-        check_lora_values(cfg.model)
     with set_default_dtype(run.dtype), torch.device("meta"):
         try:
             model: nn.Module = instantiate(cfg, "model")

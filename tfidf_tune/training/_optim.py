@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._config import FinetuneConfig, instantiate, is_own
+from tfidf_tune.training._components import instantiate, is_own
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._run import Run
 

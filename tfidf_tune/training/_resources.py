@@ -15,7 +15,8 @@ from torchtune.utils import get_world_size_and_rank
 from tfidf_tune._files import nearest_folder
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._config import FinetuneConfig, instantiate
+from tfidf_tune.training._components import instantiate
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import longest_sequence
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError

@@ -1,0 +1,360 @@
+"""Components that a config names: checked against their signatures before anything is called, then built."""
+
+import difflib
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from omegaconf import OmegaConf
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+from torchtune import config
+from torchtune.config._errors import InstantiationError
+from torchtune.config._utils import _get_component_from_path
+from torchtune.modules.transforms.tokenizers import ModelTokenizer
+from torchtune.training.metric_logging import MetricLoggerInterface
+
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training._errors import SetupError, setup_errors
+
+_DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    NoneType: "null",
+    None: "null",
+}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a section of the config has to name.
+
+    Attributes:
+        noun (str): its name in messages.
+        base (type): classes derived from it are of this kind.
+        example (str): a component of this kind.
+        methods (tuple[str, ...]): a class that has all of these is of this kind too. Default: only ``base`` counts.
+        attributes (tuple[str, ...]): what else the recipes need of an instance. Default: none.
+        handed_over (tuple[str, ...]): arguments that the recipe gives, the positional one first. Default: none.
+    """
+
+    noun: str
+    base: type
+    example: str
+    methods: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    handed_over: tuple[str, ...] = ()
+
+    def includes(self, made: Any) -> bool:
+        if not inspect.isclass(made):
+            return False
+        # Some bases are protocols, which issubclass() refuses.
+        return self.base in made.__mro__ or (bool(self.methods) and all(hasattr(made, name) for name in self.methods))
+
+
+COMPONENTS = {
+    "model": _Kind(
+        "a model",
+        nn.Module,
+        "torchtune.models.llama2.llama2",
+        attributes=("tok_embeddings", "layers", "max_seq_len"),
+    ),
+    "checkpointer": _Kind(
+        "a checkpointer",
+        type(None),
+        "tfidf_tune.training.HFCheckpointer",
+        methods=("check_model", "load_weights", "save_model"),
+    ),
+    "tokenizer": _Kind(
+        "a tokenizer",
+        ModelTokenizer,
+        "tfidf_tune.data.hf_tokenizer",
+        methods=("encode",),
+        attributes=("vocab_size", "max_seq_len", "pad_id"),
+    ),
+    "dataset": _Kind(
+        "a map-style data set",
+        Dataset,
+        "tfidf_tune.data.text_blocks_dataset",
+        methods=("__len__", "__getitem__"),
+        attributes=("__len__", "__getitem__"),  # torch's base class has no length
+        handed_over=("tokenizer",),
+    ),
+    "loss": _Kind("one of tfidf_tune's objectives", WeightedCrossEntropyLoss, "tfidf_tune.loss.TFIDFCrossEntropyLoss"),
+    "optimizer": _Kind(
+        "an optimizer",
+        Optimizer,
+        "torch.optim.AdamW",
+        methods=("step", "zero_grad"),
+        attributes=("param_groups",),
+        handed_over=("params",),
+    ),
+    "lr_scheduler": _Kind(
+        "a learning-rate schedule",
+        LRScheduler,
+        "transformers.get_linear_schedule_with_warmup",
+        methods=("step",),
+        handed_over=("optimizer", "num_training_steps"),
+    ),
+    "metric_logger": _Kind(
+        "a metric logger",
+        MetricLoggerInterface,
+        "torchtune.training.metric_logging.DiskLogger",
+        methods=("log_config", "log_dict", "close"),
+    ),
+}
+OPTIONAL_COMPONENTS = ("lr_scheduler",)
+_LOSS_PART = _Kind("a module", nn.Module, "tfidf_tune.weighting.TFIDFWeighting")
+
+
+def check_components(cfg: Any) -> None:
+    """Check all components of a config without calling any of them.
+
+    Raises:
+        SetupError: If a component cannot be found, makes something else than its section needs, or does not take the
+            arguments given.
+    """
+    for key, kind in COMPONENTS.items():
+        if key in OPTIONAL_COMPONENTS and cfg[key] is None:
+            continue
+        for where, section in _sections(key, cfg[key]):
+            _check_component(where, section, kind)
+    _check_packing(cfg.dataset)
+    parameters = _parameters("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
+    if lacking := {"padding_idx", "ignore_idx"} - parameters.keys():
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} takes no {', '.join(sorted(lacking))}: take, for example, "
+            f"{_DEFAULT_COLLATE}"
+        )
+
+
+def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+    """Build a component of a checked config.
+
+    Args:
+        cfg (Any): the checked config.
+        key (str): the component's key.
+        *args (Any): positional arguments of the recipe.
+        **kwargs (Any): keyword arguments of the recipe.
+
+    Returns:
+        Any: the component; None if the config has none under that key; a list where it has a list of sections.
+
+    Raises:
+        SetupError: If it cannot be built from these settings, or lacks what the recipes need; the message names the
+            key.
+    """
+    components = []
+    for where, section in _sections(key, getattr(cfg, key)):
+        component = _build(where, section, *args, composed=key == "loss", **kwargs)
+        with setup_errors(f"config: {where}"):
+            kind = COMPONENTS[key]
+            lacking = [name for name in (*kind.methods, *kind.attributes) if not hasattr(component, name)]
+            if component is not None and lacking:
+                raise SetupError(
+                    f"config: {key}: {section['_component_']} has no {', '.join(lacking)}: take, for example, "
+                    f"{kind.example}"
+                )
+        components.append(component)
+    return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
+
+
+def is_own(where: str, section: Any) -> bool:
+    """Return whether a component and all components within it belong to this package."""
+    module: str = find_component(where, section["_component_"]).__module__
+    return module.startswith("tfidf_tune.") and all(is_own(f"{where}.{name}", part) for name, part in _parts(section))
+
+
+def find_component(where: str, path: Any) -> Any:
+    """Import a class or function by its dotted path.
+
+    Raises:
+        SetupError: If there is none; the message begins with ``where``.
+    """
+    if not isinstance(path, str):
+        raise SetupError(
+            f"config: {where}: component is {path!r}, it has to be a dotted path such as torch.optim.AdamW"
+        )
+    try:
+        component = _get_component_from_path(path)
+    except (InstantiationError, ValueError) as error:
+        raise SetupError(f"config: {where}: no component '{path}': {str(error).splitlines()[-1]}") from error
+    if not callable(component):
+        raise SetupError(f"config: {where}: '{path}' is not a class or function")
+    return component
+
+
+def suggestion(name: str, possible: Iterable[str]) -> str:
+    """Name the most similar of the possible names, or all of them."""
+    close = difflib.get_close_matches(name, list(possible), n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; possible are {', '.join(sorted(possible))}"
+
+
+def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:
+    """Refuse a class or function that does not make what its section needs, without calling it.
+
+    A function needs a return annotation, or has to take what the recipe gives (``tokenizer``, ``params``,
+    ``optimizer``) by that name.
+
+    Raises:
+        SetupError: If it makes something else, or does not declare what it makes.
+    """
+    made = _what_it_makes(component)
+    if made is None:
+        if kind.handed_over and kind.handed_over[0] in inspect.signature(component).parameters:
+            return
+        raise SetupError(
+            f"config: {where}: {path} does not declare what it returns, which has to be {kind.noun}: annotate its "
+            f"return type, or take, for example, {kind.example}"
+        )
+    if not made or not all(map(kind.includes, made)):
+        names = " or ".join(getattr(each, "__name__", str(each)) for each in made) or "nothing"
+        raise SetupError(f"config: {where}: {path} makes {names}, not {kind.noun}: take, for example, {kind.example}")
+
+
+def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse values whose type a component's annotations exclude, and numbers that are not finite.
+
+    Left to the component: strings where its annotation lists some, arguments that may be of a class, and annotations
+    that pydantic cannot handle.
+
+    Raises:
+        ValueError: If a value does not fit; the message names the argument, the value and what is possible.
+    """
+    try:
+        parameters = inspect.signature(component, eval_str=True).parameters
+    except NameError:  # a name that is imported for type checkers only
+        return
+    for name, value in arguments.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}, it has to be a finite number")
+        parameter = parameters.get(name)
+        if parameter is None or parameter.kind is parameter.VAR_KEYWORD or parameter.annotation is parameter.empty:
+            continue
+        if not (value is None and parameter.default is None) and _is_excluded(parameter.annotation, value):
+            raise ValueError(f"{name} is {value!r}, it has to be {_in_words(parameter.annotation)}")
+
+
+def _is_excluded(annotation: Any, value: Any) -> bool:
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(
+            annotation, config=ConfigDict(strict=True, arbitrary_types_allowed=True)
+        )
+    except (PydanticUserError, TypeError, NameError):
+        return False
+    # As JSON, because a list of the config may stand for a tuple, and a string for a path.
+    plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    plain = int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+    try:
+        adapter.validate_json(json.dumps(plain, default=str))
+    except ValidationError as error:
+        return not any(
+            (problem["type"] == "literal_error" and isinstance(value, str))
+            or (problem["type"] == "needs_python_object" and "is-instance[Tensor]" not in problem["loc"])
+            for problem in error.errors(include_url=False)
+        )
+    return False
+
+
+def _in_words(annotation: Any) -> str:
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    plain = [str if get_origin(part) is Literal else part for part in parts if part is not Tensor]
+    return " or ".join(_WORDS.get(part) or inspect.formatannotation(part) for part in plain)
+
+
+def _what_it_makes(component: Callable[..., Any]) -> list[Any] | None:
+    """The possible types of what a class or function makes; None where its annotations do not say."""
+    if inspect.isclass(component):
+        return [component]
+    try:
+        annotation = inspect.signature(component, eval_str=True).return_annotation
+    except NameError:  # a name that is imported for type checkers only
+        return None
+    if annotation is inspect.Signature.empty:
+        return None
+    possible = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return [get_origin(each) or each for each in possible if each not in (None, NoneType)]
+
+
+def _check_component(where: str, section: Any, kind: _Kind) -> None:
+    if not OmegaConf.is_dict(section) or not section.get("_component_"):
+        alternative = ", or a list of such" if where == "dataset" else ""
+        raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
+    path = section["_component_"]
+    component = find_component(where, path)
+    parameters = _parameters(where, path, component)
+    check_kind(where, path, component, kind)
+    given = {str(name): value for name, value in section.items() if name != "_component_"}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for name in given.keys() - parameters.keys():
+            raise SetupError(f"config: {where}: {path} has no argument '{name}'{suggestion(name, parameters)}")
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in given
+        and name not in kind.handed_over
+    ]
+    if missing:
+        raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
+    with setup_errors(f"config: {where}"):
+        check_argument_types(component, given)
+    if kind.base is WeightedCrossEntropyLoss or kind is _LOSS_PART:
+        for name, part in _parts(section):
+            _check_component(f"{where}.{name}", part, _LOSS_PART)
+
+
+def _parameters(where: str, path: str, component: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(component).parameters
+    except ValueError as error:  # dict, for example
+        raise SetupError(f"config: {where}: {path} does not declare its arguments: name a class or function") from error
+
+
+def _check_packing(dataset: Any) -> None:
+    sections = _sections("dataset", dataset)
+    if not sections:
+        raise SetupError("config: dataset is an empty list: name one data set or more")
+    packed = [where for where, section in sections if section.get("packed")]
+    if packed and len(packed) < len(sections):
+        others = [where for where, _ in sections if where not in packed]
+        raise SetupError(
+            f"config: {', '.join(packed)} packed, {', '.join(others)} not: either all data sets of a mix are packed, "
+            "or none"
+        )
+
+
+def _sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
+    """The sections of a component by their names: one, or for data sets those of a list."""
+    if key == "dataset" and OmegaConf.is_list(value):
+        return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
+    return [(key, value)]
+
+
+def _parts(section: Any) -> Iterator[tuple[str, Any]]:
+    """The components within a component: the weighting of a loss, the factors of a product of weights."""
+    for name, part in section.items():
+        if OmegaConf.is_dict(part) and "_component_" in part:
+            yield str(name), part
+
+
+def _build(where: str, section: Any, *args: Any, composed: bool, **kwargs: Any) -> Any:
+    """Build a component; torchtune does not build components within it, so they are built first."""
+    within = _parts(section) if composed else ()
+    parts = {name: _build(f"{where}.{name}", part, composed=True) for name, part in within}
+    given = {str(name): value for name, value in (section or {}).items() if name not in ("_component_", *parts)}
+    with setup_errors(f"config: {where}", given):
+        if parts:
+            return find_component(where, section["_component_"])(*args, **given, **parts, **kwargs)
+        return config.instantiate(section, *args, **kwargs)
