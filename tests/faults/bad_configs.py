@@ -298,7 +298,7 @@ COMPONENTS = [
         leaves=OPENED,
         only_training_shows=True,
     ),
-    value("optimizer.betas", [0.9], r"optimizer: betas is \[0\.9\], it has to be [tT]uple\[.*float.*, .*float"),
+    value("optimizer.betas", [0.9], r"optimizer: betas is \[0\.9\], it has to be a list of 2 values"),
     value(
         "optimizer",
         {"_component_": "torchao.optim.AdamW8bit", "betas": [0.9]},
@@ -371,7 +371,7 @@ LORA = [
     lora_value("model.lora_alpha", float("inf"), r"model: lora_alpha is inf, it has to be a finite number"),
     lora_value("model.lora_dropout", 1.0, r"model: lora_dropout is 1\.0, it has to be less than 1"),
     lora_value("model.lora_attn_modules", [], r"config: model: Must pass one or more of .*'q_proj', .*lora_modules"),
-    lora_value("model.lora_attn_modules", "q_proj", r"lora_attn_modules is 'q_proj', it has to be [Ll]ist\["),
+    lora_value("model.lora_attn_modules", "q_proj", r"lora_attn_modules is 'q_proj', it has to be a list"),
     lora_value(
         "model.lora_attn_modules", ["o_proj"], r"names 'o_proj', .*possible are k_proj, output_proj, q_proj, v_p"
     ),

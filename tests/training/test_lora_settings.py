@@ -63,7 +63,7 @@ def test_an_unknown_argument_is_named(name, tmp_path):
         ("lora_alpha", 0, "0, it has to be greater than 0"),
         ("lora_dropout", -1.0, "-1.0, it has to be at least 0"),
         ("lora_dropout", 1.0, "1.0, it has to be less than 1"),
-        ("lora_attn_modules", "q_proj", "'q_proj', it has to be [Ll]ist"),
+        ("lora_attn_modules", "q_proj", "'q_proj', it has to be a list"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named_with_what_is_possible(name, key, value, rule, recipe_config):

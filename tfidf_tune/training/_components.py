@@ -268,8 +268,16 @@ def _is_excluded(annotation: Any, value: Any) -> bool:
 
 def _in_words(annotation: Any) -> str:
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    plain = [str if get_origin(part) is Literal else part for part in parts if part is not Tensor]
-    return " or ".join(_WORDS.get(part) or inspect.formatannotation(part) for part in plain)
+    return " or ".join(_word(part) for part in parts if part is not Tensor)
+
+
+def _word(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is tuple and Ellipsis not in arguments:
+        return f"a list of {len(arguments)} values"
+    if origin in (list, tuple, Sequence):
+        return "a list"
+    return _WORDS.get(str if origin is Literal else annotation) or inspect.formatannotation(annotation)
 
 
 def _what_it_makes(component: Callable[..., Any]) -> list[Any] | None:
