@@ -20,7 +20,7 @@ def component(
     mode: Literal["a", "b"] = "a",
     path: str | Path = "",
     lr: float | torch.Tensor = 0.1,
-    sizes: list[int] | int = 3,
+    sizes: str | list[int] = "x",
     betas: tuple[float, float] = (0.9, 0.99),
     device: torch.device | int = 0,
     **others: int,
@@ -58,7 +58,7 @@ def test_what_annotations_allow_is_let_through(arguments):
     [
         ({"betas": [0.9]}, r"betas is \[0.9\], it has to be a list of 2 values"),
         ({"betas": 0.9}, r"betas is 0.9, it has to be a list of 2 values"),
-        ({"sizes": "x"}, r"sizes is 'x', it has to be a list or a whole number"),
+        ({"sizes": ["x"]}, r"sizes is \['x'\], it has to be a text or a list, each item a whole number"),
         ({"count": 2.5}, "count is 2.5, it has to be a whole number"),
         ({"count": True}, "count is True, it has to be a whole number"),
         ({"count": None}, "count is None, it has to be a whole number"),

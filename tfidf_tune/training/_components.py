@@ -259,7 +259,7 @@ def _is_excluded(annotation: Any, value: Any) -> bool:
         adapter.validate_json(json.dumps(plain, default=str))
     except ValidationError as error:
         return not any(
-            (problem["type"] == "literal_error" and isinstance(value, str))
+            (problem["type"] == "literal_error" and isinstance(problem["input"], str))
             or (problem["type"] == "needs_python_object" and "is-instance[Tensor]" not in problem["loc"])
             for problem in error.errors(include_url=False)
         )
@@ -275,8 +275,8 @@ def _word(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is tuple and Ellipsis not in arguments:
         return f"a list of {len(arguments)} values"
-    if origin in (list, tuple, Sequence):
-        return "a list"
+    if origin in (list, tuple, Sequence) and arguments:
+        return f"a list, each item {_in_words(arguments[0])}"
     return _WORDS.get(str if origin is Literal else annotation) or inspect.formatannotation(annotation)
 
 
