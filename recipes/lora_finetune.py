@@ -30,7 +30,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             loss = training.build_loss(cfg).to(run.device)
             training.check_optimizer(cfg)
             tokenizer = training.build_tokenizer(cfg, model)
-            training.exempt_special_tokens(loss, tokenizer)
+            training.set_special_tokens(loss, tokenizer)
             resume = training.open_resume(cfg, run)
             dataset = training.build_dataset(cfg, tokenizer)
             resume.check_inputs(dataset, checkpointer)

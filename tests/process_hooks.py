@@ -13,8 +13,8 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 
 from tfidf_tune import training
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training import HFCheckpointer, TrainState, _checkpointer, _resume, _train
-from tfidf_tune.training._parameters import local_tensor, parameters_by_name
+from tfidf_tune.training import HFCheckpointer, TrainState, _checkpointer, _snapshot, _train
+from tfidf_tune.training._sharding import local_tensor, parameters_by_name
 
 
 def _before_call(owner: Any, name: str, number: int, work: Callable[..., None]) -> None:
@@ -96,7 +96,7 @@ def fail_milestone(rank: int) -> None:
 def fail_resume_file(failing_rank: int, rank: int) -> None:
     """Let a process fail at its own file of the second resume checkpoint."""
     if rank == failing_rank:
-        _before_call(_resume.torch, "save", 2, _refuse)
+        _before_call(_snapshot.torch, "save", 2, _refuse)
 
 
 def refuse_checkpoint(rank: int) -> None:

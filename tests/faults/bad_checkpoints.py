@@ -163,7 +163,7 @@ FILES = [
     BadInput(
         "a hub id without a network",
         changed({"checkpointer.checkpoint_dir": "nobody/nothing"}),
-        r"nobody/nothing is no local folder and could not be had from .*; give a folder, or check",
+        r"nobody/nothing is not a local folder and could not be downloaded from .*; give a folder, or check",
     ),
     BadInput(
         "a branch of a local folder",
@@ -201,7 +201,7 @@ FILES = [
     BadInput(
         "a shard outside the folder",
         sharded(shard_outside),
-        r"names '\.\./elsewhere\.safetensors', which is no file of the same folder: fetch",
+        r"names '\.\./elsewhere\.safetensors', which is not a file of the same folder: fetch",
     ),
     BadInput(
         "a folder for a file of the tokenizer",
@@ -250,7 +250,7 @@ FILES = [
     BadInput(
         "a pickle of numbers",
         checkpoint(no_tensors),
-        r"pytorch_model\.bin holds something else than weights by their names: convert it to safetensors",
+        r"pytorch_model\.bin does not hold weights by their names: convert it to safetensors",
     ),
 ]
 
@@ -320,7 +320,7 @@ CONTENTS = [
     BadInput(
         "whole numbers for weights",
         checkpoint(weights(lambda w: w.update({NORM: torch.ones(32, dtype=torch.int64)}))),
-        r"weight model\.norm\.weight is of torch\.int64, no floating point: take a checkpoint that",
+        r"weight model\.norm\.weight is of torch\.int64, not floating point: take a checkpoint that",
         leaves=OPENED,
     ),
     BadInput(

@@ -191,9 +191,9 @@ KEYS = [
     value("shuffle", "perhaps", r"shuffle is 'perhaps', it has to be true or false"),
     value("dtype", "fp16", r"dtype is 'fp16', it has to be 'fp32' or 'bf16'; fp16 needs the recipe lora_finetune"),
     value("dtype", "float32", r"dtype is 'float32', it has to be 'fp32' or 'bf16'"),
-    value("device", "cuda:99", r"device 'cuda:99' cannot be had here, possible are cpu, cuda where present"),
-    value("device", "gpu", r"device 'gpu' cannot be had here, possible are cpu, cuda where present"),
-    value("device", "meta", r"device 'meta' cannot be had here, possible are cpu, cuda where present"),
+    value("device", "cuda:99", r"device 'cuda:99' is not available, possible are cpu, cuda where present"),
+    value("device", "gpu", r"device 'gpu' is not available, possible are cpu, cuda where present"),
+    value("device", "meta", r"device 'meta' is not available, possible are cpu, cuda where present"),
 ]
 
 COMPONENTS = [
@@ -375,7 +375,7 @@ LORA = [
     lora_value(
         "model.lora_attn_modules", ["o_proj"], r"names 'o_proj', .*possible are k_proj, output_proj, q_proj, v_p"
     ),
-    lora_value("model.use_dora", True, r"DoRALinear; supported is LoRA alone"),
+    lora_value("model.use_dora", True, r"DoRALinear; supported is only LoRA"),
     lora_value("model.quantize_base", True, r"NF4 takes .* a multiple of 16384 weights .*set it to False"),
     lora_value("merge_adapter", "maybe", r"merge_adapter is 'maybe', it has to be true or false"),
 ]

@@ -317,7 +317,7 @@ def _signals() -> Iterator[Break]:
         JOB_FULL,
         r"ended by SIGTERM\n",
         codes=(143,),
-        before=Calling("resume", "load", sigterm),
+        before=Calling("snapshot", "load", sigterm),
         prepare=lambda run: None,
         leaves_step=8,
     )
@@ -335,7 +335,7 @@ def _signals() -> Iterator[Break]:
             job,
             r"stopped after step 8 of 20; the last good checkpoint is [^\n]*step_8[^\n]*",
             codes=(143,),
-            before=Calling("resume", "save", sigterm, nth=4),
+            before=Calling("snapshot", "save", sigterm, nth=4),
             leaves_step=8,
         )
         yield Break(
@@ -402,7 +402,7 @@ def _lost_workers() -> Iterator[Break]:
             f"worker {rank} of two killed while a resume checkpoint is written",
             JOB_TWO,
             r"error: [^\n]*another process of the run was lost[^\n]*step_6[^\n]*",
-            before=OnRank(rank, Calling("resume_files", "_describe_own_files", sigkill, nth=4)),
+            before=OnRank(rank, Calling("resume_folder", "_describe_own_files", sigkill, nth=4)),
             leaves_step=6,
         )
 

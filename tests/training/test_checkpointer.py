@@ -187,7 +187,7 @@ def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tfidf_tune.training._weight_files.save_file", full_disk)
+    monkeypatch.setattr("tfidf_tune.training._hf_files.save_file", full_disk)
     with pytest.raises(TrainingError, match="checkpoint_10pct could not be written: .*No space left"):
         checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
@@ -200,7 +200,7 @@ def test_a_missing_folder_is_named():
 
 
 def test_a_hub_id_that_cannot_be_had_is_named_with_the_cause():
-    with pytest.raises(FileNotFoundError, match="nobody/nothing is no local folder and could not be had"):
+    with pytest.raises(FileNotFoundError, match="nobody/nothing is not a local folder and could not be downloaded"):
         HFCheckpointer(checkpoint_dir="nobody/nothing")
 
 
@@ -373,7 +373,7 @@ def test_dora_is_refused():
     with torch.device("meta"):
         model = lora_llama2(["q_proj"], lora_rank=4, lora_alpha=12, use_dora=True, **TINY_LLAMA)
 
-    with pytest.raises(ValueError, match="DoRALinear; supported is LoRA alone"):
+    with pytest.raises(ValueError, match="DoRALinear; supported is only LoRA"):
         LoRASettings.of(model)
 
 

@@ -71,7 +71,7 @@ def test_a_file_in_the_place_of_a_checkpoint_is_refused(recipe_config, tmp_path)
 def test_a_device_that_is_not_there_is_refused_and_never_replaced_by_another(recipe_config, monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    with pytest.raises(SetupError, match=f"device '{device}' cannot be had here, possible are cpu, cuda where present"):
+    with pytest.raises(SetupError, match=f"device '{device}' is not available, possible are cpu, cuda where present"):
         start(recipe_config(device=device))
 
 

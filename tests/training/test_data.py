@@ -24,7 +24,7 @@ from tfidf_tune.training import (
     build_loss,
     build_tokenizer,
     check_config,
-    exempt_special_tokens,
+    set_special_tokens,
 )
 from tfidf_tune.training._batches import step_batches
 from tfidf_tune.training._data import dataset_fingerprint, longest_sequence
@@ -352,7 +352,7 @@ def test_a_packed_data_set_is_known_by_its_contents_too(build, text_file, tmp_pa
 def test_special_tokens_are_named_to_the_objective():
     loss = WeightedCrossEntropyLoss(GoldfishWeighting(k=2, h=1))
     tokenizer = SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7})
-    exempt_special_tokens(loss, tokenizer)
+    set_special_tokens(loss, tokenizer)
     labels = torch.randint(9, (8, 256), generator=torch.Generator().manual_seed(0))
     weights = loss.weighting(labels)
     assert set(labels[weights == 0].tolist()) == {0, 1, 2, 3, 4, 6, 8}
@@ -360,5 +360,5 @@ def test_special_tokens_are_named_to_the_objective():
 
 def test_a_tokenizer_without_special_tokens_makes_no_exception():
     loss = WeightedCrossEntropyLoss(GoldfishWeighting(k=2, h=1))
-    exempt_special_tokens(loss, SimpleNamespace())
+    set_special_tokens(loss, SimpleNamespace())
     assert not loss.weighting.special_tokens.among(torch.arange(-1, 9)).any()

@@ -20,8 +20,8 @@ from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune import config, modules, training
 
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
-from tfidf_tune.training import _weight_files as weight_files
-from tfidf_tune.training._companions import COMPANIONS
+from tfidf_tune.training import _hf_files as hf_files
+from tfidf_tune.training._hf_files import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -242,7 +242,7 @@ def test_shards_are_written_as_soon_as_they_are_complete(tmp_path, monkeypatch):
     checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="60KB")
     model = make_model("llama", checkpointer)
     taken, seen = [], []
-    parts, write = checkpointer._hf_parts, weight_files.save_file
+    parts, write = checkpointer._hf_parts, hf_files.save_file
 
     def counted_parts(model, device):
         for part in parts(model, device):
@@ -256,7 +256,7 @@ def test_shards_are_written_as_soon_as_they_are_complete(tmp_path, monkeypatch):
         write(shard, path, metadata=metadata)
 
     monkeypatch.setattr(checkpointer, "_hf_parts", counted_parts)
-    monkeypatch.setattr(weight_files, "save_file", counted_write)
+    monkeypatch.setattr(hf_files, "save_file", counted_write)
     checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
     assert len(seen) > 3
@@ -268,7 +268,7 @@ def test_weights_are_read_one_by_one(tmp_path, monkeypatch):
     base = make_checkpoint("gpt_neox", tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
     asked = []
-    read = weight_files.read_weights
+    read = hf_files.read_weights
     monkeypatch.setattr(
         "tfidf_tune.training._checkpointer.read_weights",
         lambda file: ((asked.append(key), (key, value))[1] for key, value in read(file)),
@@ -685,7 +685,7 @@ def test_a_bin_file_of_something_else_is_named(content, tmp_path):
     with torch.device("meta"):
         model = MODELS["gptj"].build()
 
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin holds something else than weights"):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
@@ -695,5 +695,5 @@ def test_a_download_that_fails_without_a_word_is_told(monkeypatch):
 
     monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", fail)
 
-    with pytest.raises(FileNotFoundError, match=r"could not be had from the Hugging Face hub \(TimeoutError"):
+    with pytest.raises(FileNotFoundError, match=r"could not be downloaded from the Hugging Face hub \(TimeoutError"):
         HFCheckpointer(checkpoint_dir="some/model")

@@ -170,18 +170,6 @@ def test_the_recipe_trains_in_fp16_and_says_what_it_skipped(fp16_config, capsys,
     assert sum(line["cross_entropy"] for line in lines[-5:]) < sum(line["cross_entropy"] for line in lines[:5])
 
 
-def test_fp16_is_refused_where_all_weights_are_trained(fp16_config):
-    from tfidf_tune.recipes import full_finetune
-
-    cfg = fp16_config()
-    cfg.model = MODELS["gptj"].section()
-
-    with pytest.raises(
-        SetupError, match="dtype is 'fp16', possible are fp32, bf16; fp16 needs the recipe lora_finetune"
-    ):
-        full_finetune.recipe_main.__wrapped__(cfg)
-
-
 def test_nf4_weights_are_refused_in_fp16(fp16_config):
     from tfidf_tune.recipes import lora_finetune
 

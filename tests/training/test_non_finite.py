@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tfidf_tune.recipes import full_finetune, lora_finetune
 from torch import nn
 
@@ -371,10 +370,3 @@ def test_a_loss_that_is_lost_in_fp16_stops_the_run(recipe_config, monkeypatch):
 
     with pytest.raises(TrainingError, match="not finite: loss nan .* at step 2 "):
         run(recipe_config(lora=True, dtype="fp16", max_steps=4), lora=True)
-
-
-def test_the_setting_is_checked(recipe_config):
-    from tfidf_tune.training import FinetuneConfig, SetupError, check_config
-
-    with pytest.raises(SetupError, match="on_non_finite is 'ignore', possible are stop, skip"):
-        check_config(OmegaConf.merge(recipe_config(), {"on_non_finite": "ignore"}), FinetuneConfig)

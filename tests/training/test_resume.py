@@ -21,7 +21,7 @@ from tiny_run import seal
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder
 from tfidf_tune.loss import TFIDFCrossEntropyLoss
-from tfidf_tune.training import SetupError, TrainingError, _resources, _resume, _resume_state, _train
+from tfidf_tune.training import SetupError, TrainingError, _resources, _snapshot, _train
 from tfidf_tune.training._interrupt import Interrupted
 from tfidf_tune.training._run import hold_folder
 
@@ -241,7 +241,7 @@ def test_a_chosen_seed_that_cannot_be_read_is_one_message(small_config, end_afte
         run(cfg, resume=True)
 
     assert str(refusal.value).startswith(
-        f"config: seed is null, and that of the run to go on with cannot be read from {file} ("
+        f"config: seed is null, and that of the run to resume cannot be read from {file} ("
     )
     assert str(refusal.value).endswith("): set seed to it")
 
@@ -637,14 +637,14 @@ def test_a_checkpoint_of_a_run_that_cannot_be_written_ends_it_and_leaves_the_one
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    original = _resume.save
+    original = _snapshot.save
     saved = []
 
     def save(*args, **kwargs):
         saved.append(1)
         return full() if len(saved) == 2 else original(*args, **kwargs)
 
-    monkeypatch.setattr(_resume, "save", save)
+    monkeypatch.setattr(_snapshot, "save", save)
     folder = tmp_path / "run" / "resume"
 
     with pytest.raises(TrainingError) as error:
@@ -750,10 +750,10 @@ def test_a_save_before_there_is_optimizer_state_changes_nothing(small_config, en
 
 
 def test_tensors_go_into_several_files_by_size(monkeypatch):
-    monkeypatch.setattr(_resume_state, "_FILE_BYTES", 40)
+    monkeypatch.setattr(_snapshot, "_FILE_BYTES", 40)
     sizes = {"a": 4, "b": 6, "c": 1, "d": 30, "e": 3, "f": 7, "g": 1}  # of 4 bytes; d has more than a file
 
-    numbers = _resume_state.file_numbers({name: torch.zeros(size) for name, size in sizes.items()})
+    numbers = _snapshot.file_numbers({name: torch.zeros(size) for name, size in sizes.items()})
 
     assert numbers == {"a": 1, "b": 1, "c": 2, "d": 3, "e": 4, "f": 4, "g": 5}
 
@@ -761,7 +761,7 @@ def test_tensors_go_into_several_files_by_size(monkeypatch):
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_checkpoint_of_several_files_is_gone_on_from(small_config, end_after, monkeypatch, lora):
     expected = run(small_config("expected", lora=lora))
-    monkeypatch.setattr(_resume_state, "_FILE_BYTES", 4_000)
+    monkeypatch.setattr(_snapshot, "_FILE_BYTES", 4_000)
     cfg = small_config(lora=lora)
     end_after(5, cfg, how=signal.SIGTERM)
     checkpoint = newest(Path(cfg.output_dir))
@@ -777,7 +777,7 @@ def test_tensors_that_share_memory_are_taken_apart():
     book, other = torch.arange(4.0), torch.ones(2)
     tensors = {"a": book, "b": book, "c": book[1:], "d": other}
 
-    apart = _resume_state.apart(tensors)
+    apart = _snapshot._without_shared_memory(tensors)
 
     assert_bits_equal(apart, tensors)
     assert apart["a"] is book

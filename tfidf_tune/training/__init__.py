@@ -10,21 +10,20 @@ from tfidf_tune.training._data import (
     build_dataloader,
     build_dataset,
     build_tokenizer,
-    exempt_special_tokens,
+    set_special_tokens,
     write_probe_files,
 )
 from tfidf_tune.training._entry_point import config_path, load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
+from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog, open_progress
-from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._model import build_model, load_model, prepare_model
 from tfidf_tune.training._optim import build_grad_scaler, build_loss, build_optimizer, check_loss, check_optimizer
-from tfidf_tune.training._plan import MemoryPlan, available_memory, format_bytes, plan_memory
-from tfidf_tune.training._resources import check_resources
+from tfidf_tune.training._resources import available_memory, check_resources
 from tfidf_tune.training._resume import ResumePoint, open_resume
-from tfidf_tune.training._run import Run, open_run
+from tfidf_tune.training._run import Run, milestone_name, milestone_steps, open_run
 from tfidf_tune.training._sharding import shard_model
 from tfidf_tune.training._state import TrainState
 from tfidf_tune.training._train import StepResult, count_steps, train, train_step
@@ -60,7 +59,6 @@ __all__ = [
     "check_resources",
     "config_path",
     "count_steps",
-    "exempt_special_tokens",
     "format_bytes",
     "instantiate",
     "load_config",
@@ -75,6 +73,7 @@ __all__ = [
     "prepare_model",
     "recipe",
     "require_no_lora",
+    "set_special_tokens",
     "setup_errors",
     "shard_model",
     "train",

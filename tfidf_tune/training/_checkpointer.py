@@ -17,14 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
 from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
-from tfidf_tune.training._companions import COMPANIONS, read_companions
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
-from tfidf_tune.training._lora import LoRASettings, is_adapter
-from tfidf_tune.training._parameters import assign_parameters, local_tensor, parameters_by_name, whole_tensor
-from tfidf_tune.training._weight_files import (
+from tfidf_tune.training._hf_files import (
+    COMPANIONS,
     check_shard_size,
     find_weight_files,
+    read_companions,
     read_json,
     read_meta,
     read_weight,
@@ -32,8 +31,10 @@ from tfidf_tune.training._weight_files import (
     write_json,
     write_weights,
 )
+from tfidf_tune.training._lora import LoRASettings, is_adapter
+from tfidf_tune.training._sharding import assign_parameters, local_tensor, parameters_by_name, whole_tensor
 
-# Weights of an existing folder never stay beside those that are written: transformers might load them.
+# Weights of an existing folder are always replaced: transformers might load them.
 _WEIGHTS = (
     "model.safetensors",
     "model-?????-of-?????.safetensors",
@@ -47,25 +48,23 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.floa
 class HFCheckpointer:
     """Reads a Hugging Face checkpoint folder and writes folders of the same kind.
 
-    Weights are read one by one, straight into a model on the meta device, from safetensors or, where there are none,
-    from PyTorch's ``.bin`` files, of which nothing but tensors is unpickled. What is written has the names and layout
-    of transformers (full models, layer by layer) or of PEFT (adapters), with config and tokenizer files beside it,
-    under a temporary name that is changed when everything is there. Those files are read when the checkpointer is made,
-    and weights when they are loaded: after that, the folder may change or vanish.
+    Weights are read one by one into a model on the meta device, from safetensors or, where there are none, from
+    PyTorch's ``.bin`` files, of which only tensors are unpickled. Checkpoints have the names and layout of transformers
+    (full models, layer by layer) or of PEFT (adapters), with config and tokenizer files, and are written atomically.
+    Those files are read when the checkpointer is made, weights when they are loaded: after that, the folder may change.
 
     Args:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
         revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
-        max_shard_size (str): largest file of weights that is written. Default: "5GB".
+        max_shard_size (str): largest weight file that is written. Default: "5GB".
 
     Attributes:
-        companion_bytes (int): size of the files that each checkpoint has beside its weights.
+        companion_bytes (int): size of the files of a checkpoint that are not weights.
 
     Raises:
-        FileNotFoundError: If ``checkpoint_dir`` is neither a folder nor can be had from the hub, or a file of the
-            checkpoint is missing.
-        ValueError: If its architecture is not one of the supported families, a file beside the weights is not one that
-            can be copied, or ``max_shard_size`` is no size.
+        FileNotFoundError: If ``checkpoint_dir`` is not a folder and cannot be downloaded, or a file is missing.
+        ValueError: If its architecture is not supported, a file cannot be copied into checkpoints, or
+            ``max_shard_size`` is not a size.
     """
 
     def __init__(self, *, checkpoint_dir: str, revision: str | None = None, max_shard_size: str = "5GB") -> None:
@@ -85,11 +84,7 @@ class HFCheckpointer:
         self._base_name = str(self.folder.resolve()) if is_local else checkpoint_dir
 
     def fingerprint(self) -> str:
-        """Tell the checkpoint's weights from others by the files' sizes and their first and last MiB.
-
-        Returns:
-            str: 16 hexadecimal digits.
-        """
+        """Identify the weights, in 16 hexadecimal digits, by the files' sizes and their first and last MiB."""
         digest = hashlib.sha256()
         for path in self.weight_files:
             size = path.stat().st_size
@@ -101,10 +96,7 @@ class HFCheckpointer:
         return digest.hexdigest()[:16]
 
     def check_model(self, model: nn.Module) -> None:
-        """Compare a model with the checkpoint without reading weights; the model may be on the meta device.
-
-        Args:
-            model (nn.Module): torchtune model, with or without LoRA.
+        """Compare a model, perhaps on the meta device, with the checkpoint, without reading weights.
 
         Raises:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
@@ -124,7 +116,7 @@ class HFCheckpointer:
             ) from error
         expected = {name: value.shape for name, value in parameters_by_name(model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
-        # What tells most stands first: names, settings, shapes.
+        # The most informative first: names, settings, shapes.
         problems = []
         kinds, found_kinds = ({re.sub(r"\.\d+\.", ".", name) for name in names} for names in (expected, found))
         if kinds - found_kinds and found_kinds - kinds:
@@ -136,7 +128,7 @@ class HFCheckpointer:
             for name in sorted(expected.keys() - found.keys())
         ]
         problems += [f"weight {name} is not in the model" for name in sorted(found.keys() - expected.keys())]
-        if expected.keys() ^ found.keys() <= {"output.weight"}:  # else another architecture, without these settings
+        if expected.keys() ^ found.keys() <= {"output.weight"}:  # otherwise the model may lack these settings
             problems += [
                 f"{name} is {theirs} in the checkpoint, {ours} in the model"
                 for name, theirs, ours in self.family.settings(model, self.hf_config)
@@ -171,17 +163,17 @@ class HFCheckpointer:
         """Shapes of the model that transformers builds from config.json, by torchtune's names."""
         try:
             with torch.device("meta"):
-                # Other kernels for the attention may be missing here, and change neither names nor shapes.
+                # Other attention kernels may not be installed, and change neither names nor shapes.
                 built = AutoModelForCausalLM.from_config(self._config, attn_implementation="eager").state_dict()
             return {name: value.shape for name, value in self.family.hf_to_tune(built, self.hf_config).items()}
-        except Exception as error:  # transformers and torch check each key in their own way, or not at all
+        except Exception as error:  # transformers and torch raise anything here
             raise ValueError(
                 f"{self.folder / 'config.json'}: transformers cannot build a model from it ({type(error).__name__}: "
                 f"{first_line(error)}): correct it, or fetch the checkpoint again"
             ) from error
 
     def _config_problems(self, by_config: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]) -> Iterator[str]:
-        """Describe the differences, once for all layers, each with the keys of config.json that can explain it."""
+        """Describe differences, once for all layers, with the keys of config.json that may explain them."""
         layers, found = _num_layers(by_config), _num_layers(shapes)
         if layers != found:
             yield f"{layers} layers by config.json{self._keys({layers}, 'layer')}, {found} in the weights"
@@ -199,7 +191,7 @@ class HFCheckpointer:
                 yield f"{hf_name} is {theirs} by config.json{keys}, {ours} in the weights"
 
     def _keys(self, values: Iterable[Any], part: str = "") -> str:
-        """The keys of config.json that have one of these values and ``part`` in their name, for a message."""
+        """Name the keys of config.json with one of these values and ``part`` in their name."""
         kinds = {(type(value), value) for value in values}  # True is 1
         found = [
             f"{key} is {value}"
@@ -209,9 +201,9 @@ class HFCheckpointer:
         return f" ({', '.join(found)})" if found else ""
 
     def _check_tied_head(self, files: Mapping[str, Path]) -> None:
-        """Make sure that a head that config.json ties to the embeddings, but the files hold too, is the same.
+        """Check that a head that config.json ties to the embeddings, but the files contain too, is equal to them.
 
-        transformers does not tie them if they differ, so the run would train another model than it evaluates.
+        transformers does not tie them if they differ: the run would train another model than it evaluates.
         """
         embedding = self.family.hf_name("tok_embeddings.weight")
         heads = [name for name in self.family.hf_names("output.weight") if name in files]
@@ -237,14 +229,13 @@ class HFCheckpointer:
 
         Args:
             model (nn.Module): torchtune model that :meth:`check_model` accepts, perhaps on the meta device, perhaps
-                sharded: then each process keeps its shards. A weight that is an NF4 tensor there becomes one of the
-                checkpoint's weight.
+                sharded. Where it has NF4 tensors, weights are quantized.
             device (torch.device): where the weights go.
-            dtype (torch.dtype): dtype that they get, and that NF4 is computed in.
-            storage_device (torch.device | None): where shards are kept, if not there. Default: None.
+            dtype (torch.dtype): their dtype, and the one that NF4 is computed in.
+            storage_device (torch.device | None): where shards are kept. Default: None, ``device``.
 
         Raises:
-            SetupError: If a weight is of whole numbers, or not finite in this dtype.
+            SetupError: If a weight is not floating point, or not finite in this dtype.
         """
         quantized = {
             name for name, value in parameters_by_name(model).items() if isinstance(local_tensor(value), NF4Tensor)
@@ -266,13 +257,11 @@ class HFCheckpointer:
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
 
-        NF4 weights are written as what they stand for, in the dtype that they are computed in. Of a sharded model
-        every process has to call; the first writes.
+        NF4 weights are dequantized. Every process has to call; rank 0 writes.
 
         Args:
-            model (nn.Module): torchtune model.
-            folder (Path): what to write. In an existing folder of that name, files of a model are replaced and all
-                others are kept.
+            model (nn.Module): torchtune model, perhaps sharded.
+            folder (Path): what to write. In an existing folder files of a model are replaced, all others kept.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -291,17 +280,12 @@ class HFCheckpointer:
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
         """Write the LoRA adapters as a folder that ``peft`` loads onto the untouched base model.
 
-        Of a sharded model every process has to call; the first writes.
-
-        Args:
-            model (nn.Module): torchtune model with LoRA.
-            folder (Path): what to write. In an existing folder of that name, files of a model are replaced and all
-                others are kept.
+        Every process has to call; rank 0 writes. Arguments are those of :meth:`save_model`.
 
         Raises:
             TrainingError: If it cannot be written.
         """
-        from peft import LoraConfig  # slow to import: seconds that a failing start need not cost
+        from peft import LoraConfig  # slow to import, which would delay setup errors
         from safetensors.torch import save_file
 
         lora = LoRASettings.require(model)
@@ -319,7 +303,7 @@ class HFCheckpointer:
             target_modules=self.family.peft_target_modules(lora.module_names),
             inference_mode=True,
         )
-        # peft makes it a set, whose order is another in each run.
+        # peft makes it a set, whose order differs between runs.
         adapter_config.target_modules = sorted(adapter_config.target_modules or ())
 
         def write(parts: Iterator[StateDict]) -> None:
@@ -335,17 +319,17 @@ class HFCheckpointer:
         _write_on_main_process(folder, iter([weights]), write)
 
     def _hf_parts(self, model: nn.Module, device: str) -> Iterator[StateDict]:
-        """The model in Hugging Face's names and layout, merged, layer by layer; on the meta device without values."""
+        """Yield the merged model in Hugging Face's names and layout, layer by layer; on meta without values."""
         lora = LoRASettings.of(model)
         for _, layer in groupby(parameters_by_name(model).items(), key=lambda item: _layer_of(item[0])):
-            # Merging works in place, so it gets copies; without LoRA the model's own tensors do.
+            # Merging works in place, so it needs copies.
             part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
             if lora is not None:
                 part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
             yield self.family.tune_to_hf(part, self.hf_config)
 
     def _write_companions(self, folder: Path) -> None:
-        """Write what goes along unchanged: not config.json, which a model gets anew and which is not an adapter's."""
+        """Copy the files that do not change, which config.json is not one of."""
         for name, content in self._companions.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
@@ -367,7 +351,7 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
                 break
     except Exception as error:
         raise FileNotFoundError(
-            f"{checkpoint_dir} is no local folder and could not be had from the Hugging Face hub "
+            f"{checkpoint_dir} is not a local folder and could not be downloaded from the Hugging Face hub "
             f"({type(error).__name__}: {first_line(error)}); give a folder, or check the id, the network "
             "and, for gated models, `hf auth login`"
         ) from error
@@ -379,10 +363,10 @@ def _local_folder(checkpoint_dir: str) -> Path:
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
-    """The config with transformers' defaults, and today's names for what older files call otherwise."""
+    """Read the config with transformers' defaults, and older names replaced by current ones."""
     try:
         return AutoConfig.from_pretrained(folder)
-    except Exception as error:  # transformers checks each key in its own way
+    except Exception as error:  # transformers raises anything here
         raise ValueError(f"{folder / 'config.json'}: {type(error).__name__}: {error}") from error
 
 
@@ -396,7 +380,7 @@ def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
 
 
 def _layer_of(name: str) -> str:
-    """``layers.3.attn.q_proj.weight`` -> ``layers.3``; what is in no layer is one by itself."""
+    """``layers.3.attn.q_proj.weight`` -> ``layers.3``; ``norm.scale`` -> ``norm``."""
     return ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
 
 
@@ -406,7 +390,7 @@ def _num_layers(names: Iterable[str]) -> int:
 
 def _check_weight(name: str, stored: torch.dtype, value: Tensor) -> None:
     if not stored.is_floating_point:
-        raise SetupError(f"{name} is of {stored}, no floating point: take a checkpoint that is not quantized")
+        raise SetupError(f"{name} is of {stored}, not floating point: take a checkpoint that is not quantized")
     if not value.isfinite().all():
         raise SetupError(f"{name} is not finite in {value.dtype}: fetch the checkpoint again, or set another dtype")
 
@@ -424,18 +408,18 @@ def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
 def _write_on_main_process(
     folder: Path, parts: Iterator[StateDict], write: Callable[[Iterator[StateDict]], None]
 ) -> None:
-    """Write what all processes gather part by part; what fails on the one that writes fails on all."""
+    """Write parts that all processes gather; a failure on the process that writes raises on all."""
     failure = None
     if is_main_process():
         try:
             write(parts)
         except Exception as error:
             failure = error
-    for _ in parts:  # the others take part in every gathering, and the first in those that a failed write left out
+    for _ in parts:  # every process takes part in every gathering, also in those that a failed write left out
         pass
-    told = gather_objects(None if failure is None else cause_of(failure))[0]
-    if told is not None:
-        raise TrainingError(f"checkpoint {folder} could not be written: {told}") from failure
+    cause = gather_objects(None if failure is None else cause_of(failure))[0]
+    if cause is not None:
+        raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
 
 
 def _with_dtype(config_file: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

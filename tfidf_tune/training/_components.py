@@ -24,7 +24,7 @@ from torchtune.training.metric_logging import MetricLoggerInterface
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
-_DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
+DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -134,7 +134,7 @@ def check_components(cfg: Any) -> None:
     if lacking := {"padding_idx", "ignore_idx"} - parameters.keys():
         raise SetupError(
             f"config: collate_fn: {cfg.collate_fn} takes no {', '.join(sorted(lacking))}: take, for example, "
-            f"{_DEFAULT_COLLATE}"
+            f"{DEFAULT_COLLATE}"
         )
 
 
@@ -338,8 +338,8 @@ def _check_packing(dataset: Any) -> None:
     if packed and len(packed) < len(sections):
         others = [where for where, _ in sections if where not in packed]
         raise SetupError(
-            f"config: {', '.join(packed)} packed, {', '.join(others)} not: either all data sets of a mix are packed, "
-            "or none"
+            f"config: {', '.join(packed)} packed, {', '.join(others)} not: of the data sets that are mixed, "
+            "all have to be packed or none"
         )
 
 

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
-from tfidf_tune.training._components import OPTIONAL_COMPONENTS, check_components, suggestion
+from tfidf_tune.training._components import DEFAULT_COLLATE, OPTIONAL_COMPONENTS, check_components, suggestion
 from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 
@@ -44,7 +44,7 @@ class FinetuneConfig(BaseModel):
     tokenizer: Any
     dataset: Any
     """A section, or a list of sections: data sets that are mixed."""
-    collate_fn: str = "torchtune.data.padded_collate_sft"
+    collate_fn: str = DEFAULT_COLLATE
     """For data sets that are not packed."""
     loss: Any
     """A tfidf_tune.loss component: the objective."""

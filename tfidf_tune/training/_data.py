@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from tfidf_tune.data import (
 )
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
-from tfidf_tune.training._components import find_component, instantiate
+from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process, main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
@@ -46,7 +46,7 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
         model (nn.Module): torchtune model, perhaps on the meta device.
 
     Returns:
-        Any: a torchtune tokenizer; without a ``max_seq_len`` of its own it gets the model's.
+        Any: a torchtune tokenizer; one without ``max_seq_len`` gets the model's.
 
     Raises:
         SetupError: If the tokenizer has ids that the model has no embedding for, or allows longer sequences.
@@ -73,12 +73,13 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     return tokenizer
 
 
-def exempt_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
-    """Tell the objective which tokens are special, so that one that hides tokens never hides these.
+def set_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
+    """Pass the tokenizer's special tokens to the objective, so that one that hides tokens never hides these.
 
     Args:
         loss (WeightedCrossEntropyLoss): the objective.
-        tokenizer (Any): a torchtune tokenizer; its ``special_tokens``, BOS, EOS and padding are what it has of them.
+        tokenizer (Any): a torchtune tokenizer; its ``special_tokens``, BOS, EOS and padding are used as far as it has
+            them.
     """
     loss.weighting.set_special_tokens(_special_ids(tokenizer))
 
@@ -90,9 +91,7 @@ def _special_ids(tokenizer: Any) -> list[int]:
 
 
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
-    """Build the data set of the config.
-
-    A probe file that the config names is not written here but by :func:`write_probe_files`, when the run begins.
+    """Build the data set of the config; its probe file is not written before :func:`write_probe_files`.
 
     Args:
         cfg (FinetuneConfig): the checked config.
@@ -103,9 +102,9 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
 
     Raises:
-        SetupError: If it cannot be built from the settings given, several cannot be mixed, packed rows would need
-            another ``collate_fn``, there are too few sequences for one step, every label is masked, or the probe file
-            cannot be written.
+        SetupError: If it cannot be built from these settings, several cannot be mixed, packed rows would need another
+            ``collate_fn``, there are too few sequences for one step, every label is masked, or the probe file cannot
+            be written.
     """
     without_probe_files = copy.deepcopy(cfg)
     for section in filter(_writes_probe_file, _sections(without_probe_files)):
@@ -113,7 +112,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         section.probe_file = None
     with main_process_first():
         dataset = _mix(instantiate(without_probe_files, "dataset", tokenizer))
-    if is_packed(dataset) and cfg.collate_fn != FinetuneConfig.collate_fn:
+    if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
             f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
             "documents of a row apart: leave collate_fn out, or set dataset.packed to false"
@@ -127,7 +126,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             f"the data set has {found} {unit}, one step takes batch_size x gradient_accumulation_steps{processes} = "
             f"{needed}: lower batch_size or gradient_accumulation_steps, or add data"
         )
-    if not any(_has_label(dataset[index]) for index in range(found)):  # the first one has, as a rule
+    if not any(_has_label(dataset[index]) for index in range(found)):  # usually the first one has
         raise SetupError(
             f"none of the {found} sequences has a label to learn from: all are masked, or cut off behind a long "
             "prompt; raise the limit of tokens, or unmask some"
@@ -136,12 +135,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 
 
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
-    """Write the passages of a data set with injected passages to the file that the config names.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        dataset (Any): of :func:`build_dataset`.
-    """
+    """Write the injected passages of a data set of :func:`build_dataset` to the file that the config names."""
     if is_main_process():
         is_mix = OmegaConf.is_list(cfg.dataset)
         for section, part in zip(_sections(cfg), dataset._datasets if is_mix else [dataset], strict=True):
@@ -159,75 +153,49 @@ def _writes_probe_file(section: Any) -> bool:
 
 
 def _has_label(sample: Mapping[str, Any]) -> bool:
-    """Tell whether a label is left when labels have been shifted, which drops the first."""
+    """Return whether a label is left after the shift of labels, which drops the first."""
     return any(label != CROSS_ENTROPY_IGNORE_IDX for label in sample["labels"][1:])
 
 
 def _mix(built: Dataset[Any] | list[Dataset[Any]]) -> Dataset[Any]:
-    """Make one data set of several."""
     if not isinstance(built, list):
         return built
     lengths = sorted({part.max_seq_len for part in built if isinstance(part, PackedDataset)})
     if len(lengths) > 1:
         raise SetupError(f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one length")
-    with setup_errors("config: dataset"):  # what is packed cannot be mixed with what is not
+    with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
         mixed: Dataset[Any] = ConcatDataset(built)
     return mixed
 
 
-def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:
-    """Make a batch of one item; a data set and a ``collate_fn`` of somebody else's may raise anything."""
-    try:
-        batch = collate([dataset[0]])
-        found = {name: tuple(batch[name].shape) for name in ("tokens", "labels")}
-    except Exception as error:
-        raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
-            f"({cause_of(error)}): take one that belongs to the data set"
-        ) from error
-    if len(set(found.values())) > 1 or len(found["tokens"]) != 2:
-        raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} makes tokens of shape {found['tokens']} and labels of "
-            f"{found['labels']}, they have to be [b, s] both: take one that belongs to the data set"
-        )
-
-
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
-    """Identify a data set by its number of items, its injected passages, and the tokens of up to 64 items.
-
-    Args:
-        dataset (Dataset[Any]): map-style data set.
+    """Identify a data set by its length, its injected passages, and the tokens of up to 64 items.
 
     Returns:
-        str: for people too, ``80 items (3f786850e387550f)``.
+        str: readable: ``80 items (3f786850e387550f)``.
     """
-    length = len(cast(Sized, dataset))
     digest = hashlib.sha256()
-    for index in range(0, length, -(-length // _NUM_SAMPLES)):
-        item = dataset[index]
+    for item in _samples(dataset):
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
     parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
     for corpus in (part for part in parts if isinstance(part, InjectedCorpusDataset)):
         digest.update(json.dumps([asdict(passage) for passage in corpus.passages]).encode())
-    return f"{length} items ({digest.hexdigest()[:16]})"
+    return f"{len(cast(Sized, dataset))} items ({digest.hexdigest()[:16]})"
 
 
 def longest_sequence(dataset: Dataset[Any]) -> int:
-    """Find the length of the longest sequence, in tokens, among up to 64 that lie evenly over the data set.
+    """Return the length in tokens of the longest of up to 64 sequences, spread evenly over the data set."""
+    return max(len(item["tokens"]) for item in _samples(dataset))
 
-    Args:
-        dataset (Dataset[Any]): map-style data set.
 
-    Returns:
-        int: tokens; a data set of blocks has but one length.
-    """
+def _samples(dataset: Dataset[Any]) -> Iterator[Any]:
     length = len(cast(Sized, dataset))
-    return max(len(dataset[index]["tokens"]) for index in range(0, length, -(-length // _NUM_SAMPLES)))
+    return (dataset[index] for index in range(0, length, -(-length // _NUM_SAMPLES)))
 
 
 def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run) -> DataLoader[Batch]:
-    """Build the loader: batches in an order that follows from seed and epoch, the last partial one left out.
+    """Build the loader: its order follows from seed and epoch, the last partial batch is left out.
 
     Args:
         cfg (FinetuneConfig): the checked config.
@@ -238,6 +206,9 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
     Returns:
         DataLoader[Batch]: mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and
         -100 where ignored; of a packed data set see :class:`~tfidf_tune.data.PackedBatch`.
+
+    Raises:
+        SetupError: If ``collate_fn`` does not fit the data set.
     """
     world_size, rank = get_world_size_and_rank()
     sampler = StatefulDistributedSampler(
@@ -255,6 +226,23 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
         sampler=sampler,
         collate_fn=collate,
         drop_last=True,
-        generator=torch.Generator(),  # its own: beginning an epoch leaves the random states of training alone
+        generator=torch.Generator(),  # its own: an epoch's start must not change the random states of training
         pin_memory=run.device.type == "cuda",
     )
+
+
+def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:
+    """Make a batch of one item; a data set and a ``collate_fn`` of the user may raise anything."""
+    try:
+        batch = collate([dataset[0]])
+        found = {name: tuple(batch[name].shape) for name in ("tokens", "labels")}
+    except Exception as error:
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
+            f"({cause_of(error)}): take one that belongs to the data set"
+        ) from error
+    if len(set(found.values())) > 1 or len(found["tokens"]) != 2:
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} makes tokens of shape {found['tokens']} and labels of "
+            f"{found['labels']}, they have to be [b, s] both: take one that belongs to the data set"
+        )

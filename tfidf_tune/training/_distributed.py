@@ -1,4 +1,4 @@
-"""The processes of a run: started by torchrun, each with a shard of the model and batches of its own."""
+"""The processes of a run, started by torchrun."""
 
 import logging
 import os
@@ -17,23 +17,19 @@ Value = TypeVar("Value")
 
 
 def started_processes() -> int:
-    """Tell how many processes torchrun started, which is known before they are connected; 1 without torchrun."""
+    """Return how many processes torchrun started, even before they are connected; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main_process() -> bool:
-    """Tell whether this is the process that writes files and speaks to the user: rank 0."""
+    """Return whether this process writes files and reports to the user: rank 0."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def connect_processes(device: torch.device) -> None:
-    """Open the process group of torchrun's processes, or one of this process alone.
+    """Open the process group of torchrun's processes, or one of this process only.
 
-    Host and device have a backend each: gloo, and NCCL on CUDA. What only the host knows is then agreed on without
-    waiting for the device.
-
-    Args:
-        device (torch.device): of the model.
+    gloo connects the hosts, NCCL the GPUs, so that hosts can agree without waiting for a device.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if started_processes() > 1:
@@ -43,7 +39,7 @@ def connect_processes(device: torch.device) -> None:
 
 
 def gather_objects(value: Value) -> list[Value]:
-    """Collect a small object from each process on all of them, in the order of ranks; a barrier as well."""
+    """Collect a small object of each process on all of them, in the order of ranks; also a barrier."""
     world_size, _ = get_world_size_and_rank()
     if world_size == 1:
         return [value]
@@ -56,7 +52,7 @@ def gather_tensors(values: Tensor) -> Tensor:
     """Stack a tensor of each process on all of them.
 
     Args:
-        values (Tensor): ``[...]``, of one shape and dtype everywhere; on the host or on the model's device.
+        values (Tensor): ``[...]``, of the same shape and dtype everywhere; on the host or on the model's device.
 
     Returns:
         Tensor: ``[num_processes, ...]``.
@@ -70,26 +66,26 @@ def gather_tensors(values: Tensor) -> Tensor:
 
 
 def is_lost_process(error: RuntimeError) -> bool:
-    """Tell whether a collective failed because another process is gone."""
+    """Return whether a collective failed because another process ended."""
     return dist.is_initialized() and (
         isinstance(error, dist.DistError)
         or any(word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "NCCL"))
     )
 
 
-def is_first_to_speak() -> bool:
-    """Tell whether no process of the run has asked this before, so that what all notice is said once."""
+def claim_error_report() -> bool:
+    """Return True for the first process that asks, which then reports an error that all processes notice."""
     if not dist.is_initialized():
         return is_main_process()
     try:
-        return int(_get_default_store().add("is_first_to_speak", 1)) == 1
-    except RuntimeError:  # the store went with the process that held it
+        return int(_get_default_store().add("error_report", 1)) == 1
+    except RuntimeError:  # the store ended with the process that held it
         return True
 
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Let rank 0 do the block before the others: it fills a cache that they find, and logs what there is to say."""
+    """Let rank 0 run the block first: it fills caches for the others, and logs what they then do not repeat."""
     if is_main_process():
         yield
         gather_objects(None)

@@ -1,4 +1,4 @@
-"""How a recipe is started: configs by name, configs on top of others, and errors of the user's in one message."""
+"""Start of a recipe: configs by name and with bases, user-facing errors in one message, exit codes."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
 
 from tfidf_tune._signals import ENDING, ended_by
-from tfidf_tune.training._distributed import is_first_to_speak, is_lost_process, is_main_process
+from tfidf_tune.training._distributed import claim_error_report, is_lost_process, is_main_process
 from tfidf_tune.training._errors import (
     LostProcessError,
     SetupError,
@@ -34,17 +34,10 @@ _LOST_BEFORE_TRAINING = "another process of the run was lost before training beg
 
 
 def config_path(name: str) -> str:
-    """Find the file of a config.
-
-    Args:
-        name (str): a path, or the name of one of the configs that come with the package
-            (``tinyllama/1.1B_lora_memorization``).
-
-    Returns:
-        str: the path.
+    """Return the path of a config: a file, or a config of the package (``tinyllama/1.1B_lora_memorization``).
 
     Raises:
-        SetupError: If there is neither such a file nor such a name.
+        SetupError: If there is neither.
     """
     if Path(name).is_file():
         return name
@@ -61,22 +54,21 @@ def config_path(name: str) -> str:
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Read a config, and whatever it builds on.
+    """Read a config and its bases.
 
-    A config with the key ``base`` (another config's name, or a path, seen from the folder of the file or from the
-    working directory) is laid over that one: a section that names its own ``_component_``, or a list, takes the place
-    of the base's, any other section is merged into it.
+    The key ``base`` names another config, or a path relative to the file or to the working directory. A section with
+    its own ``_component_``, or a list, replaces that of the base; any other section is merged into it.
 
     Args:
-        name (str): a path or a name, see :func:`config_path`.
+        name (str): see :func:`config_path`.
         overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none.
 
     Returns:
         DictConfig: the config, unchecked, references unresolved.
 
     Raises:
-        SetupError: If there is no such config, a file or an override cannot be read, a config builds on itself, or
-            something is to change a part of a list.
+        SetupError: If there is no such config, a file or an override cannot be read, a config is its own base, or a
+            part of a list is to be changed.
     """
     content = _load_with_base(name, ())
     for override in overrides:
@@ -120,11 +112,11 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
 
 
 class _PartOfListError(Exception):
-    """A section is to change a list; the message is the list's name."""
+    """A section would change a list; the message is the name of the list."""
 
 
 def _laid_over(base: dict[str, Any], changes: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Merge sections. Unlike OmegaConf's merge, a ``???`` takes the place of a value, and is then missing."""
+    """Merge sections; unlike in OmegaConf's merge, ``???`` replaces a value, which is then missing."""
     merged = dict(base)
     for key, value in changes.items():
         below = base.get(key)
@@ -138,7 +130,7 @@ def _laid_over(base: dict[str, Any], changes: dict[str, Any], where: str = "") -
 
 
 def _overridden(content: dict[str, Any], override: str) -> dict[str, Any]:
-    """Apply ``key=value`` or ``~key``, as torchtune does, which takes no value with ``=`` in it."""
+    """Apply ``key=value`` or ``~key`` as torchtune does, but allow ``=`` within a value."""
     if override.startswith("~"):
         with setup_errors("config", {"override": override}):
             return cast(
@@ -173,17 +165,16 @@ def _read_arguments() -> DictConfig:
 
 
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-    """Make a function of a config the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
+    """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
-    What is wrong with config, data, checkpoint or disk is reported in one message without a traceback, exit code 1;
-    SIGTERM ends with exit code 143, Ctrl-C with 130, SIGHUP with 129. Of several processes the first one speaks;
-    another does where it alone has something to say.
+    User-facing errors are reported in one message without a traceback, with exit code 1; SIGTERM ends the run with
+    exit code 143, Ctrl-C with 130, SIGHUP with 129. An error of all processes is reported once.
 
     Args:
         main (Callable[[DictConfig], None]): the recipe.
 
     Returns:
-        Callable[[], None]: reads ``sys.argv``; the recipe itself stays at hand as ``__wrapped__``.
+        Callable[[], None]: reads ``sys.argv``; the recipe itself is its ``__wrapped__``.
     """
 
     @wraps(main)
@@ -227,16 +218,16 @@ def _start(main: Callable[[DictConfig], None]) -> None:
 
 
 def _say_ended(name: str) -> None:
-    """Before and after training there is nothing to finish."""
+    """Report a signal outside of training, where there is nothing to finish."""
     if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
         print(f"ended by {name}", file=sys.stderr)
 
 
 def _fail(message: str) -> NoReturn:
-    """End with a message; where the first process fails alike, torchrun ends this one before it repeats it."""
+    """Exit with a message; if rank 0 fails in the same way, torchrun ends this process before it repeats that."""
     if is_main_process():
         _ignore_torchrun()
-        is_first_to_speak()
+        claim_error_report()
     else:
         time.sleep(_SECONDS_FOR_MAIN_PROCESS)
         message = f"process {os.environ['RANK']}: {message}"
@@ -244,13 +235,13 @@ def _fail(message: str) -> NoReturn:
 
 
 def _fail_without_another(message: str) -> NoReturn:
-    """End because another process is gone, which all that are left notice and one tells."""
+    """Exit because another process has ended, which every remaining process notices and one reports."""
     _ignore_torchrun()
-    if is_first_to_speak():
-        print(f"\nerror: {message}", file=sys.stderr)  # the other may have left its progress bar's line open
+    if claim_error_report():
+        print(f"\nerror: {message}", file=sys.stderr)  # the other one may have left a progress bar
     sys.exit(1)
 
 
 def _ignore_torchrun() -> None:
-    """Where one process has failed torchrun ends the others by SIGTERM, which must not come before the message."""
+    """Ignore the SIGTERM by which torchrun ends the others when one process fails: the message comes first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Errors of the user's: found while a run is set up, told in one message."""
+"""User-facing errors: reported in one message, without a traceback."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtune.config._errors import InstantiationError
 from yaml import YAMLError
 
-# What components and files can raise when settings do not suit them. KeyError and the like stay what they are: bugs.
+# What components and files raise when settings do not suit them. KeyError and the like are bugs.
 _CAUSES = (
     ValueError,
     TypeError,
@@ -28,45 +28,45 @@ _CAUSES = (
 
 
 class SetupError(ValueError):
-    """Something that the user gave does not work; the message says what and how to mend it."""
+    """A setting or file of the user does not work; the message says what is wrong and how to fix it."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why and what to try."""
+    """Training cannot continue; the message says why and what to try."""
 
 
 class LostProcessError(TrainingError):
-    """Another process of the run is gone; all that are left notice."""
+    """Another process of the run has ended; every remaining process notices."""
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether a device's memory, or the host's, was too small."""
+    """Return whether the memory of a device or of the host was too small."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def cause_of(error: BaseException) -> str:
-    """What an error says in a message around it: its first line, and its kind where the words need it."""
+    """Describe an error within another message: its first line, with its type unless it is an OSError."""
     if isinstance(error, CheckpointException):
         return "; ".join(cause_of(failure) for failure, _ in error.failures.values())
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what libraries add below; nothing where it says nothing."""
+    """Return the first line of an error's message, which may be empty."""
     return str(error).strip().partition("\n")[0]
 
 
 @contextmanager
 def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Turn what fails in the block into a :class:`SetupError`, the cause chained.
+    """Turn errors of the block into a :class:`SetupError`, the cause chained.
 
     Args:
         where (str): put before the message, the config's key for example. Default: "".
-        given (Mapping[str, Any] | None): arguments of what is called in the block, reported with a TypeError or
-            LookupError, which do not name the values. A LookupError is the user's only with them. Default: None.
+        given (Mapping[str, Any] | None): arguments of what is called in the block; named with a TypeError or
+            LookupError, which do not show values. Without them a LookupError is a bug. Default: None.
 
     Raises:
-        SetupError: If the block fails for a reason that lies in what the user gave.
+        SetupError: If the block fails for a reason that the user can fix.
     """
     causes = (*_CAUSES, LookupError) if given else _CAUSES
     try:
@@ -74,13 +74,13 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
     except SetupError:
         raise
     except causes as error:
-        told = _told(error)
+        message = _message(error)
         if given and isinstance(error, (TypeError, LookupError)):
-            told += f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
-        raise SetupError(f"{where}: {told}" if where else told) from error
+            message += f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
+        raise SetupError(f"{where}: {message}" if where else message) from error
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return f"something is nested too deeply ({first_line(error)})"
     if isinstance(error, OmegaConfBaseException):

@@ -1,4 +1,4 @@
-"""Signals while training: the step is finished, the run saved, then it ends."""
+"""Signals during training: the step is finished, the run saved, then it ends."""
 
 import signal
 import sys
@@ -9,16 +9,16 @@ from types import FrameType
 
 from tfidf_tune._signals import ENDING, handle
 
-# torchrun hands on a Ctrl-C that the terminal has already sent to every process: both are one wish.
-_SAME_WISH_SECONDS = 3.0
+# torchrun passes on a Ctrl-C that the terminal has already sent to every process: both are one request.
+_ONE_REQUEST_SECONDS = 3.0
 
 
 class Interrupted(Exception):
-    """The run has ended early because it was asked to; the message says where it can go on from.
+    """The run ended early on request; the message says where it can be resumed.
 
     Args:
         message (str): for the user.
-        signal_number (int): the signal; the exit code is 128 and this.
+        signal_number (int): the signal; the exit code is 128 plus its number.
     """
 
     def __init__(self, message: str, signal_number: int) -> None:
@@ -27,31 +27,23 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Whether a signal has asked for an end of the run.
-
-    Attributes:
-        signal_number (int): the signal, 0 as long as there was none.
-    """
+    """Whether a signal has asked the run to end: ``signal_number``, 0 until then."""
 
     def __init__(self) -> None:
         self.signal_number = 0
         self._received_at = 0.0
 
     def __call__(self, signal_number: int, _: FrameType | None) -> None:
-        """Take a signal; a later second one does not wait for the end of the step."""
+        """Handle a signal; a later second one ends the process at once."""
         now = time.monotonic()
-        if self.signal_number and now - self._received_at > _SAME_WISH_SECONDS:
+        if self.signal_number and now - self._received_at > _ONE_REQUEST_SECONDS:
             sys.exit(128 + signal_number)
         self.signal_number, self._received_at = signal_number, now
 
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a request, as long as the block lasts.
-
-    Yields:
-        StopRequest: asked between steps.
-    """
+    """Turn SIGTERM, SIGINT and SIGHUP into a request, to be read between steps, while the block runs."""
     request = StopRequest()
     previous = handle(ENDING, request)
     try:

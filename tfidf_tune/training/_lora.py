@@ -1,4 +1,4 @@
-"""What a model's LoRA layers say about themselves."""
+"""LoRA layers of a model: their settings, targets and initial weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
 from torchtune.modules.peft.lora import _lora_a_init_params, _lora_b_init_params
 
-from tfidf_tune.training._parameters import plain_name
+from tfidf_tune.training._sharding import plain_name
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LoRASettings:
             return None
         others = {type(module).__name__ for module in adapters.values() if not isinstance(module, LoRALinear)}
         if others:
-            raise ValueError(f"the model has adapters of the kind {', '.join(sorted(others))}; supported is LoRA alone")
+            raise ValueError(f"the model has adapters of the kind {', '.join(sorted(others))}; supported is only LoRA")
         settings = {(m.rank, m.alpha, float(getattr(m.dropout, "p", 0.0))) for m in adapters.values()}
         if len(settings) > 1:
             raise ValueError(f"LoRA layers differ in (rank, alpha, dropout): {sorted(settings)}; give all the same")
@@ -59,7 +59,7 @@ class LoRASettings:
 
 
 def require_no_lora(model: nn.Module) -> None:
-    """Make sure that full fine-tuning is given a plain model.
+    """Check that a model for full fine-tuning is a plain one.
 
     Raises:
         ValueError: If the model has LoRA layers.
@@ -72,14 +72,10 @@ def require_no_lora(model: nn.Module) -> None:
 
 
 def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
-    """Compare the layers that shall have adapters with those that have; torchtune's builders pass over unknown names.
-
-    Args:
-        model (nn.Module): torchtune model, perhaps on the meta device.
-        attn_modules (Sequence[str]): what the config's ``lora_attn_modules`` names.
+    """Check that the model's attention has the layers named in ``lora_attn_modules``; torchtune ignores unknown names.
 
     Raises:
-        ValueError: If a layer is named that the model does not have.
+        ValueError: If it lacks one.
     """
     attention = model.get_submodule("layers.0.attn")
     possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
@@ -92,21 +88,13 @@ def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
 
 
 def keep_adapters_in_fp32(model: nn.Module) -> None:
-    """Give adapters float32 weights, as a base in half precision needs them for scaled gradients."""
+    """Give adapters float32 weights, which scaled gradients need with a base in half precision."""
     for parameter in get_adapter_params(model).values():
         parameter.data = parameter.data.float()
 
 
 def initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Make the initial weights of LoRA layers, torchtune's own: A random, B zero.
-
-    Args:
-        model (nn.Module): model with LoRA, perhaps on the meta device, perhaps sharded.
-        device (torch.device): where the weights go.
-
-    Yields:
-        tuple[str, Tensor]: name of a parameter and its whole weight.
-    """
+    """Yield names and whole initial weights of LoRA layers, as torchtune sets them: A random, B zero."""
     layer: Any
     for name, layer in model.named_modules():
         if isinstance(layer, LoRALinear):
@@ -118,7 +106,7 @@ def initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[s
 
 
 def is_adapter(name: str) -> bool:
-    """Tell whether a parameter of a model with LoRA belongs to an adapter."""
+    """Return whether a parameter belongs to a LoRA adapter."""
     return name.endswith((".lora_a.weight", ".lora_b.weight"))
 
 

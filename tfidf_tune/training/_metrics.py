@@ -1,4 +1,4 @@
-"""Where metrics go: the user's logger, ``metrics.jsonl``, the progress bar."""
+"""Metrics: the user's logger, ``metrics.jsonl``, the progress bar."""
 
 import json
 import math
@@ -23,12 +23,12 @@ from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run
 
-# One batch whose labels are all masked is no error; a run that begins with so many steps of them is.
+# A batch whose labels are all masked is fine; a run that begins with this many steps of them is not.
 _STEPS_WITHOUT_LABELS = 10
 
 
 class JSONLinesLogger:
-    """torchtune metric logger that appends one JSON object a line: ``{"step": 1, "loss": 2.5, ...}``.
+    """torchtune metric logger that appends one JSON object per line: ``{"step": 1, "loss": 2.5, ...}``.
 
     Args:
         path (Path): the file; its folder is made.
@@ -42,7 +42,7 @@ class JSONLinesLogger:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
-        """Write one line and bring it to the file at once; what is not finite becomes null, which is JSON.
+        """Write and flush one line; NaN and infinity become null.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -55,7 +55,7 @@ class JSONLinesLogger:
             raise TrainingError(f"{self._file.name} could not be written: {error}") from error
 
     def sync_to_disk(self) -> None:
-        """Make sure that no line is lost with the machine."""
+        """Bring all lines to the disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -64,9 +64,8 @@ class JSONLinesLogger:
 
 
 def _lines_up_to(path: Path, last_step: int) -> Iterator[str]:
-    """The lines of a log up to a step, but for those that a crash of the machine has damaged."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for line in lines:
+    """The lines of a log up to a step, without those that a crash of the machine has damaged."""
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             is_kept = json.loads(line)["step"] <= last_step
         except (ValueError, KeyError, TypeError):
@@ -79,9 +78,9 @@ class ProgressLog:
     """Reports training steps to the loggers and on a progress bar with loss, tokens/s and time left.
 
     Args:
-        loggers (list[Any]): torchtune metric loggers; none on other processes than the first, which shows no bar.
+        loggers (list[Any]): torchtune metric loggers; none on processes other than rank 0.
         total_steps (int): optimizer steps of the run.
-        log_every_n_steps (int): steps between two entries; the last step gets one in any case.
+        log_every_n_steps (int): steps between two entries; the last step always gets one.
         first_step (int): step to begin with. Default: 1.
         tokens_seen (int): label tokens of earlier steps. Default: 0.
         memory_device (torch.device | None): CUDA device whose peak memory is logged. Default: None.
@@ -105,13 +104,13 @@ class ProgressLog:
         self._first_step = first_step
         self._every = log_every_n_steps
         self._memory_device = memory_device
-        self._bar: Any = None  # not before there is progress: loading may show a bar of its own
+        self._bar: Any = None  # made by start(): loading shows a bar of its own
         self._tokens = 0  # since the last entry
         self.tokens_seen = tokens_seen
         self._start = time.perf_counter()
 
     def start(self) -> None:
-        """Start bar and clock: what came before (loading the model) is no part of the run's speed."""
+        """Start bar and clock: loading the model does not count for the speed."""
         self._bar = tqdm(
             total=self._total_steps,
             initial=self._first_step - 1,
@@ -122,11 +121,11 @@ class ProgressLog:
         self.restart_clock()
 
     def is_due(self, step: int) -> bool:
-        """Tell whether a step gets an entry."""
+        """Return whether a step gets an entry."""
         return step % self._every == 0 or step == self._total_steps
 
     def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: int) -> None:
-        """Count a finished step; read its metrics off the device only when they are due.
+        """Count a finished step; its metrics are read off the device only when an entry is due.
 
         Args:
             step (int): number of the step, from 1.
@@ -158,18 +157,18 @@ class ProgressLog:
         self.restart_clock()
 
     def note(self, text: str) -> None:
-        """Say something beside the progress bar."""
+        """Print a line above the progress bar."""
         if is_main_process():
             tqdm.write(text, file=sys.stderr)
 
     def sync_to_disk(self) -> None:
-        """Make sure that what has been logged is not lost with the machine."""
+        """Bring ``metrics.jsonl`` to the disk."""
         for logger in self._loggers:
             if isinstance(logger, JSONLinesLogger):
                 logger.sync_to_disk()
 
     def restart_clock(self) -> None:
-        """Leave what was done since the last entry (writing a checkpoint) out of the tokens per second."""
+        """Exclude what was done since the last entry, such as saving, from the tokens per second."""
         self._tokens = 0
         self._start = time.perf_counter()
 
@@ -185,9 +184,7 @@ class ProgressLog:
 def open_progress(
     cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step: int = 1, tokens_seen: int = 0
 ) -> Iterator[ProgressLog]:
-    """Write the resolved config, and open ``metrics.jsonl``, the config's metric logger and the progress bar.
-
-    On other processes than the first the log is silent.
+    """Write the resolved config, open ``metrics.jsonl`` and the config's logger; only rank 0 writes and prints.
 
     Args:
         cfg (FinetuneConfig): the checked config.
@@ -200,10 +197,17 @@ def open_progress(
         ProgressLog: closed with its loggers at the end.
 
     Raises:
-        SetupError: If the metric logger cannot be built from the settings given.
+        SetupError: If the metric logger cannot be built from these settings.
     """
+    loggers: list[Any] = []
+    if is_main_process():
+        metric_logger = instantiate(cfg, "metric_logger")
+        metric_logger.log_config(cfg)
+        with atomic_file(run.output_dir / "config.yaml") as file:
+            OmegaConf.save(cast(DictConfig, cfg), file)
+        loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=first_step - 1), metric_logger]
     progress = ProgressLog(
-        _open_loggers(cfg, run, first_step) if is_main_process() else [],
+        loggers,
         total_steps=total_steps,
         log_every_n_steps=cfg.log_every_n_steps,
         first_step=first_step,
@@ -214,11 +218,3 @@ def open_progress(
         yield progress
     finally:
         progress.close()
-
-
-def _open_loggers(cfg: FinetuneConfig, run: Run, first_step: int) -> list[Any]:
-    metric_logger = instantiate(cfg, "metric_logger")
-    metric_logger.log_config(cfg)
-    with atomic_file(run.output_dir / "config.yaml") as file:
-        OmegaConf.save(cast(DictConfig, cfg), file)
-    return [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=first_step - 1), metric_logger]

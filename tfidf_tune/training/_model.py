@@ -1,4 +1,4 @@
-"""Models: built without memory first, then given weights, then made ready for training."""
+"""The model: built without memory, then given weights, then prepared for training."""
 
 import sys
 from typing import Any
@@ -17,25 +17,15 @@ from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
-from tfidf_tune.training._parameters import assign_parameters
-from tfidf_tune.training._rope import build_rope_tables
 from tfidf_tune.training._run import Run
-
-_NF4_MULTIPLE = 64 * 256  # weights of a block, blocks that share a scaler: torchao's defaults
+from tfidf_tune.training._sharding import NF4_MULTIPLE, assign_parameters
 
 
 def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
     """Build the model of the config on the meta device, where it takes neither memory nor time.
 
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        run (Run): gives the dtype.
-
-    Returns:
-        nn.Module: torchtune model without weights.
-
     Raises:
-        SetupError: If it cannot be built from the settings given.
+        SetupError: If it cannot be built from these settings.
     """
     with set_default_dtype(run.dtype), torch.device("meta"):
         try:
@@ -44,7 +34,7 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
             if "block size" not in str(error):  # torchao's words
                 raise
             raise SetupError(
-                f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {_NF4_MULTIPLE} "
+                f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {NF4_MULTIPLE} "
                 "weights (64 x 256); set it to False for a model of this size"
             ) from error
     build_rope_tables(model, torch.device("meta"))
@@ -62,15 +52,9 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
 
 
 def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None:
-    """Give a model of :func:`build_model` the checkpoint's weights, fresh adapters and its constants.
-
-    Args:
-        model (nn.Module): torchtune model on the meta device, perhaps sharded; changed in place.
-        checkpointer (HFCheckpointer): reads the checkpoint.
-        run (Run): gives device, dtype and seed.
-    """
+    """Give a model of :func:`build_model`, perhaps sharded, the checkpoint's weights and fresh adapters; in place."""
     checkpointer.load_weights(model, device=run.device, dtype=run.dtype, storage_device=run.storage_device)
-    # A function of the seed alone, the same on every process, whatever was drawn before.
+    # Adapters depend only on the seed, and are the same on every process.
     with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
         torch.manual_seed(run.seed)
         assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
@@ -79,13 +63,7 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
 
 
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
-    """Switch on what the config asks of the training step: the head, ``torch.compile``, activation checkpointing.
-
-    Args:
-        model (nn.Module): torchtune model, perhaps on the meta device; changed in place.
-        loss (WeightedCrossEntropyLoss): the objective; changed in place.
-        cfg (FinetuneConfig): the checked config.
-    """
+    """Set up the head, ``torch.compile`` and activation checkpointing as the config asks; in place."""
     if (refusal := prepare_head(model, loss)) and is_main_process():
         print(
             f"{refusal}, which head '{loss.head}' cannot compute: logits are made in {loss.num_output_chunks} chunks",
@@ -99,8 +77,28 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
         training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
 
 
+def build_rope_tables(model: nn.Module, device: torch.device) -> None:
+    """Build the tables of rotary embeddings, which are in no checkpoint; on the meta device only their sizes."""
+    module: Any
+    for module in model.modules():
+        if not hasattr(module, "rope_init"):
+            continue
+        if device.type != "meta":
+            with device:
+                module.rope_init()
+            module.to(device)
+        elif next(module.buffers(), None) is None:
+            # Llama 3's rope_init builds no table on the meta device. One row is built here, the whole might not fit.
+            max_seq_len, module.max_seq_len = module.max_seq_len, 1
+            with torch.device("cpu"):
+                module.rope_init()
+            module.max_seq_len = max_seq_len
+            module.to("meta")
+            module.build_rope_cache(max_seq_len)
+
+
 def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
-    """Name an id that has no embedding; on a GPU, which would have to be waited for, its own error has to do."""
+    """Refuse an id without an embedding; on a GPU this would wait for the device, so its own error has to do."""
     (tokens,) = inputs
     if tokens.device.type != "cpu":
         return

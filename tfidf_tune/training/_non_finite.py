@@ -1,4 +1,4 @@
-"""Steps that teach nothing, by NaN, infinity or weights of 0: noticed without waiting for a GPU, and not saved."""
+"""Steps that learn nothing, by NaN, infinity or weights of 0: noticed without waiting for a GPU, and not saved."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,28 +7,28 @@ from torch import Tensor, nn
 
 from tfidf_tune.training._distributed import gather_objects
 from tfidf_tune.training._errors import TrainingError
-from tfidf_tune.training._parameters import local_tensor, parameters_by_name
+from tfidf_tune.training._sharding import local_tensor, parameters_by_name
 
 _REMEDY = "try a lower learning rate, fp32, clipping"
-# So many steps in a row without a finite loss, or with weights of 0 alone, are no accident. Even if batches are so
-# small that one step in ten has no token left, ten in a row come once in 10 billion steps.
+# This many bad steps in a row are no accident: even if batches are so small that one step in ten has no token left, ten
+# in a row come once in 10 billion steps.
 _MAX_IN_A_ROW = 10
-_MAX_INDICES_TOLD = 32
+_MAX_INDICES_SHOWN = 32
 
 
 class StepGuard:
-    """Stops a run whose loss or gradient is not finite, or leaves out the step; stops one whose weights are all 0.
+    """Stops a run, or skips a step, if loss or gradient is not finite; stops a run whose weights are all 0.
 
     Args:
         device (torch.device): of the model.
-        skip (bool): leave out a step that is not finite, instead of stopping.
-        total_steps (int): of the run. A shorter one than ten steps is stopped if all of them had weights of 0.
+        skip (bool): skip a step that is not finite, instead of stopping.
+        total_steps (int): of the run. One shorter than ten steps is stopped if all of them had weights of 0.
         indices_of (Callable[[int], list[int]]): which items of the data set a step was trained on.
-        note (Callable[[str], None]): takes what the user is told of a step that is left out.
+        note (Callable[[str], None]): reports a skipped step.
 
     Attributes:
-        looks_at_each_step (bool): whether a step has to wait for its loss. On a CPU that costs nothing; on a GPU a
-            run that only has to stop looks when it logs or saves.
+        looks_at_each_step (bool): whether a step has to wait for its loss, which is free on a CPU. On a GPU a run that
+            only stops looks when it logs or saves.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StepGuard:
         self._num_weightless, self._weightless_step = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, step: int, is_finite: Tensor, metrics: Mapping[str, Tensor], *, num_tokens: int) -> None:
-        """Take in a step.
+        """Record a step.
 
         Args:
             step (int): from 1.
@@ -69,11 +69,11 @@ class StepGuard:
             self._weightless_step = torch.maximum(self._weightless_step, is_too_many * step)
 
     def check(self) -> None:
-        """Look at the steps taken in, which waits for the device.
+        """Judge the recorded steps, which waits for the device.
 
         Raises:
-            TrainingError: If one was not finite and such steps are not left out, or too many in a row were; or if too
-                many in a row had weights of 0.
+            TrainingError: If one was not finite and is not skipped, too many in a row were, or too many in a row had
+                weights of 0.
         """
         number, loss, grad_norm, weightless_step = torch.cat([self._first, self._weightless_step.view(1)]).tolist()
         if weightless_step:
@@ -86,22 +86,22 @@ class StepGuard:
             self._num_skipped = 0
             return
         indices = self._indices_of(int(number))
-        shown = ", ".join(map(str, indices[:_MAX_INDICES_TOLD]))
-        more = f" and {len(indices) - _MAX_INDICES_TOLD} more" if len(indices) > _MAX_INDICES_TOLD else ""
-        told = (
+        shown = ", ".join(map(str, indices[:_MAX_INDICES_SHOWN]))
+        more = f" and {len(indices) - _MAX_INDICES_SHOWN} more" if len(indices) > _MAX_INDICES_SHOWN else ""
+        found = (
             f"loss {loss:g} and gradient norm {grad_norm:g} at step {int(number)} (items {shown}{more} of the data set)"
         )
         if not self._skip:
-            raise TrainingError(f"not finite: {told}: {_REMEDY}, or on_non_finite=skip")
+            raise TrainingError(f"not finite: {found}: {_REMEDY}, or on_non_finite=skip")
         self._num_skipped += 1
         if self._num_skipped >= _MAX_IN_A_ROW:
-            raise TrainingError(f"not finite, {_MAX_IN_A_ROW} steps in a row: {told}: {_REMEDY}")
-        self._note(f"step skipped, not finite: {told}")
+            raise TrainingError(f"not finite, {_MAX_IN_A_ROW} steps in a row: {found}: {_REMEDY}")
+        self._note(f"step skipped, not finite: {found}")
         self._first.zero_()
 
 
 def require_finite(model: nn.Module, step: int) -> None:
-    """Let no checkpoint be written of a model that is lost; every process of the run has to ask.
+    """Refuse to save a model with weights that are not finite; every process of the run has to call.
 
     Args:
         model (nn.Module): torchtune model, perhaps sharded.
@@ -110,13 +110,7 @@ def require_finite(model: nn.Module, step: int) -> None:
     Raises:
         TrainingError: If a trained weight is not finite.
     """
-    lost = next(
-        (
-            name
-            for name, parameter in parameters_by_name(model).items()
-            if parameter.requires_grad and not local_tensor(parameter).isfinite().all()
-        ),
-        None,
-    )
+    trained = ((name, value) for name, value in parameters_by_name(model).items() if value.requires_grad)
+    lost = next((name for name, value in trained if not local_tensor(value).isfinite().all()), None)
     if name := next((found for found in gather_objects(lost) if found), None):
         raise TrainingError(f"{name} is not finite after step {step}: {_REMEDY}")

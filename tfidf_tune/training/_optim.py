@@ -35,14 +35,14 @@ def build_optimizer(cfg: FinetuneConfig, parameters: Iterable[nn.Parameter], tot
 
     Args:
         cfg (FinetuneConfig): the checked config.
-        parameters (Iterable[nn.Parameter]): those that require no gradient are left out.
+        parameters (Iterable[nn.Parameter]): those without ``requires_grad`` are left out.
         total_steps (int): optimizer steps of the run, which the schedule spans.
 
     Returns:
         tuple[Optimizer, Any]: the optimizer; the schedule, None if the config has none.
 
     Raises:
-        SetupError: If one of them cannot be built from the settings given.
+        SetupError: If one of them cannot be built from these settings.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
@@ -50,7 +50,7 @@ def build_optimizer(cfg: FinetuneConfig, parameters: Iterable[nn.Parameter], tot
     if closure is not None and closure.default is closure.empty:
         raise SetupError(
             f"config: optimizer: {cfg.optimizer['_component_']} needs a closure that computes the loss several times a "
-            "step, which these recipes do not have: take one whose step() goes without"
+            "step, which these recipes do not have: choose an optimizer whose step() works without one"
         )
     if cfg.lr_scheduler is None:
         return optimizer, None
@@ -58,28 +58,24 @@ def build_optimizer(cfg: FinetuneConfig, parameters: Iterable[nn.Parameter], tot
 
 
 def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
-    """Build what keeps fp16 gradients from vanishing; for other dtypes it does nothing.
-
-    Returns:
-        torch.amp.GradScaler: enabled if the run's dtype is float16.
-    """
+    """Build the scaler that keeps fp16 gradients from vanishing; disabled for other dtypes."""
     return torch.amp.GradScaler(run.device.type, enabled=run.dtype is torch.float16)
 
 
 def check_loss(cfg: FinetuneConfig) -> None:
-    """Try whether the objective can be built, without calling any class of the user's own.
+    """Try to build the objective, unless it has a component of the user.
 
     Raises:
-        SetupError: If it cannot.
+        SetupError: If it cannot be built.
     """
     if is_own("loss", cfg.loss):
         build_loss(cfg)
 
 
 def check_optimizer(cfg: FinetuneConfig) -> None:
-    """Try whether optimizer and schedule can be built, on a parameter of no importance.
+    """Try to build optimizer and schedule, on a dummy parameter.
 
     Raises:
-        SetupError: If one of them cannot.
+        SetupError: If one of them cannot be built.
     """
     build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

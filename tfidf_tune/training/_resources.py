@@ -1,11 +1,14 @@
-"""The plan of a run: what it takes of memory and disk, printed before it begins, and refused where it cannot fit."""
+"""Memory and disk space of a run: printed before it begins, which is refused where it cannot fit."""
 
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +24,7 @@ from tfidf_tune.training._data import longest_sequence
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError
 from tfidf_tune.training._lora import LoRASettings, is_adapter
-from tfidf_tune.training._plan import available_memory, check_fits, format_bytes, plan_memory
+from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._run import Run
 
 
@@ -33,15 +36,15 @@ def check_resources(
     run: Run,
     checkpointer: HFCheckpointer,
 ) -> None:
-    """Print the plan of a process of the run, and refuse it where memory or disk cannot hold it.
+    """Print the memory plan and the size of checkpoints; refuse a run that memory or disk cannot hold.
 
     Args:
-        cfg (FinetuneConfig): the checked config; ``refuse_if_too_large=False`` prints alone.
+        cfg (FinetuneConfig): the checked config; with ``refuse_if_too_large=False`` nothing is refused.
         model (nn.Module): torchtune model on the meta device, ``requires_grad`` as in training.
         loss (WeightedCrossEntropyLoss): the objective.
         dataset (Dataset[Any]): gives the length of sequences, from a sample of them.
         run (Run): gives device, dtype and folder.
-        checkpointer (HFCheckpointer): gives the size of the files that each checkpoint has beside its weights.
+        checkpointer (HFCheckpointer): gives the size of a checkpoint's files other than weights.
 
     Raises:
         SetupError: If it needs more than there is; the message says of what, and what helps.
@@ -67,8 +70,8 @@ def check_resources(
     )
     if plan.quantized_state and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
-            f"config: optimizer: {cfg.optimizer['_component_']} keeps its state as {plan.quantized_state}, of which no "
-            "resume checkpoint can be written where it is sharded: take another optimizer, one process, or "
+            f"config: optimizer: {cfg.optimizer['_component_']} keeps its state as {plan.quantized_state}, which a "
+            "resume checkpoint cannot hold where it is sharded: choose another optimizer, one process, or "
             "keep_last_n_checkpoints=0"
         )
     memory = available_memory(run.device)
@@ -90,8 +93,8 @@ def check_resources(
     if cfg.refuse_if_too_large and needed > disk:
         raise SetupError(
             f"{checkpoints} do not fit into {run.output_dir}, where {format_bytes(disk)} are free: choose another "
-            "output_dir, fewer save_at_percent, a lower keep_last_n_checkpoints (0 for none), or adapters alone; "
-            "refuse_if_too_large=False tries it nevertheless"
+            "output_dir, fewer save_at_percent, a lower keep_last_n_checkpoints (0 for none), or only adapters; "
+            "refuse_if_too_large=False tries it anyway"
         )
     if is_main_process():
         where = f"{run.device}, one of {world_size} processes" if world_size > 1 else f"{run.device}"
@@ -100,3 +103,44 @@ def check_resources(
             f"{checkpoints}; {format_bytes(disk)} are free in {run.output_dir}",
             file=sys.stderr,
         )
+
+
+def check_fits(plan: MemoryPlan, available: int) -> None:
+    """Refuse a run that needs more than the available bytes.
+
+    Raises:
+        SetupError: If it does; the message has all parts, the largest one, and what helps.
+    """
+    if plan.total <= available:
+        return
+    parts = plan.parts
+    raise SetupError(
+        f"the run needs {format_bytes(plan.total)} of memory or more, {format_bytes(available)} are available; the "
+        f"largest part is {max(parts, key=parts.__getitem__)}:\n{plan.table(available)}\n"
+        "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
+        "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; weights "
+        "with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with fewer "
+        "mini-batches in its window (num_batches); refuse_if_too_large=False tries it anyway"
+    )
+
+
+def available_memory(device: torch.device) -> int:
+    """Return the free bytes of a CUDA device, or of the host within the limits of its control group (v2)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([int(psutil.virtual_memory().available), *_control_group_memory()])
+
+
+def _control_group_memory(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> Iterable[int]:
+    """Bytes left in the process's control group and its parents, as far as they have limits."""
+    lines = membership.read_text().splitlines() if membership.is_file() else []
+    for group in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
+        for folder in (root / group, *(root / group).parents):
+            limit = folder / "memory.max"
+            if limit.is_file() and (most := limit.read_text().strip()) != "max":
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                used = int((folder / "memory.current").read_text())
+                # File pages count as used, but are freed on demand.
+                yield int(most) - used + int(statistics["active_file"]) + int(statistics["inactive_file"])

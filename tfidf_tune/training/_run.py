@@ -1,6 +1,6 @@
-"""The run itself: device, dtype, seed, folder."""
+"""Device, dtype, seed, folder and milestones of a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from tfidf_tune.training._distributed import connect_processes, is_main_process,
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 RESUME_FOLDER = "resume"
-
 _DEVICES = ("cpu", "cuda")
 
 
@@ -25,8 +24,8 @@ class Run:
     Attributes:
         device (torch.device): the device of model and batches.
         dtype (torch.dtype): the dtype of the weights.
-        seed (int): seed of initialisation, dropout and data order.
-        output_dir (Path): folder of the run; it is made when there is something to write.
+        seed (int): seed of initialization, dropout and data order.
+        output_dir (Path): folder of the run; made when something is written.
         fsdp_cpu_offload (bool): whether weights are on the device only while it computes with them.
     """
 
@@ -49,35 +48,26 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
     The main process holds the lock until the block ends, so that what is checked in the block is still true when the
     run writes. Nothing is written here.
 
-    Args:
-        cfg (FinetuneConfig): the checked config.
-
-    Yields:
-        Run: the run.
-
     Raises:
-        SetupError: If another process holds the folder, the folder already holds checkpoints that the run does not
-            resume from, or cannot be written, or the device is not available.
+        SetupError: If another process holds the folder, the folder holds checkpoints that the run does not resume
+            from, or cannot be written, or the device is not available.
     """
     output_dir = Path(cfg.output_dir)
     with hold_folder(output_dir) if is_main_process() else nullcontext():
         with setup_errors():
             _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
-            run = _start(cfg, output_dir)
+        with setup_errors(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)} where present"):
+            device = utils.get_device(device=cfg.device)
+            if device.type not in _DEVICES or not cfg.device.startswith(device.type):
+                raise ValueError(f"torch offers '{device.type}' instead")
+        with setup_errors("config: dtype"):
+            dtype = training.get_dtype(cfg.dtype, device=device)
+        with setup_errors():
+            if started_processes() > 1 or shards_model(cfg):
+                connect_processes(device)
+            # Each process has its own seed, this one plus its rank: dropout differs between them.
+            run = Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
         yield run
-
-
-def _start(cfg: FinetuneConfig, output_dir: Path) -> Run:
-    with setup_errors(f"device '{cfg.device}' cannot be had here, possible are {', '.join(_DEVICES)} where present"):
-        device = utils.get_device(device=cfg.device)
-        if device.type not in _DEVICES or not cfg.device.startswith(device.type):
-            raise ValueError(f"torch offers '{device.type}' instead")
-    with setup_errors("config: dtype"):
-        dtype = training.get_dtype(cfg.dtype, device=device)
-    if started_processes() > 1 or shards_model(cfg):
-        connect_processes(device)
-    # Each process has a seed of its own, this one and its rank: dropout differs between them.
-    return Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
 
 
 @contextmanager
@@ -100,15 +90,36 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
         yield
 
 
+def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list[int]]:
+    """Find the step at which each share of the run is done: the first at which at least that share is.
+
+    Args:
+        percents (Sequence[int]): shares, 1 to 100.
+        total_steps (int): optimizer steps of the run.
+
+    Returns:
+        dict[int, list[int]]: percents by step, both ascending. In a short run a step may have several.
+    """
+    steps: dict[int, list[int]] = {}
+    for percent in sorted(set(percents)):
+        steps.setdefault(-(-total_steps * percent // 100), []).append(percent)
+    return steps
+
+
+def milestone_name(percent: int) -> str:
+    """Name of a milestone's folder, ``checkpoint_25pct``."""
+    return f"checkpoint_{percent}pct"
+
+
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
-    milestones = sorted(path.name for path in output_dir.glob("checkpoint_*"))
+    milestones = ", ".join(sorted(path.name for path in output_dir.glob("checkpoint_*")))
     if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
         raise SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     if resume and milestones and not resumable:
         raise SetupError(
-            f"output_dir {output_dir} holds {', '.join(milestones)}, but no resume checkpoint to go on from: choose "
-            "another output_dir, or move them away"
+            f"output_dir {output_dir} holds {milestones}, but no resume checkpoint to go on from: choose another "
+            "output_dir, or move them away"
         )
     if resumable and not resume:
         raise SetupError(
@@ -117,7 +128,6 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
         )
     if milestones and not resume:
         raise SetupError(
-            f"output_dir {output_dir} already holds {', '.join(milestones)}: choose another output_dir, or move them "
-            "away"
+            f"output_dir {output_dir} already holds {milestones}: choose another output_dir, or move them away"
         )
     require_writable("output_dir", output_dir)

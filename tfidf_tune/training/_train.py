@@ -28,10 +28,9 @@ from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._interrupt import Interrupted, StopRequest, stop_request
 from tfidf_tune.training._metrics import ProgressLog
-from tfidf_tune.training._milestones import milestone_name, milestone_steps
 from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
-from tfidf_tune.training._run import Run
+from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.training._state import TrainState
 from tfidf_tune.weighting import IGNORE_INDEX, shift_labels
 

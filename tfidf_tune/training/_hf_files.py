@@ -1,16 +1,23 @@
-"""Files of weights: found in a checkpoint folder, read and written one after the other."""
+"""Files of a Hugging Face model folder: weights, read and written one after the other, tokenizer and the like, JSON."""
 
 import json
+import os
 import pickle
+import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import GenerationConfig
+
+from tfidf_tune.training._errors import first_line
 
 # In the order of preference: the single file, the index of several.
 _NAMES = {
@@ -19,14 +26,32 @@ _NAMES = {
 }
 
 
+_GENERATION = "generation_config.json"
+
+# Files besides weights that belong to the model; no other file is copied. Tokenizer files are those that transformers
+# declares in `vocab_files_names` of its classes, and in constants of its `tokenization_utils_base`.
+COMPANIONS = (
+    _GENERATION,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
+_MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
+
+
 def find_weight_files(folder: Path) -> list[Path]:
-    """Find the files of a checkpoint: safetensors, or PyTorch's own format where there are none.
-
-    Args:
-        folder (Path): a Hugging Face model folder.
-
-    Returns:
-        list[Path]: at least one file.
+    """List the weight files of a checkpoint: safetensors, or PyTorch's own format where there are none.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -40,8 +65,8 @@ def find_weight_files(folder: Path) -> list[Path]:
             names = sorted({str(name) for name in weight_map.values()})
             if elsewhere := [name for name in names if Path(name).name != name]:
                 raise ValueError(
-                    f"{folder / index} names '{elsewhere[0]}', which is no file of the same folder: fetch or write it "
-                    "again"
+                    f"{folder / index} names '{elsewhere[0]}', which is not a file of the same folder: fetch or write "
+                    "it again"
                 )
             files = [folder / name for name in names]
             break
@@ -56,13 +81,7 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 
 def read_meta(file: Path) -> dict[str, Tensor]:
-    """Read names and shapes of the weights of a file, not the weights.
-
-    Args:
-        file (Path): one of :func:`find_weight_files`.
-
-    Returns:
-        dict[str, Tensor]: tensors on the meta device.
+    """Read names and shapes of the weights of a file, as tensors on the meta device.
 
     Raises:
         ValueError: If the file is damaged.
@@ -75,13 +94,10 @@ def read_meta(file: Path) -> dict[str, Tensor]:
 
 
 def read_weights(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Read the weights of a file one by one; they may be views of the file.
-
-    Args:
-        file (Path): one of :func:`find_weight_files`.
+    """Read the weights of a file one by one, on the CPU; they may be views of the file.
 
     Yields:
-        tuple[str, Tensor]: name and weight, on the CPU.
+        tuple[str, Tensor]: name and weight.
 
     Raises:
         ValueError: If the file is damaged.
@@ -95,14 +111,7 @@ def read_weights(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_weight(file: Path, name: str) -> Tensor:
-    """Read one weight of a file; it may be a view of the file.
-
-    Args:
-        file (Path): one of :func:`find_weight_files`.
-        name (str): the weight's name.
-
-    Returns:
-        Tensor: the weight, on the CPU.
+    """Read one weight of a file, on the CPU; it may be a view of the file.
 
     Raises:
         ValueError: If the file is damaged.
@@ -122,7 +131,7 @@ def write_weights(
     Args:
         folder (Path): an existing folder.
         meta (dict[str, Tensor]): all weights on the meta device, in the order in which they come.
-        parts (Iterable[dict[str, Tensor]]): the weights, on the CPU; what is written is let go.
+        parts (Iterable[dict[str, Tensor]]): the weights, on the CPU; freed when written.
         max_shard_size (str): largest file, ``5GB`` for example.
     """
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
@@ -140,7 +149,7 @@ def write_weights(
 
 
 def check_shard_size(max_shard_size: str) -> None:
-    """Try whether a size can be read.
+    """Check that a size can be parsed.
 
     Raises:
         ValueError: If it cannot.
@@ -151,18 +160,39 @@ def check_shard_size(max_shard_size: str) -> None:
         raise ValueError(f"max_shard_size is '{max_shard_size}', it has to be a size such as 5GB or 500MB") from error
 
 
+def read_companions(folder: Path) -> dict[str, bytes]:
+    """Read the files that are copied into every checkpoint of a run: tokenizer, chat template, generation config.
+
+    Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. A link
+    to anywhere else is refused: sharing a checkpoint would share that file.
+
+    Args:
+        folder (Path): a Hugging Face model folder.
+
+    Returns:
+        dict[str, bytes]: content by the name relative to the folder.
+
+    Raises:
+        ValueError: If one is not a regular file, leads out of the folder, or is too large; or if transformers cannot
+            load the generation config.
+        OSError: If one cannot be read.
+    """
+    roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
+    if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
+        roots.append(folder.resolve().parents[1])
+    paths = sorted(path for pattern in COMPANIONS for path in _matching(folder, pattern))
+    companions = {path.relative_to(folder).as_posix(): _read(path, roots) for path in paths}
+    if _GENERATION in companions:
+        _check_generation(folder)
+    return companions
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
-    Args:
-        path (Path): the file.
-
-    Returns:
-        dict[str, Any]: the object.
-
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it holds no JSON object.
+        ValueError: If it is not a JSON object.
     """
     if not path.is_file():
         raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
@@ -189,7 +219,7 @@ def _open_safetensors(file: Path) -> Any:
 
 def _load_bin(file: Path) -> dict[str, Tensor]:
     try:
-        # Tensors alone, no other objects; and mapped, so that the file is read as its weights are.
+        # Only tensors, no other objects; memory-mapped, so that each weight is read when it is used.
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise ValueError(
@@ -197,9 +227,47 @@ def _load_bin(file: Path) -> dict[str, Tensor]:
             "fetch it again, or convert it to safetensors"
         ) from error
     if not (isinstance(content, dict) and all(_is_weight(name, value) for name, value in content.items())):
-        raise ValueError(f"{file} holds something else than weights by their names: convert it to safetensors")
+        raise ValueError(f"{file} does not hold weights by their names: convert it to safetensors")
     return content
 
 
 def _is_weight(name: Any, value: Any) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+
+
+def _check_generation(folder: Path) -> None:
+    try:
+        with suppress(OSError):  # transformers ignores what is not JSON
+            GenerationConfig.from_pretrained(folder)
+    except Exception as error:
+        raise ValueError(
+            f"{folder / _GENERATION}: transformers cannot load a model with it ({type(error).__name__}: "
+            f"{first_line(error)}): correct it, or remove it"
+        ) from error
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Find files by name; dangling links too, which ``glob`` skips."""
+    if "*" in pattern:
+        return list(folder.glob(pattern))
+    return [folder / pattern] if os.path.lexists(folder / pattern) else []
+
+
+def _read(path: Path, roots: list[Path]) -> bytes:
+    target = path.resolve()
+    if not target.exists():
+        raise ValueError(f"{path} is a link to {target}, which does not exist: fetch or remove the file")
+    if not any(target.is_relative_to(root) for root in roots):
+        raise ValueError(
+            f"{path} is a link to {target}, outside of the checkpoint folder; a copy of it would go into every "
+            "checkpoint of the run: replace the link with the file itself, or remove it"
+        )
+    status = target.stat()
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait
+        raise ValueError(f"{path} is not a regular file: replace it with the file of the model, or remove it")
+    if status.st_size > _MAX_BYTES:
+        raise ValueError(
+            f"{path} has {status.st_size / 2**20:,.0f} MiB, and at most {_MAX_BYTES // 2**20} MiB are copied into each "
+            "checkpoint: replace it with the file of the model, or remove it"
+        )
+    return target.read_bytes()

@@ -1,4 +1,4 @@
-"""What a run will need of the device's memory, told before the first weight is read."""
+"""The memory that a run will need, estimated by a training step on the meta device."""
 
 import copy
 import weakref
@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torchtune import modules, training
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._errors import SetupError, first_line
+from tfidf_tune.training._errors import first_line
 from tfidf_tune.training._head import prepare_head
 
 _PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those, and large, because others pad
@@ -30,22 +28,21 @@ _PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for t
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Parameters of a model, and the bytes that training it takes.
+    """Parameters of a model, and the bytes that training it takes; None: not estimated.
 
     Attributes:
-        num_trained (int): parameters that are trained.
-        num_frozen (int): parameters that are not.
+        num_trained (int): trained parameters.
+        num_frozen (int): frozen parameters.
         weights (int): bytes of the parameters as they are stored, and of constant tables.
-        optimizer (int | None): bytes of the optimizer's state from its first step on. None: not estimated.
+        optimizer (int | None): bytes of the optimizer's state from its first step on.
         gradients (int): bytes of all gradients.
-        activations (int | None): bytes that the model's forward pass keeps, logits included. None: not estimated.
-        loss (int | None): bytes that the loss keeps beside them. None: not estimated.
-        step (int): most bytes that gradients, activations, loss and what is short-lived take at one time. Gradients
-            come as activations go, so it is less than their sum.
-        saved_to_resume (int): bytes of a resume checkpoint on the disk: weights that are trained, optimizer state,
-            and the objective's state of each process.
-        objective_state (int): bytes of the objective's state, a window for example, once it is in use with mini-batches
-            of this size from the first on.
+        activations (int | None): bytes that the model's forward pass keeps, logits included.
+        loss (int | None): additional bytes that the loss keeps.
+        step (int): most bytes of gradients, activations, loss and temporaries at one time. Gradients come as
+            activations go, so it is less than their sum.
+        saved_to_resume (int): bytes of a resume checkpoint on disk: trained weights, optimizer state, and the
+            objective's state of each process.
+        objective_state (int): bytes of the objective's state, a window for example, when it is full.
         quantized_state (str | None): class of optimizer state that is made of several tensors. None: there is none.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
@@ -65,7 +62,7 @@ class MemoryPlan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Name and bytes of each part that is known; they need not all be there at one time."""
+        """Name and bytes of each known part; not all are needed at the same time."""
         parts = {
             "weights": self.weights,
             "optimizer state": self.optimizer,
@@ -78,18 +75,11 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes needed at the least at one time."""
+        """Bytes needed at one time, a lower bound."""
         return self.weights + (self.optimizer or 0) + self.objective_state + self.step
 
     def table(self, available: int | None = None) -> str:
-        """Write the plan for people, one part a line.
-
-        Args:
-            available (int | None): bytes that the device has to give. Default: None, not shown.
-
-        Returns:
-            str: lines without a newline at the end.
-        """
+        """Format the plan, one part per line; ``available`` bytes are shown if given."""
         sizes = {**self.parts, "needed at least": self.total}
         if available is not None:
             sizes["available"] = available
@@ -117,35 +107,35 @@ def plan_memory(
     num_shards: int = 1,
     objective_state: int = 0,
 ) -> MemoryPlan:
-    """Find out what training a model takes, by a training step on the meta device, which has neither memory nor time.
+    """Estimate the memory for training by a step on the meta device, which takes neither memory nor time.
 
-    The plan is a lower bound, so that what it says does not fit does not. It leaves out what kernels and the
-    optimizer's step need for a moment, the data, and what an allocator cannot use.
+    The plan is a lower bound, so what does not fit the plan does not fit. It leaves out temporaries of kernels and of
+    the optimizer's step, the data, and fragmentation.
 
     Args:
-        model (nn.Module): torchtune model on the meta device, ``requires_grad`` as in training; left as it is.
-        loss (WeightedCrossEntropyLoss): the objective; left as it is.
+        model (nn.Module): torchtune model on the meta device, ``requires_grad`` as in training; not changed.
+        loss (WeightedCrossEntropyLoss): the objective; not changed.
         build_optimizer (Callable[[list[nn.Parameter]], Optimizer]): builds the optimizer over some parameters.
         batch_size (int): sequences of a mini-batch.
         seq_len (int): tokens of each.
         device (torch.device): where the run computes; some kernels keep less on CUDA.
         accumulate_gradients (bool): whether a step has several mini-batches. Default: False.
-        enable_activation_checkpointing (bool): whether layers keep their input alone. True is the bound for a compiled
-            model too, which keeps less than it does uncompiled. Default: False.
+        enable_activation_checkpointing (bool): whether layers keep only their input; also the bound for a compiled
+            model, which keeps less than an uncompiled one. Default: False.
         autocast_dtype (torch.dtype | None): dtype of ``torch.autocast`` around the forward pass. Default: None.
         num_shards (int): processes that share weights, gradients and optimizer state. Default: 1.
         objective_state (int): bytes of the objective's state in each process. Default: 0.
 
     Returns:
-        MemoryPlan: the plan; it names what could not be estimated: the activations of a model that does not run on the
-        meta device, the state of an optimizer that does not take a step.
+        MemoryPlan: the plan; without the activations of a model that does not run on the meta device, and without the
+        state of an optimizer that does not take a step.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
     optimizer = quantized_state = activations = loss_bytes = None
     step = gradients
     not_estimated = []
-    # Model and optimizer are anybody's code and may raise anything here, which need not hinder training.
+    # A model or optimizer of the user may raise anything here, which need not prevent training.
     try:
         optimizer, quantized_state = _measure_optimizer(build_optimizer, trained, device)
     except Exception as error:
@@ -162,11 +152,11 @@ def plan_memory(
     except Exception as error:
         not_estimated.append(f"activations and loss ({type(error).__name__}: {first_line(error)})")
     if loss.head == "torch":
-        not_estimated.append("what PyTorch's linear_cross_entropy takes for the time of its work")
+        not_estimated.append("temporary memory of PyTorch's linear_cross_entropy")
     # A gradient has the size of its weight; each process saves its own objective.
     saved_to_resume = gradients + (optimizer or 0) + num_shards * objective_state
     if num_shards > 1:
-        # What is gathered for a moment is not counted, as a lower bound may: layers, and gradients on their way.
+        # A lower bound need not count what is gathered for a moment: layers, and gradients to be summed.
         gradients = -(-gradients // num_shards)
         optimizer = None if optimizer is None else -(-optimizer // num_shards)
         step = max(gradients, (activations or 0) + (loss_bytes or 0))
@@ -186,64 +176,12 @@ def plan_memory(
     )
 
 
-def check_fits(plan: MemoryPlan, available: int) -> None:
-    """Refuse a run that cannot fit.
-
-    Args:
-        plan (MemoryPlan): what it needs.
-        available (int): bytes that there are, see :func:`available_memory`.
-
-    Raises:
-        SetupError: If it needs more; the message has all parts, the largest one, and what helps.
-    """
-    if plan.total <= available:
-        return
-    parts = plan.parts
-    raise SetupError(
-        f"the run needs {format_bytes(plan.total)} of memory or more, {format_bytes(available)} are available; the "
-        f"largest part is {max(parts, key=parts.__getitem__)}:\n{plan.table(available)}\n"
-        "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
-        "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; weights "
-        "with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with fewer "
-        "mini-batches in its window (num_batches); refuse_if_too_large=False tries it nevertheless"
-    )
-
-
-def available_memory(device: torch.device) -> int:
-    """Tell how many bytes the device has to give at this moment.
-
-    Args:
-        device (torch.device): a CUDA device, or the CPU, of which a control group (v2) may grant less than there is.
-
-    Returns:
-        int: bytes.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min([int(psutil.virtual_memory().available), *_control_group_memory()])
-
-
-def _control_group_memory(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> Iterable[int]:
-    """Bytes left in the process's control group and in those above it, as far as they have limits."""
-    lines = membership.read_text().splitlines() if membership.is_file() else []
-    for group in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
-        for folder in (root / group, *(root / group).parents):
-            limit = folder / "memory.max"
-            if limit.is_file() and (most := limit.read_text().strip()) != "max":
-                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                used = int((folder / "memory.current").read_text())
-                # File pages count as used, but make room for whoever asks.
-                yield int(most) - used + int(statistics["active_file"]) + int(statistics["inactive_file"])
-
-
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(plain.nbytes for tensor in tensors for plain in _plain_tensors(tensor))
 
 
 def _plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold the data: a quantized one is made of several."""
+    """The tensors that hold the data, several of a quantized one."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -253,7 +191,7 @@ def _plain_tensors(tensor: Tensor) -> list[Tensor]:
 def _measure_optimizer(
     build_optimizer: Callable[[list[nn.Parameter]], Optimizer], trained: list[nn.Parameter], device: torch.device
 ) -> tuple[int, str | None]:
-    """Bytes of state, scaled up from that of one parameter (scalars are not, each has them), and a quantized class."""
+    """Bytes of state, scaled up from one parameter (scalars by the number of parameters), and a quantized class."""
     total, quantized = 0.0, None
     for dtype in {parameter.dtype for parameter in trained}:
         probe = nn.Parameter(torch.zeros(_PROBE_SHAPE, dtype=dtype, device=device))
@@ -278,8 +216,8 @@ def _simulate_step(
     accumulate_gradients: bool,
     enable_activation_checkpointing: bool,
 ) -> tuple[int, int, int]:
-    """Bytes that the forward pass keeps, that the loss adds, and most bytes at one time, all gradients included."""
-    # Parameters of its own, but not copies: torchao would quantize those anew, which takes seconds.
+    """Bytes that the forward pass keeps, that the loss adds, and the most at one time, with all gradients."""
+    # New parameters on the same data: torchao would quantize copies again, which takes seconds.
     shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
     model = copy.deepcopy(model, shared).train()
     prepare_head(model, loss)
@@ -287,7 +225,7 @@ def _simulate_step(
         training.set_activation_checkpointing(
             model,
             auto_wrap_policy={modules.TransformerSelfAttentionLayer},
-            # The backward pass runs without the mode around it, but runs layers again.
+            # The backward pass runs layers again, outside of the mode.
             checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=lambda: (nullcontext(), kernels)),
         )
     gradients = 0
@@ -309,7 +247,7 @@ def _simulate_step(
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors made inside that are alive, views and tensors known before left out."""
+    """Counts the bytes of live tensors made inside, without views and tensors known before."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -341,7 +279,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _DeviceKernels(TorchFunctionMode):
-    """Makes the meta device keep for the backward pass what the kernels of a real one keep."""
+    """Makes the meta device keep for the backward pass what the kernels of a real device keep."""
 
     def __init__(self, device: torch.device, autocast_dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -363,7 +301,7 @@ class _DeviceKernels(TorchFunctionMode):
         if self._is_cuda and func is F.rms_norm:
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             if len({tensor.dtype for tensor in tensors}) == 1:
-                # The fused kernel, which is for one dtype, keeps its input alone, not the normalized values.
+                # The fused kernel, for one dtype only, keeps its input, not the normalized values.
                 return checkpoint(func, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
         return func(*args, **kwargs)
 
@@ -372,7 +310,7 @@ class _DeviceKernels(TorchFunctionMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def _autocast(self, value: Any, dtype: torch.dtype) -> Any:
-        """What torch.autocast, which knows no meta device, does: parameters are cast once until it is left."""
+        """Cast as torch.autocast, which lacks the meta device, does: parameters once until it ends."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         if not (value.is_leaf and value.requires_grad):
@@ -383,6 +321,6 @@ class _DeviceKernels(TorchFunctionMode):
 
 
 def format_bytes(size: int) -> str:
-    """Write bytes for people."""
+    """Format bytes as MiB or GiB."""
     gibibytes = size / 2**30
     return f"{gibibytes:,.2f} GiB" if gibibytes >= 1 else f"{size / 2**20:.2f} MiB"

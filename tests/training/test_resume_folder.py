@@ -7,8 +7,8 @@ import os
 import pytest
 
 from tfidf_tune.training import SetupError, TrainingError
-from tfidf_tune.training import _resume_files as resume_files
-from tfidf_tune.training._resume_files import ResumeFolder, checkpoint_files
+from tfidf_tune.training import _resume_folder as resume_folder
+from tfidf_tune.training._resume_folder import ResumeFolder, checkpoint_files
 
 FILES = {"a.safetensors": b"weights" * 40, "process_00000.pt": b"states", "settings.yaml": b"seed: 0\n"}
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_is_what_was_written_and_a_manifest(resume):
 
 
 def test_the_newest_is_that_of_the_highest_step(resume):
-    assert resume.newest_whole(nothing_lacks) == (resume.folder / "step_10", [])
+    assert resume.newest_intact(nothing_lacks) == (resume.folder / "step_10", [])
 
 
 def test_a_checkpoint_that_lacks_something_is_damaged(resume):
@@ -61,7 +61,7 @@ def test_a_checkpoint_that_lacks_something_is_damaged(resume):
         asked.append(names)
         return "its manifest does not list b" if checkpoint.name == "step_10" else None
 
-    assert resume.newest_whole(find_problem) == (
+    assert resume.newest_intact(find_problem) == (
         resume.folder / "step_9",
         [f"{resume.folder / 'step_10'} is damaged: its manifest does not list b"],
     )
@@ -78,9 +78,9 @@ def test_hidden_files_of_a_file_system_are_no_part_of_a_checkpoint(tmp_path):
 
 
 def test_there_may_be_none(tmp_path):
-    assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_whole(nothing_lacks) == (None, [])
+    assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_intact(nothing_lacks) == (None, [])
     (tmp_path / "present").mkdir()
-    assert ResumeFolder(tmp_path / "present", keep_last_n=1).newest_whole(nothing_lacks) == (None, [])
+    assert ResumeFolder(tmp_path / "present", keep_last_n=1).newest_intact(nothing_lacks) == (None, [])
 
 
 def test_the_newest_are_kept(resume):
@@ -96,13 +96,13 @@ def test_the_older_one_goes_when_the_newer_one_is_there(tmp_path, monkeypatch):
     resume = ResumeFolder(tmp_path, keep_last_n=1)
     resume.write(1, write_files)
     seen = []
-    original = resume_files.remove_folder
+    original = resume_folder.remove_folder
 
     def remove(folder):
         seen.append((folder.name, sorted(path.name for path in tmp_path.glob("step_*"))))
         original(folder)
 
-    monkeypatch.setattr(resume_files, "remove_folder", remove)
+    monkeypatch.setattr(resume_folder, "remove_folder", remove)
     resume.write(2, write_files)
 
     assert ("step_1", ["step_1", "step_2"]) in seen
@@ -147,7 +147,7 @@ def test_any_damaged_file_is_told_and_the_checkpoint_before_is_used(resume, name
 
     size = len(FILES[name])
     expected = told.format(name=name, size=size, less=size - 1)
-    assert resume.newest_whole(nothing_lacks) == (
+    assert resume.newest_intact(nothing_lacks) == (
         resume.folder / "step_9",
         [f"{resume.folder / 'step_10'} is damaged: {expected}"],
     )
@@ -161,7 +161,7 @@ def halve(path):
 def test_a_damaged_manifest_is_told_and_the_checkpoint_before_is_used(resume, damage):
     damage(resume.folder / "step_10" / "manifest.json")
 
-    found, [told] = resume.newest_whole(nothing_lacks)
+    found, [told] = resume.newest_intact(nothing_lacks)
 
     assert found == resume.folder / "step_9"
     assert told.startswith(f"{resume.folder / 'step_10'} is damaged: manifest.json cannot be read (")
@@ -173,7 +173,7 @@ def test_a_damaged_manifest_is_told_and_the_checkpoint_before_is_used(resume, da
 def test_a_manifest_that_is_something_else_is_damage_and_no_crash(resume, content):
     (resume.folder / "step_10" / "manifest.json").write_text(content)
 
-    found, damages = resume.newest_whole(nothing_lacks)
+    found, damages = resume.newest_intact(nothing_lacks)
 
     assert found == resume.folder / "step_9"
     assert "manifest.json cannot be read" in damages[0]
@@ -183,7 +183,7 @@ def test_a_manifest_of_a_later_format_is_refused(resume):
     file = resume.folder / "step_10" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 7}))
 
-    assert "wrote it, in format 7; this one reads format 2" in resume.newest_whole(nothing_lacks)[1][0]
+    assert "wrote it, in format 7; this one reads format 2" in resume.newest_intact(nothing_lacks)[1][0]
 
 
 def test_a_manifest_of_another_step_is_damage(resume):
@@ -191,7 +191,7 @@ def test_a_manifest_of_another_step_is_damage(resume):
     file = resume.folder / "step_10" / "manifest.json"
     file.write_text(file.read_text().replace('"step": 10', '"step": 11'))
 
-    assert resume.newest_whole(nothing_lacks)[1] == [
+    assert resume.newest_intact(nothing_lacks)[1] == [
         f"{resume.folder / 'step_10'} is damaged: manifest.json is of step 11"
     ]
 
@@ -200,7 +200,7 @@ def test_a_damaged_newer_one_takes_no_place(resume):
     """The run went on from step 2 and saves at step 5: what it abandoned must not push that out."""
     for step in (9, 10):
         zero(resume.folder / f"step_{step}" / "a.safetensors")
-    assert resume.newest_whole(nothing_lacks)[0] == resume.folder / "step_2"
+    assert resume.newest_intact(nothing_lacks)[0] == resume.folder / "step_2"
 
     ResumeFolder(resume.folder, keep_last_n=1).write(5, write_files)
 
@@ -211,7 +211,7 @@ def test_each_damage_is_told_the_newest_first(resume):
     delete(resume.folder / "step_10" / "settings.yaml")
     zero(resume.folder / "step_9" / "a.safetensors")
 
-    found, damages = resume.newest_whole(nothing_lacks)
+    found, damages = resume.newest_intact(nothing_lacks)
 
     assert found == resume.folder / "step_2"
     assert [told.split(" is damaged: ")[1] for told in damages] == [
@@ -224,7 +224,7 @@ def test_when_none_is_whole_all_are_named(resume):
         delete(resume.folder / f"step_{step}" / "settings.yaml")
 
     with pytest.raises(SetupError) as refusal:
-        resume.newest_whole(nothing_lacks)
+        resume.newest_intact(nothing_lacks)
 
     message = str(refusal.value)
     assert message.startswith(f"no resume checkpoint is whole: {resume.folder / 'step_10'} is damaged: settings.yaml")
@@ -236,7 +236,7 @@ def test_what_is_no_checkpoint_is_passed_over(resume):
     for name in (".step_11.partial", "step_12.old", "step_x", "notes"):
         (resume.folder / name).mkdir()
 
-    assert resume.newest_whole(nothing_lacks) == (resume.folder / "step_10", [])
+    assert resume.newest_intact(nothing_lacks) == (resume.folder / "step_10", [])
     resume.write(13, write_files)
     assert {"step_12.old", "step_x", "notes"} < set(names(resume))
 
@@ -270,7 +270,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(resume):
 
     resume.write(10, write_files)
 
-    assert resume.newest_whole(nothing_lacks) == (resume.folder / "step_10", [])
+    assert resume.newest_intact(nothing_lacks) == (resume.folder / "step_10", [])
     assert not (resume.folder / "step_10" / "stray").exists()
 
 

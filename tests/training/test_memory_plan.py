@@ -21,7 +21,8 @@ from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.models.gpt_neox import lora_gpt_neox
 from tfidf_tune.training import SetupError, train_adapters_only, train_step
 from tfidf_tune.training._head import prepare_head
-from tfidf_tune.training._plan import MemoryPlan, _control_group_memory, available_memory, check_fits, plan_memory
+from tfidf_tune.training._memory_plan import MemoryPlan, plan_memory
+from tfidf_tune.training._resources import _control_group_memory, available_memory, check_fits
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -431,7 +432,7 @@ def test_the_tightest_control_group_decides(tmp_path, monkeypatch):
 
     assert sorted(_control_group_memory(root, membership)) == [1000 - 600 + 50, 5000 - 600 + 50]
     assert list(_control_group_memory(root, tmp_path / "absent")) == []
-    monkeypatch.setattr("tfidf_tune.training._plan._control_group_memory", lambda: [450, 4450])
+    monkeypatch.setattr("tfidf_tune.training._resources._control_group_memory", lambda: [450, 4450])
     assert available_memory(CPU) == 450
 
 

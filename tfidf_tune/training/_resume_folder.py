@@ -1,4 +1,4 @@
-"""Resume checkpoints on the disk: each is whole or has no name, is checked before it is used, and the newest are kept.
+"""Resume checkpoints on disk: written atomically, verified before use, the newest are kept.
 
 ``output_dir/resume/step_120/manifest.json`` holds size and SHA-256 of every other file of the folder.
 """
@@ -13,50 +13,47 @@ from torchtune.utils import get_world_size_and_rank
 from tfidf_tune._files import file_sha256, remove_folder, sync_to_disk
 from tfidf_tune.training._distributed import gather_objects, is_lost_process, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
-from tfidf_tune.training._weight_files import read_json, write_json
+from tfidf_tune.training._hf_files import read_json, write_json
 
 FORMAT_VERSION = 2
-FindProblem = Callable[[Path, Sequence[str]], str | None]
 _MANIFEST = "manifest.json"
 
 
 class ResumeFolder:
     """The resume checkpoints of a run, ``step_<number>`` each.
 
-    All processes of a run call the methods together; a folder that all of them see is taken for granted.
+    All processes of a run call the methods together, and all see the same folder.
 
     Args:
         folder (Path): made with the first checkpoint.
-        keep_last_n (int): checkpoints that are kept, the newest.
+        keep_last_n (int): number of checkpoints that are kept.
     """
 
     def __init__(self, folder: Path, *, keep_last_n: int) -> None:
         self.folder = folder
         self.keep_last_n = keep_last_n
 
-    def newest_whole(self, find_problem: FindProblem) -> tuple[Path | None, list[str]]:
-        """Find the newest checkpoint of which every file is what was written.
+    def newest_intact(self, find_problem: Callable[[Path, Sequence[str]], str | None]) -> tuple[Path | None, list[str]]:
+        """Find the newest checkpoint whose files are all as they were written.
 
         Args:
-            find_problem (FindProblem): called with a checkpoint and the names of its files once these are what was
-                written; returns what they lack, or None.
+            find_problem (Callable[[Path, Sequence[str]], str | None]): checks the content of a checkpoint whose files
+                are intact; called with its folder and the names of its files.
 
         Returns:
-            tuple[Path | None, list[str]]: its folder, None if there is no checkpoint at all; and what is wrong with
-            newer ones.
+            tuple[Path | None, list[str]]: its folder, None if there is no checkpoint; what is wrong with newer ones.
 
         Raises:
-            SetupError: If there are checkpoints, but none is whole.
+            SetupError: If there are checkpoints, but none is intact.
         """
         damages: list[str] = []
         for checkpoint in self._checkpoints():
-            damage = next((found for found in gather_objects(_damage(checkpoint)) if found), None)
-            if damage is None:
-                problem = find_problem(checkpoint, checkpoint_files(checkpoint))
-                damage = next((found for found in gather_objects(problem) if found), None)
-            if damage is None:
+            problem = _first(gather_objects(_damage(checkpoint)))
+            if problem is None:
+                problem = _first(gather_objects(find_problem(checkpoint, checkpoint_files(checkpoint))))
+            if problem is None:
                 return checkpoint, damages
-            damages.append(f"{checkpoint} is damaged: {damage}")
+            damages.append(f"{checkpoint} is damaged: {problem}")
         if damages:
             raise SetupError(
                 f"no resume checkpoint is whole: {'; '.join(damages)}. Move {self.folder} and the checkpoints beside "
@@ -65,11 +62,11 @@ class ResumeFolder:
         return None, damages
 
     def write(self, step: int, write_files: Callable[[Path], None]) -> Path:
-        """Write a checkpoint under a temporary name, check in all files, give it its name, remove the oldest.
+        """Write a checkpoint under a temporary name, list its files in a manifest, rename it, remove the oldest.
 
         Args:
             step (int): optimizer steps done.
-            write_files (Callable[[Path], None]): writes this process's files into the folder that it is given.
+            write_files (Callable[[Path], None]): writes this process's files into the given folder.
 
         Returns:
             Path: the checkpoint's folder.
@@ -80,13 +77,13 @@ class ResumeFolder:
         final = self.folder / f"step_{step}"
         temporary = self.folder / f".{final.name}.partial"
         try:
-            self._on_main_process(lambda: _make_empty(temporary))
-            if not all(self._together(temporary.is_dir)):
+            _on_main_process(lambda: _make_empty(temporary))
+            if not all(_together(temporary.is_dir)):
                 raise OSError(f"{self.folder} has to be one folder that every process sees")
-            self._together(lambda: write_files(temporary))
-            entries = self._together(lambda: _describe_own_files(temporary))
+            _together(lambda: write_files(temporary))
+            entries = _together(lambda: _describe_own_files(temporary))
             files = {name: entry for part in entries for name, entry in part.items()}
-            self._on_main_process(lambda: self._finish(temporary, final, step, files))
+            _on_main_process(lambda: self._finish(temporary, final, step, files))
         except Exception as error:
             if is_main_process():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -107,51 +104,52 @@ class ResumeFolder:
         return sorted(found, key=step_of, reverse=True)
 
     def _finish(self, temporary: Path, final: Path, step: int, files: dict[str, Any]) -> None:
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
-        write_json(temporary / _MANIFEST, manifest)
+        write_json(temporary / _MANIFEST, {"format_version": FORMAT_VERSION, "step": step, "files": files})
         sync_to_disk(temporary / _MANIFEST)
         sync_to_disk(temporary)
         remove_folder(final)  # of an earlier attempt that was damaged since
         temporary.replace(final)
         sync_to_disk(self.folder)
         for checkpoint in self._checkpoints():
-            if step_of(checkpoint) > step:  # damaged, or the run would have gone on from it
+            if step_of(checkpoint) > step:  # damaged, or the run would have resumed from it
                 aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
                 remove_folder(aside)
                 checkpoint.replace(aside)
         for checkpoint in self._checkpoints()[self.keep_last_n :]:
             remove_folder(checkpoint)
 
-    def _on_main_process(self, work: Callable[[], None]) -> None:
-        self._together(work if is_main_process() else lambda: None)
-
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
-        """Do something on every process; what fails on one fails on all, so that none waits for another in vain."""
-        result, failure = None, None
-        try:
-            result = work()
-        except Exception as error:
-            failure = error
-        outcomes = gather_objects((result, None if failure is None else cause_of(failure)))
-        if failure is not None:
-            raise failure
-        if other := next((told for _, told in outcomes if told is not None), None):
-            raise OSError(other)
-        return [value for value, _ in outcomes]
-
 
 def checkpoint_files(checkpoint: Path) -> list[str]:
-    """Return the names of the files that a checkpoint's manifest lists; others in the folder are not part of it."""
-    return sorted(_read_manifest(checkpoint)["files"])
+    """Return the names of the files in a checkpoint's manifest; other files are not part of the checkpoint."""
+    return sorted(read_json(checkpoint / _MANIFEST)["files"])
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps that are done in a checkpoint, which is in its name."""
+    """Return the number of optimizer steps of a checkpoint, which is in its name."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    return read_json(checkpoint / _MANIFEST)
+def _first(problems: list[str | None]) -> str | None:
+    return next((problem for problem in problems if problem), None)
+
+
+def _on_main_process(work: Callable[[], None]) -> None:
+    _together(work if is_main_process() else lambda: None)
+
+
+def _together(work: Callable[[], Any]) -> list[Any]:
+    """Do something on every process; a failure on one raises on all, so that no process waits forever."""
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    outcomes = gather_objects((result, None if failure is None else cause_of(failure)))
+    if failure is not None:
+        raise failure
+    if other := _first([cause for _, cause in outcomes]):
+        raise OSError(other)
+    return [value for value, _ in outcomes]
 
 
 def _make_empty(folder: Path) -> None:
@@ -159,27 +157,24 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _own_share(names: list[str]) -> list[str]:
-    """The files that this process hashes: each takes its turn."""
+def _own_share(names: Sequence[str]) -> list[str]:
+    """The files that this process hashes: processes take turns."""
     world_size, rank = get_world_size_and_rank()
     return sorted(names)[rank::world_size]
 
 
 def _describe_own_files(folder: Path) -> dict[str, dict[str, Any]]:
     # Some file systems add hidden files of their own, ._* on macOS for example.
-    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-    for name in _own_share(names):
-        sync_to_disk(folder / name)
-    return {
-        name: {"size": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
-        for name in _own_share(names)
-    }
+    paths = [folder / name for name in _own_share([p.name for p in folder.iterdir() if not p.name.startswith(".")])]
+    for path in paths:
+        sync_to_disk(path)
+    return {path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)} for path in paths}
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """What this process finds wrong with its share of a checkpoint's files."""
+    """Return what is wrong with this process's share of a checkpoint's files."""
     try:
-        manifest = _read_manifest(checkpoint)
+        manifest = read_json(checkpoint / _MANIFEST)
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format_version"] != FORMAT_VERSION:
             return (

@@ -1,0 +1,332 @@
+"""The training state as files: what bit-identical resumption needs.
+
+PyTorch's distributed checkpoint writes trained weights and optimizer state as safetensors, each process its shards, so
+that any number of processes can read them. Each process writes one more file for what is not a parameter; only tensors
+and plain values are unpickled from it.
+"""
+
+import os
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from types import UnionType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torchtune.utils import get_world_size_and_rank
+
+from tfidf_tune.training._errors import TrainingError, cause_of
+from tfidf_tune.training._resume_folder import checkpoint_files
+from tfidf_tune.training._sharding import local_tensor
+from tfidf_tune.training._state import TrainState
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_STATE = "state."  # prefix of an optimizer's tensors
+# PyTorch makes a file in memory before it writes it; this limits how much is in memory twice.
+_FILE_BYTES = 2**28
+# Content of a process's file.
+_PROCESS_FILE: dict[str, type | UnionType] = {
+    "inputs": dict,
+    "num_processes": int,
+    "tensors": list,
+    "optimizer_has_state": bool,
+    "optimizer_values": dict,
+    "optimizer_groups": list,
+    "lr_scheduler": dict | None,
+    "scaler": dict,
+    "loss": dict,
+    "tokens_seen": int,
+    "random_states": dict,
+}
+
+
+class Restored(NamedTuple):
+    """What a snapshot restored.
+
+    Attributes:
+        num_processes (int): number of processes that wrote it.
+        has_loss (bool): whether the state of the objective was restored.
+        random_states (dict[str, Any] | None): see :func:`set_random_states`; None if the number of processes differs.
+    """
+
+    num_processes: int
+    has_loss: bool
+    random_states: dict[str, Any] | None
+
+
+def write_snapshot(folder: Path, state: TrainState, *, inputs: Mapping[str, Any], tokens_seen: int) -> None:
+    """Write this process's files; every process has to call.
+
+    Args:
+        folder (Path): an existing folder.
+        state (TrainState): after an optimizer step.
+        inputs (Mapping[str, Any]): fingerprints of what the run is made from.
+        tokens_seen (int): label tokens that the run was trained on.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    world_size, rank = get_world_size_and_rank()
+    optimizer = _optimizer_state(state.model, state.optimizer)
+    tensors = {**_trained_parameters(state.model), **plain_tensors(optimizer)}
+    try:
+        with _suppress_single_process_warning():
+            writer = HuggingFaceStorageWriter(str(folder), file_numbers(tensors), save_distributed=True)
+            save(_without_shared_memory(tensors), storage_writer=writer)
+    except CheckpointException as error:
+        raise OSError(cause_of(error)) from error
+    groups = state.optimizer.param_groups
+    content = {
+        "inputs": dict(inputs),
+        "num_processes": world_size,
+        "tensors": sorted(tensors),
+        "optimizer_has_state": bool(optimizer),
+        "optimizer_values": {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)},
+        "optimizer_groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+        "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "loss": {name: value.cpu() for name, value in state.loss.state_dict().items()},
+        "tokens_seen": tokens_seen,
+        "random_states": random_states(),
+    }
+    torch.save(content, process_file(folder, rank))
+
+
+def restore_snapshot(folder: Path, state: TrainState) -> Restored:
+    """Restore model, optimizer, schedule, scaler and, where possible, the objective; every process has to call.
+
+    Args:
+        folder (Path): of :func:`write_snapshot`.
+        state (TrainState): freshly built; changed in place.
+
+    Raises:
+        TrainingError: If the run has other weights or optimizer state.
+    """
+    world_size, rank = get_world_size_and_rank()
+    first = read_process_file(folder, 0)
+    saved_world_size: int = first["num_processes"]
+    same_processes = world_size == saved_world_size
+    own = read_process_file(folder, rank) if same_processes else first
+    optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
+    tensors = {**_trained_parameters(state.model), **plain_tensors(optimizer)}
+    if other := set(own["tensors"]) ^ tensors.keys():
+        raise TrainingError(
+            f"{folder} does not have the weights and optimizer state of this run: only one of them has {min(other)}; "
+            "the checkpoint may be of another version of the optimizer"
+        )
+    with _suppress_single_process_warning():
+        load(tensors, storage_reader=_tensor_reader(folder))
+    if optimizer := {**optimizer, **own["optimizer_values"]}:
+        groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
+        set_optimizer_state_dict(state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT)
+    _set_group_settings(state.optimizer, own["optimizer_groups"])
+    if state.lr_scheduler is not None:
+        state.lr_scheduler.load_state_dict(own["lr_scheduler"])
+    state.scaler.load_state_dict(own["scaler"])
+    has_loss = same_processes or all(
+        _equal(read_process_file(folder, other)["loss"], own["loss"]) for other in range(saved_world_size)
+    )
+    if has_loss:
+        state.loss.load_state_dict(own["loss"])
+    return Restored(saved_world_size, has_loss, own["random_states"] if same_processes else None)
+
+
+def check_snapshot(folder: Path, names: Sequence[str]) -> None:
+    """Check that a snapshot is complete; each process reads its share of the files.
+
+    Args:
+        folder (Path): of :func:`write_snapshot`.
+        names (Sequence[str]): the files that its manifest lists.
+
+    Raises:
+        ValueError, OSError, SafetensorError: If a file is missing or cannot be read.
+    """
+    world_size, own_rank = get_world_size_and_rank()
+    first = read_process_file(folder, 0)
+    ranks = range(first["num_processes"])
+    require_listed(names, [process_file(folder, rank).name for rank in ranks])
+    for rank in ranks[1:][own_rank::world_size]:
+        read_process_file(folder, rank)
+    stored = _tensor_reader(folder).read_metadata().state_dict_metadata
+    if lacking := set(first["tensors"]) - stored.keys():
+        raise ValueError(f"none of its files holds {min(lacking)}")
+
+
+def require_listed(names: Sequence[str], needed: Sequence[str]) -> None:
+    """Check that a manifest lists files.
+
+    Raises:
+        ValueError: If one is missing.
+    """
+    if lacking := sorted(set(needed) - set(names)):
+        raise ValueError(f"its manifest does not list {', '.join(lacking)}")
+
+
+def read_process_file(folder: Path, rank: int) -> dict[str, Any]:
+    """Read what one process wrote besides its shards.
+
+    Raises:
+        ValueError: If the file is damaged, or holds objects other than tensors and plain values.
+    """
+    file = process_file(folder, rank)
+    try:
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        wrong = [key for key, kind in _PROCESS_FILE.items() if not isinstance(content.get(key, ...), kind)]
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{file.name} holds something other than tensors and plain values, which is never loaded"
+        ) from error
+    except Exception as error:  # torch.load has no errors of its own
+        raise ValueError(f"{file.name} cannot be read ({cause_of(error)})") from error
+    if wrong:
+        raise ValueError(f"{file.name} lacks {', '.join(wrong)}, or has another type of value there")
+    return content
+
+
+def plain_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Select the tensors among values; one made of several tensors, as a quantized one is, by its parts.
+
+    Args:
+        values (Mapping[str, Any]): optimizer state by name.
+
+    Returns:
+        dict[str, Tensor]: not copies: what is loaded into them is loaded into the values.
+
+    Raises:
+        TrainingError: If a tensor is made of several and sharded.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            continue
+        local = local_tensor(value)
+        if not is_traceable_wrapper_subclass(local):
+            plain[name] = value
+        elif isinstance(value, DTensor):
+            raise TrainingError(
+                f"{name} is a sharded {type(local).__name__}, which a resume checkpoint cannot hold: choose another "
+                "optimizer, one process, or keep_last_n_checkpoints=0"
+            )
+        else:
+            parts, _ = local.__tensor_flatten__()
+            plain |= plain_tensors({f"{name}.{part}": getattr(local, part) for part in parts})
+    return plain
+
+
+def file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number, from 1, of the file of this process that each tensor goes into, so that no file is large."""
+    numbers, number, size = {}, 1, 0
+    for name, value in tensors.items():
+        added = local_tensor(value).nbytes
+        if size and size + added > _FILE_BYTES:
+            number, size = number + 1, 0
+        numbers[name] = number
+        size += added
+    return numbers
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all generators that training may draw from, as tensors and plain values."""
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, *rest = numpy_state
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Set all generators to :func:`random_states`."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def process_file(folder: Path, rank: int) -> Path:
+    """Return the path of what one process writes besides its shards."""
+    return folder / f"process_{rank:05d}.pt"
+
+
+def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters, sharded as they are; the prefix keeps their names apart from the optimizer's."""
+    values: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    return {f"model.{name}": value for name, value in values.items()}
+
+
+def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
+    """Optimizer state by the names of parameters, without the settings of parameter groups.
+
+    An optimizer without state gets one only with ``initialize``: making it takes a step, which the optimizer counts.
+    """
+    if not (optimizer.state or initialize):
+        return {}
+    flat: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    return {name: value for name, value in flat.items() if name.startswith(_STATE)}
+
+
+def _set_group_settings(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
+    for group, saved in zip(optimizer.param_groups, settings, strict=True):
+        for key, value in saved.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+
+
+def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Clone tensors that share memory, which safetensors refuses: codebooks of quantized state do."""
+    seen: set[int] = set()
+    apart = {}
+    for name, value in tensors.items():
+        address = local_tensor(value).untyped_storage().data_ptr()
+        apart[name] = value.clone() if address in seen else value
+        seen.add(address)
+    return apart
+
+
+def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+class _ListedFiles(FileSystem):
+    """Shows PyTorch's reader only the files that the manifest lists."""
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [str(Path(path) / name) for name in checkpoint_files(Path(path))]
+
+
+def _tensor_reader(folder: Path) -> HuggingFaceStorageReader:
+    reader = HuggingFaceStorageReader(str(folder))
+    reader.fs = _ListedFiles()
+    return reader
+
+
+@contextmanager
+def _suppress_single_process_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
