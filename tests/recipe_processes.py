@@ -13,6 +13,8 @@ from fork_server import CONTEXT
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed import TCPStore
 
+# Protects only from a hang: no result depends on how fast a machine is.
+_HANG_SECONDS = 3600.0
 _POLL_SECONDS = 0.005
 _TORCHRUN_POLL_SECONDS = 0.1
 
@@ -115,25 +117,24 @@ class Processes:
         for process in self._processes:
             process.join()
 
-    def wait_for(self, has_happened: Callable[[], bool], timeout: float = 60.0) -> None:
+    def wait_for(self, has_happened: Callable[[], bool]) -> None:
         """Wait until something has happened.
 
         Raises:
-            TimeoutError: If it does not while the processes are there.
+            RuntimeError: If all processes end before.
         """
-        deadline = time.monotonic() + timeout
         while not has_happened():
-            if time.monotonic() > deadline or not self.is_running():
-                raise TimeoutError(f"it did not happen; the processes said:\n{self._log.read_text()}")
+            if not self.is_running():
+                raise RuntimeError(f"it did not happen; the processes said:\n{self._log.read_text()}")
             time.sleep(_POLL_SECONDS)
 
-    def wait(self, timeout: float = 120.0) -> Ended:
-        """Wait for the end of all; as torchrun does, a process that fails takes the others with it.
+    def wait(self) -> Ended:
+        """Wait for the end of all; as with torchrun, a process that fails ends the others.
 
         Raises:
-            TimeoutError: If one is still there in the end; it is killed.
+            TimeoutError: If one hangs; it is killed.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _HANG_SECONDS
         asked_to_end = False
         while running := [process for process in self._processes if process.is_alive()]:
             if not asked_to_end and any(process.exitcode for process in self._processes):
@@ -143,7 +144,9 @@ class Processes:
                     process.terminate()
             if time.monotonic() > deadline:
                 self.kill()
-                raise TimeoutError(f"{len(running)} still ran after {timeout} s and said:\n{self._log.read_text()}")
+                raise TimeoutError(
+                    f"{len(running)} still ran after {_HANG_SECONDS} s and said:\n{self._log.read_text()}"
+                )
             time.sleep(_POLL_SECONDS)
         return Ended([process.exitcode for process in self._processes], self._log.read_text(errors="replace"))
 

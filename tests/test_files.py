@@ -202,12 +202,12 @@ def test_a_folder_gets_its_name_when_its_files_are_on_the_disk(tmp_path, monkeyp
 def hold_in_another_process(folder):
     """Start a process that holds a folder until it is ended."""
     code = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from tfidf_tune._files import locked_folder
 with locked_folder(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(600)
+    signal.pause()
 """
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"

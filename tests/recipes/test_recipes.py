@@ -377,7 +377,7 @@ def test_a_run_that_is_ended_saves_and_leaves_no_half_checkpoint(recipe_config, 
         while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(sent)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate()
     finally:
         process.kill()
 
