@@ -1,20 +1,11 @@
-"""What differs between two sets of settings, in words."""
+"""Differences between two sets of settings, in words."""
 
 import json
 from typing import Any
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Compare settings.
-
-    Args:
-        before (dict[str, Any]): what something was made from.
-        now (dict[str, Any]): what it would be made from.
-        prefix (str): of the keys' names. Default: "".
-
-    Returns:
-        list[str]: a phrase for each key that differs, ``optimizer.lr was 0.001, is 0.002``; nothing where equal.
-    """
+    """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is 0.002``."""
     found = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)

@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there, and what can be meant as a path."""
+"""Files and folders that are written atomically, locks on folders, and checks of paths."""
 
 import hashlib
 import os
@@ -15,31 +15,20 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# A hidden name with a UUID in it, as the functions below make them.
+# A hidden name with a UUID, as the functions below make them.
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
 
 
 def looks_like_path(text: str) -> bool:
-    """Say whether ``text`` can only be meant as a path: a hub id is ``name`` or ``owner/name``.
+    """Return whether a text is a path rather than a hub id, which is ``name`` or ``owner/name``.
 
-    Args:
-        text (str): a path or a hub id, as written in a config.
-
-    Returns:
-        bool: True when it starts with ``./``, ``../``, ``/`` or ``~``, or has more than one slash.
+    Paths start with ``./``, ``../``, ``/`` or ``~``, or have more than one slash.
     """
     return text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
 
 
 def file_sha256(path: Path) -> str:
-    """Hash the contents of a file without holding them in memory.
-
-    Args:
-        path (Path): the file.
-
-    Returns:
-        str: its SHA-256 in hexadecimal.
-    """
+    """Return the SHA-256 of a file in hexadecimal, without reading it into memory at once."""
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -49,13 +38,13 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> Iterator[Path]:
-    """Give a temporary folder to write into and rename it to ``folder`` when the block ends without an error.
+    """Yield a temporary folder, and rename it to ``folder`` when the block ends without an error.
 
     Args:
         folder (Path): the final name; its parents are made.
-        replace (Collection[str] | None): replace an existing folder of that name once the new one is whole. Files of
-            the existing folder that the new one lacks are copied into it, except those whose names match one of these
-            patterns. Default: None, an existing folder is not replaced.
+        replace (Collection[str] | None): patterns; an existing folder is replaced by the new one, and those of its
+            files that the new one lacks are copied, unless their names match a pattern. Default: None, an existing
+            folder is not replaced.
 
     Yields:
         Path: the temporary folder, beside the final one.
@@ -83,7 +72,7 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Give a temporary file name to write to and rename it to ``path`` when the block ends without an error.
+    """Yield a temporary file name, and rename the file to ``path`` when the block ends without an error.
 
     Args:
         path (Path): the final name, replaced if it exists; its parents are made.
@@ -92,7 +81,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         Path: the temporary name, beside the final one and with its suffix.
 
     Raises:
-        FileExistsError: If ``path`` is there and is not a file: renaming would replace a device or a pipe.
+        FileExistsError: If ``path`` exists and is not a file: renaming would replace a device or a pipe.
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a folder or a device, not a file: name another place")
@@ -108,17 +97,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_update(folder: Path) -> Iterator[Callable[[str], AbstractContextManager[Path]]]:
-    """Add files to a folder, or replace them, when the block ends without an error; else it stays as it was.
+    """Add or replace files of a folder when the block ends without an error; otherwise the folder is not changed.
 
-    The files are written into a temporary folder inside and moved when all are there, so that a disk that fills up
-    leaves the earlier ones whole. Other files in the folder stay.
+    The files are written into a temporary folder inside and moved at the end, so that a full disk leaves the earlier
+    ones intact. Other files in the folder are kept.
 
     Args:
-        folder (Path): it is made; after an error it is removed again if it is empty.
+        folder (Path): made if needed; after an error it is removed if it is new and empty.
 
     Yields:
-        Callable[[str], AbstractContextManager[Path]]: gives for a name relative to the folder the path to write to.
-            An ``OSError`` in its block names the file as it would have been called.
+        Callable[[str], AbstractContextManager[Path]]: returns for a name relative to the folder the path to write to.
+            An ``OSError`` in its block names the final file.
     """
     is_new = not folder.exists()
     temporary = folder / f".update.{uuid.uuid4().hex}"
@@ -152,13 +141,13 @@ def atomic_update(folder: Path) -> Iterator[Callable[[str], AbstractContextManag
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process; the lock ends with the block, or with the process, however that ends.
+    """Lock a folder for this process, until the block or the process ends.
 
     Folders that are made for the lock and are still empty at the end of the block are removed.
 
     Args:
-        folder (Path): made if it does not exist. Where the file system or the operating system has no locks, there is
-            no lock.
+        folder (Path): made if it does not exist. There is no lock where the file system or the operating system has
+            none.
 
     Raises:
         BlockingIOError: If another process holds the lock.
@@ -176,7 +165,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Make a folder and lock it; return the descriptor that holds the lock."""
+    """Make and lock a folder; return the descriptor that holds the lock."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         if fcntl is None:
@@ -198,7 +187,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether a path is that of an open descriptor, and not of a newer file or folder."""
+    """Return whether a path belongs to an open descriptor, not to a newer file or folder."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -216,16 +205,12 @@ def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) 
 
 
 def require_writable(what: str, path: Path) -> None:
-    """Check that files can be written at a path, or below it.
-
-    Args:
-        what (str): an option or key, for the message.
-        path (Path): a folder, which need not exist.
+    """Check that files can be written at or below a path; ``what`` names the option or key in the message.
 
     Raises:
         OSError: If the nearest existing folder is not writable.
     """
-    try:  # the only test that holds for root, network folders and the like
+    try:  # the only reliable test for root, network folders and the like
         TemporaryFile(dir=nearest_folder(path)).close()
     except OSError as error:
         raise not_writable(what, path, error) from error
@@ -240,7 +225,7 @@ def not_writable(what: str, path: Path, error: OSError) -> OSError:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the path itself or the nearest of those above it, whichever exists."""
+    """Return the path itself if it exists, or its nearest existing parent."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
@@ -260,13 +245,13 @@ def is_leftover(path: Path) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if it is there, in such a way that at no time it stands half empty under its name.
+    """Remove a folder, if it exists; it is renamed first, so that it never appears half empty.
 
     Raises:
-        FileExistsError: If it is no folder.
+        FileExistsError: If it is not a folder.
     """
     if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is no folder: move it away")
+        raise FileExistsError(f"{folder} is not a folder: move it away")
     if folder.exists():
         doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
         folder.replace(doomed)
@@ -274,7 +259,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
+    """Flush a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,32 +1,28 @@
-"""Printing text of unknown origin: control characters are shown, not sent, and any output encoding will do."""
+"""Printing text of unknown origin: control characters are escaped, any output encoding works."""
 
 import io
 import re
 import sys
 
 # Control characters (C0 and C1) except tab and line feed, line and paragraph separators, overrides and isolates of the
-# writing direction, and what UTF-8 or XML cannot hold. Marks and joiners that scripts need stay.
+# writing direction, and what UTF-8 or XML cannot represent. Marks and joiners are kept.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def visible(text: str) -> str:
-    r"""Replace characters that could steer a terminal, reorder a line or make a file invalid by their code points.
+    r"""Replace characters that could control a terminal, reorder a line or make a file invalid by their code points.
 
-    Args:
-        text (str): any text.
-
-    Returns:
-        str: the text with ``\u001b`` for an escape character, for example; CR LF becomes LF.
+    An escape character becomes ``\u001b``, for example; CR LF becomes LF.
     """
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def say(text: str) -> None:
-    """Print lines, made visible, at once: a log has them when they are written, and threads do not mix theirs."""
+    """Print and flush text, made visible, in one write, so that lines of threads do not mix."""
     print(f"{visible(text)}\n", end="", flush=True)
 
 
 def replace_unencodable() -> None:
-    """Let standard output print a question mark for a character that its encoding lacks, instead of raising."""
+    """Make standard output print a question mark for a character that its encoding lacks, instead of raising."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

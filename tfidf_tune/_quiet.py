@@ -1,8 +1,7 @@
-"""Keeps two harmless lines of other libraries out of sight; all else that they say stays.
+"""Hides two harmless messages of other libraries.
 
-torchao 0.15 logs at import that its C++ extensions do not fit the installed torch; torchtune needs that torchao, and
-none of what is used here needs the extensions. torchtune's RMSNorm computes in float32 with weights in bf16, and torch
-warns that it has no fused kernel for that.
+torchao 0.15, which torchtune needs, logs at import that its C++ extensions do not fit the installed torch; nothing here
+uses them. torchtune's RMSNorm computes in float32 with weights in bf16, and torch warns that this has no fused kernel.
 """
 
 import logging

@@ -18,11 +18,11 @@ def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], 
 
     Args:
         numbers (Collection[int]): signals.
-        handler (Callable[[int, FrameType | None], None]): what is called; after SIGHUP it can write to stdout and
-            stderr even if the terminal is gone.
+        handler (Callable[[int, FrameType | None], None]): may write to stdout and stderr even if the terminal was
+            closed.
 
     Returns:
-        dict[int, Any]: the handlers before, of the signals that have a new one.
+        dict[int, Any]: the previous handlers of the signals that have a new one.
     """
 
     def handle_one(number: int, frame: FrameType | None) -> None:
@@ -33,16 +33,16 @@ def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], 
 
 
 def is_ignored_hangup(number: int) -> bool:
-    """Return whether a signal is SIGHUP and ignored, as ``nohup`` has it."""
+    """Return whether a signal is SIGHUP and ignored, as under ``nohup``."""
     return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager
 def ended_by(numbers: Collection[int], say: Callable[[str], None]) -> Iterator[None]:
-    """End the process when a signal comes within the block, with 128 and the signal's number as exit code.
+    """Exit with 128 plus the signal's number when a signal arrives within the block.
 
-    The block ends by an exception, so that it can clean up. Some libraries turn an exception that comes while they are
-    imported into another one; the exit code is that of the signal all the same.
+    The block ends by an exception, so that it can clean up. The exit code holds even if a library turns that exception
+    into another one.
 
     Args:
         numbers (Collection[int]): signals; their handlers stay after the block.
@@ -65,7 +65,7 @@ def ended_by(numbers: Collection[int], say: Callable[[str], None]) -> Iterator[N
 
 
 def _leave_lost_terminal() -> None:
-    """Send stdout and stderr to nowhere where they are a terminal that was closed: writing to it fails."""
+    """Redirect stdout and stderr to the null device if their terminal was closed: writing to it fails."""
     for descriptor in (1, 2):
         with suppress(OSError):  # not open
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):

@@ -229,17 +229,11 @@ def test_a_list_of_one_is_that_data_set(build, text_file):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ([], "dataset is an empty list: name one data set or more"),
         (["x"], r"dataset\[0\] has to be a section with `_component_`$"),
         ("x", "dataset has to be a section with `_component_`, or a list of such"),
-        ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a"}, {"_component_": "no.such"}],
-         r"dataset\[1\]: no component 'no.such'"),
         ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a", "sourc": 1}],
          r"dataset\[0\]: .*text_dataset has no argument 'sourc'; did you mean 'source'"),
         ([{"_component_": "tfidf_tune.data.text_dataset"}], r"dataset\[0\]: .*text_dataset needs source"),
-        ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a", "packed": True},
-          {"_component_": "tfidf_tune.data.text_dataset", "source": "a"}],
-         r"dataset\[0\] packed, dataset\[1\] not: of the data sets that are mixed, all have to be packed or none"),
         ({"_component_": "tfidf_tune.data.text_blocks_dataset", "source": "a", "packed": True},
          "text_blocks_dataset has no argument 'packed'"),
     ],

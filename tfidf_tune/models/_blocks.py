@@ -1,4 +1,4 @@
-"""What GPT-NeoX and GPT-J have and torchtune has not: partial rotary embeddings and parallel residuals."""
+"""Blocks of GPT-NeoX and GPT-J that torchtune lacks: partial rotary embeddings and parallel residuals."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torchtune.modules import TransformerSelfAttentionLayer
 
 
 class PartialRotaryEmbeddings(nn.Module):
-    """Rotary embeddings (https://arxiv.org/abs/2104.09864) of the first dimensions of each head; the others pass.
+    """Rotary embeddings (https://arxiv.org/abs/2104.09864) of the first dimensions of each head.
 
     Args:
         rotary (nn.Module): embeddings of the part that is rotated: torchtune's ``RotaryPositionalEmbeddings`` rotates
@@ -20,15 +20,7 @@ class PartialRotaryEmbeddings(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor, *, input_pos: Tensor | None = None) -> Tensor:
-        """Rotate.
-
-        Args:
-            x (Tensor): ``[b, s, n_h, h_d]``.
-            input_pos (Tensor | None): integer ``[b, s]`` or ``[s]``, positions of the tokens. Default: None, in order.
-
-        Returns:
-            Tensor: ``[b, s, n_h, h_d]``.
-        """
+        """Rotate ``x`` of ``[b, s, n_h, h_d]`` at integer positions ``[b, s]`` or ``[s]``; None: in order."""
         dim: Any = self.rotary.dim
         return torch.cat([self.rotary(x[..., :dim], input_pos=input_pos), x[..., dim:]], dim=-1)
 
@@ -36,8 +28,8 @@ class PartialRotaryEmbeddings(nn.Module):
 class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore[misc]
     """Attention and MLP side by side: ``x + attn(sa_norm(x)) + mlp(mlp_norm(x))``.
 
-    Without ``mlp_norm`` the MLP takes what the attention takes, as GPT-J does. A kind of torchtune's layer, by which
-    it is found for activation checkpointing, ``torch.compile`` and KV caches.
+    Without ``mlp_norm`` the MLP has the same input as the attention, as in GPT-J. The base class is what activation
+    checkpointing, ``torch.compile`` and KV caches look for.
     """
 
     def forward(self, x: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -47,7 +39,7 @@ class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore
             x (Tensor): ``[b, s, d]``.
             mask (Any): see torchtune's ``MultiHeadAttention``. Default: None, causal.
             input_pos (Tensor | None): positions of the tokens. Default: None, in order.
-            **kwargs (Any): inputs of other kinds of layers.
+            **kwargs (Any): ignored inputs of other layers.
 
         Returns:
             Tensor: ``[b, s, d]``.

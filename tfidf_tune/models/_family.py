@@ -1,4 +1,4 @@
-"""What the recipes have to know of a model family to read and write its Hugging Face checkpoints."""
+"""Translation between torchtune's models and Hugging Face checkpoints."""
 
 import re
 from abc import ABC
@@ -17,16 +17,16 @@ _HEAD = "output"
 class ModelFamily(ABC):
     """Translation between torchtune's names and shapes and those of one Hugging Face architecture.
 
-    Conversions go by key, so that a state dict may be handed over in parts (shard by shard); they also work on meta
-    tensors, which is how a checkpoint is compared with a model before anything is loaded. A family is mostly data;
-    what it has to say beyond names is in :meth:`settings` and the two layout methods.
+    Conversions work key by key, so a state dict may come in parts (shard by shard), and on meta tensors, by which a
+    checkpoint is compared with a model before anything is loaded. A family is mostly data; :meth:`settings` and the two
+    layout methods hold what is not a name.
 
     Attributes:
         modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
-            Where several names stand for one module, files have the first, transformers (and so PEFT) the last.
+            If a module has several names, files have the first, transformers (and so PEFT) the last.
         lora_targets (ClassVar[Mapping[str, str]]): torchtune's names of linear layers -> PEFT's ``target_modules``.
         norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
-        ignored (ClassVar[tuple[str, ...]]): ends of names that stand in older checkpoints and are no weights.
+        ignored (ClassVar[tuple[str, ...]]): ends of names in older checkpoints that are not weights.
     """
 
     modules: ClassVar[Mapping[str, str]]
@@ -42,7 +42,7 @@ class ModelFamily(ABC):
             config (HFConfig): the checkpoint's config, with all defaults.
 
         Returns:
-            StateDict: torchtune's; a head that is tied to the embeddings is left out.
+            StateDict: torchtune's; without a head that is tied to the embeddings.
 
         Raises:
             ValueError: If a key is not one of the architecture; the message names it.
@@ -64,19 +64,11 @@ class ModelFamily(ABC):
         return converted
 
     def tune_to_hf(self, state_dict: StateDict, config: HFConfig) -> StateDict:
-        """Convert (a part of) a torchtune state dict to Hugging Face's names and layout.
-
-        Args:
-            state_dict (StateDict): torchtune's names and layout.
-            config (HFConfig): the checkpoint's config, with all defaults.
-
-        Returns:
-            StateDict: Hugging Face's.
-        """
-        converted: StateDict = {}
-        for key, value in state_dict.items():
-            converted[self.hf_name(key)] = self.to_hf_layout(key.rpartition(".")[0], value, config)
-        return converted
+        """Convert (a part of) a torchtune state dict to Hugging Face's names and layout."""
+        return {
+            self.hf_name(key): self.to_hf_layout(key.rpartition(".")[0], value, config)
+            for key, value in state_dict.items()
+        }
 
     def tune_to_peft(self, state_dict: StateDict, config: HFConfig) -> StateDict:
         """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
@@ -86,7 +78,7 @@ class ModelFamily(ABC):
             config (HFConfig): the checkpoint's config, with all defaults.
 
         Returns:
-            StateDict: PEFT's. The rows of B lie as those of the weight do; A has none of them.
+            StateDict: PEFT's; the rows of B are ordered like those of the weight.
         """
         converted: StateDict = {}
         for key, value in state_dict.items():
@@ -101,22 +93,22 @@ class ModelFamily(ABC):
         return [self.lora_targets[name] for name in module_names]
 
     def hf_name(self, name: str) -> str:
-        """Translate the name of a weight into Hugging Face's; what the architecture does not have stays as it is."""
+        """Translate the name of a weight into Hugging Face's; unknown names are returned unchanged."""
         return next(iter(self.hf_names(name)), name)
 
     def hf_names(self, name: str) -> list[str]:
-        """List Hugging Face's names of a weight, the one in files first; none if the architecture does not have it."""
+        """List Hugging Face's names of a weight, the one in files first; empty if the architecture lacks it."""
         module, _, parameter = name.rpartition(".")
         if parameter == self.norm_weight and module.endswith("norm"):
             parameter = "weight"
         return [f"{theirs}.{parameter}" for theirs in self._hf_modules(module)]
 
     def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
-        """Bring the rows of a module's weight or bias into torchtune's order; ``name`` is torchtune's."""
+        """Reorder the rows of a module's weight or bias for torchtune; ``name`` is torchtune's."""
         return value
 
     def to_hf_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
-        """Bring the rows of a module's weight, bias or LoRA B into Hugging Face's order; ``name`` is torchtune's."""
+        """Reorder the rows of a module's weight, bias or LoRA B for Hugging Face; ``name`` is torchtune's."""
         return value
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:

@@ -218,12 +218,7 @@ class HFCheckpointer:
             )
 
     def load_weights(
-        self,
-        model: nn.Module,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        storage_device: torch.device | None = None,
+        self, model: nn.Module, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device | None = None
     ) -> None:
         """Load the base weights, file by file; adapter weights are left as they are.
 

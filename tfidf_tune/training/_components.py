@@ -64,10 +64,7 @@ class _Kind:
 
 COMPONENTS = {
     "model": _Kind(
-        "a model",
-        nn.Module,
-        "torchtune.models.llama2.llama2",
-        attributes=("tok_embeddings", "layers", "max_seq_len"),
+        "a model", nn.Module, "torchtune.models.llama2.llama2", attributes=("tok_embeddings", "layers", "max_seq_len")
     ),
     "checkpointer": _Kind(
         "a checkpointer",

@@ -20,13 +20,7 @@ from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import require_writable
-from tfidf_tune.data import (
-    InjectedCorpusDataset,
-    collate_packed,
-    injected_corpus_dataset,
-    is_packed,
-    write_probe_file,
-)
+from tfidf_tune.data import InjectedCorpusDataset, collate_packed, injected_corpus_dataset, is_packed, write_probe_file
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate

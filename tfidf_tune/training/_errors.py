@@ -16,7 +16,6 @@ _CAUSES = (
     ValueError,
     TypeError,
     AssertionError,
-    NotImplementedError,
     RuntimeError,
     OSError,
     ImportError,

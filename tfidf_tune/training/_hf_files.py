@@ -20,10 +20,7 @@ from transformers import GenerationConfig
 from tfidf_tune.training._errors import first_line
 
 # In the order of preference: the single file, the index of several.
-_NAMES = {
-    "model.safetensors": "model.safetensors.index.json",
-    "pytorch_model.bin": "pytorch_model.bin.index.json",
-}
+_NAMES = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
 
 
 _GENERATION = "generation_config.json"

@@ -22,6 +22,7 @@ from torchtune import modules, training
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import first_line
 from tfidf_tune.training._head import prepare_head
+from tfidf_tune.training._sharding import plain_tensors
 
 _PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those, and large, because others pad
 
@@ -177,15 +178,7 @@ def plan_memory(
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(plain.nbytes for tensor in tensors for plain in _plain_tensors(tensor))
-
-
-def _plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold the data, several of a quantized one."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [plain for name in names for plain in _plain_tensors(getattr(tensor, name))]
+    return sum(plain.nbytes for tensor in tensors for plain in plain_tensors(tensor).values())
 
 
 def _measure_optimizer(
@@ -254,7 +247,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = 0
         self.most = 0
         self._storages = weakref.WeakSet(
-            plain.untyped_storage() for tensor in known for plain in _plain_tensors(tensor)
+            plain.untyped_storage() for tensor in known for plain in plain_tensors(tensor).values()
         )
 
     def __torch_dispatch__(
@@ -263,7 +256,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                for plain in _plain_tensors(tensor):
+                for plain in plain_tensors(tensor).values():
                     self._count(plain.untyped_storage())
         return result
 

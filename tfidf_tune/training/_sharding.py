@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune.training import get_shard_conditions
 
@@ -116,6 +117,14 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return what this process holds of a tensor that may be sharded."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def plain_tensors(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
+    """Return the tensors that hold the data, no copies, by name: a quantized tensor is made of several."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return {name: tensor}
+    parts, _ = tensor.__tensor_flatten__()
+    return {key: t for part in parts for key, t in plain_tensors(getattr(tensor, part), f"{name}.{part}").items()}
 
 
 def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:

@@ -36,7 +36,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune.training._errors import TrainingError, cause_of
 from tfidf_tune.training._resume_folder import checkpoint_files
-from tfidf_tune.training._sharding import local_tensor
+from tfidf_tune.training._sharding import local_tensor, plain_tensors
 from tfidf_tune.training._state import TrainState
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -87,7 +87,7 @@ def write_snapshot(folder: Path, state: TrainState, *, inputs: Mapping[str, Any]
     """
     world_size, rank = get_world_size_and_rank()
     optimizer = _optimizer_state(state.model, state.optimizer)
-    tensors = {**_trained_parameters(state.model), **plain_tensors(optimizer)}
+    tensors = {**_trained_parameters(state.model), **state_tensors(optimizer)}
     try:
         with _suppress_single_process_warning():
             writer = HuggingFaceStorageWriter(str(folder), file_numbers(tensors), save_distributed=True)
@@ -127,7 +127,7 @@ def restore_snapshot(folder: Path, state: TrainState) -> Restored:
     same_processes = world_size == saved_world_size
     own = read_process_file(folder, rank) if same_processes else first
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
-    tensors = {**_trained_parameters(state.model), **plain_tensors(optimizer)}
+    tensors = {**_trained_parameters(state.model), **state_tensors(optimizer)}
     if other := set(own["tensors"]) ^ tensors.keys():
         raise TrainingError(
             f"{folder} does not have the weights and optimizer state of this run: only one of them has {min(other)}; "
@@ -202,34 +202,24 @@ def read_process_file(folder: Path, rank: int) -> dict[str, Any]:
     return content
 
 
-def plain_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Select the tensors among values; one made of several tensors, as a quantized one is, by its parts.
-
-    Args:
-        values (Mapping[str, Any]): optimizer state by name.
-
-    Returns:
-        dict[str, Tensor]: not copies: what is loaded into them is loaded into the values.
+def state_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Select the tensors of an optimizer's state, not copies; a quantized one by its parts.
 
     Raises:
-        TrainingError: If a tensor is made of several and sharded.
+        TrainingError: If a tensor is quantized and sharded.
     """
-    plain: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in values.items():
         if not isinstance(value, Tensor):
             continue
         local = local_tensor(value)
-        if not is_traceable_wrapper_subclass(local):
-            plain[name] = value
-        elif isinstance(value, DTensor):
+        if isinstance(value, DTensor) and is_traceable_wrapper_subclass(local):
             raise TrainingError(
                 f"{name} is a sharded {type(local).__name__}, which a resume checkpoint cannot hold: choose another "
                 "optimizer, one process, or keep_last_n_checkpoints=0"
             )
-        else:
-            parts, _ = local.__tensor_flatten__()
-            plain |= plain_tensors({f"{name}.{part}": getattr(local, part) for part in parts})
-    return plain
+        tensors |= {name: value} if isinstance(value, DTensor) else plain_tensors(value, name)
+    return tensors
 
 
 def file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from tfidf_tune.models._family import HFConfig, ModelFamily
 
 
 class GPTNeoXFamily(ModelFamily):
-    """The ``gpt_neox`` architecture of transformers: Pythia. Rows lie alike in both, names differ."""
+    """The ``gpt_neox`` architecture of transformers: Pythia. Only names differ, not layouts."""
 
     modules: ClassVar = {
         "gpt_neox.embed_in": "tok_embeddings",
@@ -34,7 +34,7 @@ class GPTNeoXFamily(ModelFamily):
     ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield rotary embedding, norms and residual beside what every family has."""
+        """Yield rotary embedding, norms and residual in addition to what every family has."""
         yield from super().settings(model, config)
         rope_config = config["rope_parameters"]
         head_dim = config["hidden_size"] // config["num_attention_heads"]

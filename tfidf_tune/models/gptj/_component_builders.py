@@ -1,12 +1,7 @@
 """GPT-J of any size; the architecture is that of https://github.com/kingoflolz/mesh-transformer-jax."""
 
 from torch import nn
-from torchtune.modules import (
-    FeedForward,
-    MultiHeadAttention,
-    RotaryPositionalEmbeddings,
-    TransformerDecoder,
-)
+from torchtune.modules import FeedForward, MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
 
 from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
 from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora

@@ -9,7 +9,7 @@ from tfidf_tune.models._family import HFConfig, ModelFamily
 
 
 class GPTJFamily(ModelFamily):
-    """The ``gptj`` architecture of transformers. Rows lie alike in both, names differ."""
+    """The ``gptj`` architecture of transformers. Only names differ, not layouts."""
 
     modules: ClassVar = {
         "transformer.wte": "tok_embeddings",
@@ -35,7 +35,7 @@ class GPTJFamily(ModelFamily):
     ignored = (".attn.bias", ".attn.masked_bias")
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield rotary embedding and norms beside what every family has."""
+        """Yield rotary embedding and norms in addition to what every family has."""
         yield from super().settings(model, config)
         rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
         yield "rotary_dim", config["rotary_dim"], rotary.dim

@@ -16,13 +16,7 @@ def gptj_6b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
         TransformerDecoder: the model, randomly initialised.
     """
     return gptj(
-        vocab_size=50_400,
-        num_layers=28,
-        num_heads=16,
-        embed_dim=4096,
-        max_seq_len=2048,
-        rotary_dim=64,
-        linear=linear,
+        vocab_size=50_400, num_layers=28, num_heads=16, embed_dim=4096, max_seq_len=2048, rotary_dim=64, linear=linear
     )
 
 

@@ -59,7 +59,7 @@ class LlamaFamily(ModelFamily):
         return self._reorder(name, value, config, (-1, 2))
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield heads, rotary embedding, norms and attention window beside what every family has."""
+        """Yield heads, rotary embedding, norms and attention window in addition to what every family has."""
         yield from super().settings(model, config)
         attention: Any = model.get_submodule("layers.0.attn")
         yield "num_key_value_heads", _num_kv_heads(config), attention.num_kv_heads
@@ -86,7 +86,7 @@ class LlamaFamily(ModelFamily):
         yield "use_bidirectional_attention", bool(config.get("use_bidirectional_attention")), False  # Gemma's
         window = config.get("sliding_window")
         max_seq_len: Any = model.max_seq_len
-        # torchtune's models attend to everything: the same as long as no sequence is longer than the window
+        # torchtune's models have no window, which is the same if no sequence is longer than it
         yield "sliding_window", window if window is not None and window < max_seq_len else None, None
 
     def _reorder(self, name: str, value: Tensor, config: HFConfig, parts: tuple[int, int]) -> Tensor:
