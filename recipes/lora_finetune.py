@@ -1,4 +1,4 @@
-"""LoRA fine-tuning of a torchtune model on one process or many, the adapters alone trained.
+"""LoRA fine-tuning of a torchtune model on one process or many, only the adapters trained.
 
     tune run tfidf_tune/recipes/lora_finetune.py --config tinyllama/1.1B_lora_memorization
     tfidf-tune run lora_finetune --config tinyllama/1.1B_lora_memorization model.lora_rank=16

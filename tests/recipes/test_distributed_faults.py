@@ -1,6 +1,7 @@
 """What befalls one process of two: both end, or go on, at the same step, and the user is told once."""
 
 import json
+import re
 import signal
 from functools import partial
 
@@ -37,6 +38,11 @@ def resume_checkpoints(run):
     return {path.name for path in (run.folder / "resume").iterdir()}
 
 
+def assert_reported_once(message, ended):
+    """Rank 0 reports what all processes notice, unless it is seconds later than another one."""
+    assert len(re.findall(f"^error: (process 1: )?{re.escape(message)}", ended.output, re.M)) == 1, ended.output
+
+
 def goes_on(run, tmp_path):
     """Whether two processes finish the run from what is there."""
     run.cfg.resume_from_checkpoint = True
@@ -53,7 +59,7 @@ def test_a_loss_that_one_process_loses_stops_both(make_run, tmp_path):
 
     assert ended.codes[0] == 1
     assert ended.codes[1] != 0
-    assert ended.output.count("error: not finite: loss nan and gradient norm nan at step 6 (items ") == 1, ended.output
+    assert_reported_once("not finite: loss nan and gradient norm nan at step 6 (items ", ended)
     assert f"the last good checkpoint is {run.folder / 'resume' / 'step_4'}" in ended.output
     assert resume_checkpoints(run) == {"step_2", "step_4"}
     assert last_step(run) == 5
@@ -77,8 +83,8 @@ def test_weights_of_0_stop_both_after_ten_steps_in_which_neither_process_had_ano
 
     assert ended.codes[0] == 1
     assert ended.codes[1] != 0
-    told = "error: the weights of all tokens were 0 in 10 steps in a row, up to step 12, so that nothing was learned"
-    assert ended.output.count(told) == 1, ended.output
+    message = "the weights of all tokens were 0 in 10 steps in a row, up to step 12, so that nothing was learned"
+    assert_reported_once(message, ended)
     assert "Traceback" not in ended.output
     assert last_step(run) == 11
     assert {path.name for path in run.folder.glob("*checkpoint_*")} == {"checkpoint_50pct"}
@@ -105,7 +111,7 @@ def test_a_milestone_that_cannot_be_written_ends_both(make_run, tmp_path):
     assert ended.codes[0] == 1
     assert ended.codes[1] != 0
     milestone = run.folder / "checkpoint_100pct"
-    assert ended.output.count(f"error: checkpoint {milestone} could not be written: {FULL_DISK}; ") == 1, ended.output
+    assert_reported_once(f"checkpoint {milestone} could not be written: {FULL_DISK}; ", ended)
     assert "Traceback" not in ended.output
     assert {path.name for path in run.folder.glob("*checkpoint_*")} == {"checkpoint_50pct"}
     goes_on(run, tmp_path)
@@ -120,8 +126,7 @@ def test_a_resume_checkpoint_that_one_process_cannot_write_ends_both(make_run, t
     assert ended.codes[0] == 1
     assert ended.codes[1] != 0
     checkpoint = run.folder / "resume" / "step_4"
-    message = f"error: resume checkpoint {checkpoint} could not be written: {FULL_DISK}; "
-    assert ended.output.count(message) == 1, ended.output
+    assert_reported_once(f"resume checkpoint {checkpoint} could not be written: {FULL_DISK}; ", ended)
     assert "Traceback" not in ended.output
     assert resume_checkpoints(run) == {"step_2"}
     goes_on(run, tmp_path)
@@ -132,7 +137,7 @@ def test_what_one_process_alone_finds_wrong_is_told_with_its_number(make_run, tm
 
     assert 0 not in ended.codes
     assert "error: process 1: the copy of this machine is damaged\n" in ended.output
-    assert ended.output.count("error: ") == 1 or "error: another process of the run was lost" in ended.output
+    assert ended.output.count("error: ") == 1, ended.output
     assert "gloo" not in ended.output
 
 

@@ -254,7 +254,7 @@ def test_without_a_seed_several_processes_are_refused(make_run, tmp_path):
     ended = Processes([make_run("run", 2, seed=None)], tmp_path / "processes").wait()
 
     assert 0 not in ended.codes
-    message = "error: config: seed is null, but several processes need the same one: set seed to a number"
+    message = "config: seed is null, but several processes need the same one: set seed to a number"
     assert ended.output.count(message) == 1, ended.output
 
 

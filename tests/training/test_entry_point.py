@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch.distributed import TCPStore
 
 from tfidf_tune.training import SetupError, _distributed, load_config, recipe
 
@@ -103,6 +104,21 @@ def test_what_all_processes_notice_is_logged_by_the_first(monkeypatch, caplog, r
     assert order == (["work", "gather"] if rank == 0 else ["gather", "work"])
     inside = ["in debug", "in info", "in warning", "in error"] if rank == 0 else ["in error"]
     assert caplog.messages == [*inside, "after debug", "after info", "after warning", "after error"]
+
+
+def test_an_error_of_several_processes_is_claimed_once(monkeypatch):
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    claims = [_distributed.claim_error_report(message) for message in ("a", "a", "b", "")]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+
+    assert claims == [True, False, True, True]
+    assert _distributed.claim_error_report("a"), "torchrun started the processes again"
 
 
 def test_logging_comes_back_after_an_error(monkeypatch, caplog):

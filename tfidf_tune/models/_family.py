@@ -112,7 +112,7 @@ class ModelFamily(ABC):
         return value
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield (name, value in the checkpoint, value in the model) of settings that shapes alone do not show."""
+        """Yield (name, value in the checkpoint, value in the model) of settings that do not show in shapes."""
         yield "tie_word_embeddings", config["tie_word_embeddings"], isinstance(model.output, TiedLinear)
         yield "quantization_config", config.get("quantization_config"), None
         attention: Any = model.get_submodule("layers.0.attn")

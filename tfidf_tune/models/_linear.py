@@ -68,13 +68,13 @@ PLAIN = LinearFactory()
 
 
 def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., TransformerDecoder]:
-    """Give a builder of plain models its form with LoRA, as torchtune's ``lora_`` builders are to the others.
+    """Make the LoRA form of a builder, as torchtune's ``lora_`` builders are to the others.
 
     Args:
         builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument ``linear``.
 
     Returns:
-        Callable[..., TransformerDecoder]: takes the builder's other arguments and, flat beside them, those of
+        Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
         :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
     """
     sizes = [

@@ -190,18 +190,18 @@ def _validated(schema: type[BaseModel], content: dict[str, Any], where: str = ""
         return schema.model_validate(content).model_dump()
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        told = problem["msg"].removeprefix("Value error, ")
+        message = problem["msg"].removeprefix("Value error, ")
         for theirs, ours in _PLAINER.items():
-            told = told.replace(theirs, ours)
+            message = message.replace(theirs, ours)
         if not problem["loc"]:
-            raise SetupError(f"config: {told}") from error
+            raise SetupError(f"config: {message}") from error
         key, *indices = problem["loc"]
         if type(None) in getattr(schema.model_fields[str(key)].annotation, "__args__", ()):
-            told += ", or null"
+            message += ", or null"
         if key == "dtype" and problem["input"] == "fp16":
-            told += "; fp16 needs the recipe lora_finetune"
+            message += "; fp16 needs the recipe lora_finetune"
         name = f"{key}{''.join(f'[{index}]' for index in indices)}"
-        raise SetupError(f"config: {where}{name} is {problem['input']!r}, {told[0].lower()}{told[1:]}") from error
+        raise SetupError(f"config: {where}{name} is {problem['input']!r}, {message[0].lower()}{message[1:]}") from error
 
 
 def _settle(cfg: DictConfig) -> None:

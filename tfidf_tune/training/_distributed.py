@@ -4,16 +4,18 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 from torchtune.utils import get_world_size_and_rank
 
 Value = TypeVar("Value")
+_STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it answers
 
 
 def started_processes() -> int:
@@ -73,12 +75,18 @@ def is_lost_process(error: RuntimeError) -> bool:
     )
 
 
-def claim_error_report() -> bool:
-    """Return True for the first process that asks, which then reports an error that all processes notice."""
-    if not dist.is_initialized():
-        return is_main_process()
+def claim_error_report(message: str = "") -> bool:
+    """Return True for the first process that would report an error with this message; without one, any error."""
     try:
-        return int(_get_default_store().add("error_report", 1)) == 1
+        if dist.is_initialized():
+            store = _get_default_store()
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port = int(os.environ["MASTER_PORT"])
+            store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=_STORE_TIMEOUT)
+        else:
+            return True
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return int(store.add(f"tfidf_tune/error/{attempt}/{message}", 1)) == 1
     except RuntimeError:  # the store ended with the process that held it
         return True
 

@@ -97,9 +97,9 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         return cfg
     if not isinstance(base_name, str):
         raise SetupError(f"config {path}: base is {base_name!r}, it has to be the name or path of a config")
-    beside = Path(path).parent / Path(base_name).expanduser()
+    sibling = Path(path).parent / Path(base_name).expanduser()
     try:
-        base = _load_with_base(str(beside) if beside.is_file() else base_name, (*above, path))
+        base = _load_with_base(str(sibling) if sibling.is_file() else base_name, (*above, path))
     except SetupError as error:
         raise SetupError(f"{error} (base of {path})") from error
     replaced = [key for key, section in cfg.items() if isinstance(section, dict) and "_component_" in section]
@@ -224,14 +224,15 @@ def _say_ended(name: str) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    """Exit with a message; if rank 0 fails in the same way, torchrun ends this process before it repeats that."""
+    """Exit with a message, unless another process has reported the same; rank 0 usually does."""
     if is_main_process():
         _ignore_torchrun()
-        claim_error_report()
     else:
         time.sleep(_SECONDS_FOR_MAIN_PROCESS)
-        message = f"process {os.environ['RANK']}: {message}"
-    sys.exit(f"error: {message}")
+    claim_error_report()  # so that nobody reports that this process is lost
+    if not claim_error_report(message):
+        sys.exit(1)
+    sys.exit(f"error: {message}" if is_main_process() else f"error: process {os.environ['RANK']}: {message}")
 
 
 def _fail_without_another(message: str) -> NoReturn:

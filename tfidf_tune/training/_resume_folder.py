@@ -57,7 +57,7 @@ class ResumeFolder:
         if damages:
             raise SetupError(
                 f"no resume checkpoint is whole: {'; '.join(damages)}. Move {self.folder} and the checkpoints beside "
-                "it away to start anew"
+                "it away to start from the beginning"
             )
         return None, damages
 
