@@ -229,7 +229,7 @@ def test_when_none_is_whole_all_are_named(resume):
     message = str(refusal.value)
     assert message.startswith(f"no resume checkpoint is whole: {resume.folder / 'step_10'} is damaged: settings.yaml")
     assert all(f"step_{step} is damaged" in message for step in (2, 9))
-    assert "to start anew" in message
+    assert "to start from the beginning" in message
 
 
 def test_what_is_no_checkpoint_is_passed_over(resume):
