@@ -1,15 +1,11 @@
-"""An experiment on the tiny Llama, and its run with stand-ins for the processes that train and evaluate."""
+"""An experiment on the tiny Llama, and runs of it with stand-ins for training and evaluation."""
 
-import sys
-from pathlib import Path
-
+import experiment_stubs
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from tfidf_tune.experiment import _jobs, _run, _runner, load_experiment, run_experiment
-
-STUBS = Path(__file__).with_name("experiment_stubs.py")
+from tfidf_tune.experiment import load_experiment, run_experiment
 
 
 @pytest.fixture
@@ -48,9 +44,7 @@ def stubbed(tmp_path, monkeypatch):
     folder = tmp_path / "stubs"
     folder.mkdir()
     monkeypatch.setenv("STUBS", str(folder))
-    monkeypatch.setattr(_runner, "TUNE", (sys.executable, str(STUBS), "recipe"))
-    monkeypatch.setattr(_jobs, "WORKER", (sys.executable, str(STUBS), "worker"))
-    monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)  # there are no results to compare
+    experiment_stubs.install(monkeypatch.setattr)
 
     def run(file, *overrides, **options):
         journal = folder / "journal"

@@ -1,96 +1,140 @@
-"""Stand-ins for the two processes that an experiment starts: they do nothing but leave what the real ones leave.
-
-    python experiment_stubs.py recipe run RECIPE --config FILE
-    python experiment_stubs.py worker
+"""Stand-ins for training and evaluation, which only leave the files of the real ones, and for submitit's executor.
 
 What they do is written to ``journal`` in the folder $STUBS; a file there makes them misbehave: ``fail_<word>`` where
-the word is in what they are to do, ``die_<word>`` likewise, ``hang_<word>`` likewise, ``wait_<word>`` until as many
-processes wait as the file says.
+the word is in what they are to do, ``die_<word>`` likewise, ``hang_<word>`` likewise, ``lose_<word>`` ends the job,
+``wait_<word>`` waits until as many processes wait as the file says.
 """
 
-import json
+import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
+from submitit.core.utils import JobPaths
 
-FOLDER = Path(os.environ.get("STUBS", "."))
+import tfidf_tune.tasks
+from tfidf_tune.experiment import _job, _launcher, _run
+
+CONTEXT = multiprocessing.get_context("fork")
+
+
+def install(setattr=setattr):
+    """Replace training, evaluation, starts and the executor."""
+    import lm_eval.models.huggingface  # noqa: F401  (jobs are forked: none has to import it)
+
+    setattr(_job, "run_recipe", run_recipe)
+    setattr(_job, "make_start", make_start)
+    setattr(tfidf_tune.tasks, "evaluate", evaluate)
+    setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))
+    setattr(_run, "_report", lambda runs, experiment, folder: None)  # there are no results to compare
+
+
+class ForkExecutor:
+    """Jobs as processes forked from this one: the stand-ins and all imports are there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def submit(self, function, *arguments):
+        return ForkJob(self.folder, function, arguments)
+
+
+class ForkJob:
+    state = "FINISHED"
+
+    def __init__(self, folder, function, arguments):
+        self._process = CONTEXT.Process(target=self._run, args=(folder, function, arguments))
+        self._process.start()
+        self.job_id = str(self._process.pid)
+        self.paths = JobPaths(folder, self.job_id)
+
+    def done(self):
+        return not self._process.is_alive()
+
+    @staticmethod
+    def _run(folder, function, arguments):
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # submitit does not pass the locks on
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{descriptor}").endswith("lock"):
+                    os.close(descriptor)
+        os.environ |= {"SUBMITIT_FOLDER": str(folder), "SUBMITIT_DEBUG_JOB_ID": str(os.getpid())}
+        paths = JobPaths(folder, str(os.getpid()))
+        paths.submitted_pickle.touch()
+        with paths.stdout.open("w") as log:
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        function(*arguments)
+
+
+def folder():
+    return Path(os.environ["STUBS"])
 
 
 def note(text):
-    with (FOLDER / "journal").open("a") as file:
+    with (folder() / "journal").open("a") as file:
         file.write(text + "\n")
 
 
-def told_to(what, text):
-    return any(path.name.removeprefix(f"{what}_") in text for path in FOLDER.glob(f"{what}_*"))
+def wants(what, text):
+    return any(path.name.removeprefix(f"{what}_") in text for path in folder().glob(f"{what}_*"))
 
 
 def wait_for_others(text):
-    """Wait until as many processes as it takes are here at the same time; alone, they would wait in vain."""
-    for file in FOLDER.glob("wait_*"):
+    """Wait until as many processes as it takes are here at the same time."""
+    for file in folder().glob("wait_*"):
         if file.name.removeprefix("wait_") in text:
-            (FOLDER / f"waiting_{os.getpid()}").touch()
-            end = time.monotonic() + 30
-            while len(list(FOLDER.glob("waiting_*"))) < int(file.read_text()):
-                if time.monotonic() > end:
-                    sys.exit("error: nobody else came")
+            (folder() / f"waiting_{os.getpid()}_{text.replace('/', '_')}").touch()
+            while len(list(folder().glob("waiting_*"))) < int(file.read_text()):
                 time.sleep(0.01)
 
 
 def misbehave(text):
     wait_for_others(text)
-    if told_to("die", text):
+    if wants("die", text):
         os.kill(os.getpid(), signal.SIGKILL)
-    if told_to("hang", text):
-        with (FOLDER / "hanging").open("a") as file:
+    if wants("lose", text):
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    if wants("hang", text):
+        with (folder() / "hanging").open("a") as file:
             file.write(f"{os.getpid()}\n")
-        time.sleep(60)
-    return told_to("fail", text)
+        signal.pause()
+    return wants("fail", text)
 
 
-def recipe(config):
+def run_recipe(name, config):
     cfg = yaml.safe_load(Path(config).read_text())
     run = Path(cfg["output_dir"])
     assert not list(run.glob("checkpoint_*")), "the recipes refuse that"
     note(f"train {run.parent.name}/{run.name}")
+    if os.environ.get("STUBS_SHOW"):
+        print({key: os.environ.get(key) for key in os.environ["STUBS_SHOW"].split()})
     print("\r 50%|=====     |\x1b[A\r100%|==========|\nstep 1 of 1", flush=True)
+    os.write(1, b"printed without Python\n")
     for percent in cfg["save_at_percent"]:
         (run / f"checkpoint_{percent}pct").mkdir()
         if misbehave(f"train {run}"):
             sys.exit("error: no luck today")
 
 
-def worker():
-    for line in sys.stdin:
-        told = json.loads(line)
-        log, job = told["log"], told["job"]
-        folder = Path(job["folder"])
-        if told["kind"] == "start":
-            note(f"start {folder.name}")
-            error = "RuntimeError: no luck today" if misbehave(f"start {folder.name}") else None
-            time.sleep(0.3)  # enough for another to come and make it too
-            if not error:
-                folder.mkdir(parents=True)
-            print(json.dumps(error), flush=True)
-            continue
-        what = f"evaluate {folder.parents[2].parent.name} {folder.parent.name} {','.join(job['tasks'])}"
-        note(what)
-        with open(log, "a") as file:
-            file.write(f"{what} with batches of {job['arguments']['batch_size']} by {os.getpid()}\n")
-        temporary = folder.with_name(".temporary")
-        temporary.mkdir(parents=True)
-        error = "RuntimeError: no luck today" if misbehave(what) else None
-        if error:
-            shutil.rmtree(temporary)
-        else:
-            (temporary / "evaluated.json").write_text(json.dumps({"tasks": job["tasks"], "seconds": 1.0}))
-            temporary.replace(folder)
-        print(json.dumps(error), flush=True)
+def make_start(start):
+    note(f"start {start.folder.name}")
+    if misbehave(f"start {start.folder.name}"):
+        raise RuntimeError("no luck today")
+    start.folder.mkdir(parents=True)
+
+
+def evaluate(tasks, output_path, batch_size, **arguments):
+    what = f"evaluate {output_path.parents[2].parent.name} {output_path.parent.name} {','.join(tasks)}"
+    note(what)
+    print(f"{what} with batches of {batch_size} by {os.getpid()}")
+    if misbehave(what):
+        raise RuntimeError("no luck today")
 
 
 def write_start(folder, model, seed, *, content="weights", noise="", error=None):
@@ -101,7 +145,3 @@ def write_start(folder, model, seed, *, content="weights", noise="", error=None)
     (folder / "model").write_text(content)
     if error:
         raise RuntimeError(error)
-
-
-if __name__ == "__main__":
-    recipe(sys.argv[-1]) if sys.argv[1] == "recipe" else worker()

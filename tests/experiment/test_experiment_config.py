@@ -16,9 +16,8 @@ from torchtune import config
 from tfidf_tune import cli
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.experiment import load_experiment, shipped_experiments
-from tfidf_tune.experiment._plan import plan_runs, slug
+from tfidf_tune.experiment._expand import TASK_SETTINGS, expand, slug
 from tfidf_tune.experiment._run import _write_frontier
-from tfidf_tune.experiment._settings import TASK_SETTINGS
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.training import SetupError
 
@@ -55,7 +54,7 @@ def test_an_experiment_is_right_as_far_as_can_be_seen_without_training(name):
     experiment = load_experiment(name, ["seeds=[0]", "learning_rates=[0.001]"])
 
     rates = sum(len(model.learning_rates or [0.001]) for model in experiment.models.values())
-    assert len(plan_runs(experiment)) == rates * len(experiment.objectives)
+    assert len(expand(experiment)) == rates * len(experiment.objectives)
 
 
 @pytest.mark.parametrize("name", ["demo", "frontier"])  # the others that need no hub have settings of the frontier
@@ -65,7 +64,7 @@ def test_there_is_text_for_every_run_of_an_experiment(name, tmp_path):
     one_objective = {"CE": experiment.objectives["CE"]}
     experiment = replace(experiment, models=models, objectives=one_objective, learning_rates=[0.001], references=[])
     num_blocks = {}
-    for planned in plan_runs(experiment):
+    for planned in expand(experiment):
         training = planned.training
         size = training.config.model.vocab_size
         tokenizer = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / f"tokenizer-{size}", vocab_size=size)))
@@ -80,7 +79,7 @@ def test_there_is_text_for_every_run_of_an_experiment(name, tmp_path):
 def test_a_table_of_the_paper_has_its_models_objectives_milestones_and_tasks(name):
     kind, tasks, milestones = PAPER[name]
     experiment = load_experiment(name)
-    runs = plan_runs(experiment)
+    runs = expand(experiment)
 
     assert {(model.recipe, model.config) for model in experiment.models.values()} == {
         (recipe, f"{config}_{kind}") for recipe, config in SETTINGS
@@ -96,7 +95,7 @@ def test_a_table_of_the_paper_has_its_models_objectives_milestones_and_tasks(nam
 
 
 def test_table_2_evaluates_the_runs_of_table_1():
-    first, second = (plan_runs(load_experiment(name)) for name in ("table1_memorization", "table2_perplexity"))
+    first, second = (expand(load_experiment(name)) for name in ("table1_memorization", "table2_perplexity"))
 
     assert [(run.training.folder, run.training.settings) for run in first] == [
         (run.training.folder, run.training.settings) for run in second
@@ -104,7 +103,9 @@ def test_table_2_evaluates_the_runs_of_table_1():
 
 
 def test_the_model_of_a_cell_is_given_to_the_harness_as_it_was_trained():
-    args = {run.training.model: run.evaluations[-1].model_args for run in plan_runs(load_experiment("table4_qa"))}
+    args = {
+        run.training.model: run.evaluations[-1].arguments["model_args"] for run in expand(load_experiment("table4_qa"))
+    }
     out = "runs/paper_qa"
 
     assert args["GPT-J 6B (LoRA)"] == {
@@ -117,29 +118,32 @@ def test_the_model_of_a_cell_is_given_to_the_harness_as_it_was_trained():
     changed = load_experiment("table4_qa", [
         "overrides.checkpointer.revision=float16", "eval.dtype=fp32", "eval.model_args.parallelize=true",
     ])  # fmt: skip
-    assert plan_runs(changed)[0].evaluations[0].model_args.items() >= {
+    assert expand(changed)[0].evaluations[0].arguments["model_args"].items() >= {
         ("revision", "float16"), ("dtype", "float32"), ("parallelize", True),
     }  # fmt: skip
 
 
 def test_an_adapter_that_is_merged_is_evaluated_as_a_complete_model(experiment_file):
-    run, *_ = plan_runs(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
+    run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
 
-    assert run.evaluations[0].model_args == {"pretrained": str(run.evaluations[0].checkpoint), "dtype": "float32"}
+    assert run.evaluations[0].arguments["model_args"] == {
+        "pretrained": str(run.evaluations[0].checkpoint),
+        "dtype": "float32",
+    }
 
 
 def test_passages_come_from_the_run_unless_a_file_is_named(experiment_file, tmp_path):
-    run, *_ = plan_runs(load_experiment(experiment_file()))
+    run, *_ = expand(load_experiment(experiment_file()))
     (tmp_path / "mine.jsonl").write_text("{}\n")
-    named, *_ = plan_runs(load_experiment(experiment_file(), [f"eval.metadata.probe_file={tmp_path}/mine.jsonl"]))
+    named, *_ = expand(load_experiment(experiment_file(), [f"eval.metadata.probe_file={tmp_path}/mine.jsonl"]))
 
-    assert run.evaluations[0].metadata["probe_file"] == str(run.training.folder / "probe.jsonl")
-    assert named.evaluations[0].metadata["probe_file"] == f"{tmp_path}/mine.jsonl"
+    assert run.evaluations[0].arguments["metadata"]["probe_file"] == str(run.training.folder / "probe.jsonl")
+    assert named.evaluations[0].arguments["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
 
 
 def test_overrides_are_laid_over_the_training_config_the_models_own_last(experiment_file):
     file = experiment_file()
-    run, *_ = plan_runs(load_experiment(file, [
+    run, *_ = expand(load_experiment(file, [
         "overrides.dataset.num_base=50", "overrides.batch_size=2", "models[Tiny (full)].overrides.batch_size=3",
         "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}",
         "overrides.dataset.target_source=${dataset.source}",
@@ -164,9 +168,9 @@ def test_an_experiment_may_build_on_a_shipped_one(tmp_path):
 
 def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
     def folder(*overrides):
-        return plan_runs(load_experiment("demo", overrides))[0].training.start.folder
+        return expand(load_experiment("demo", overrides))[0].training.start.folder
 
-    runs = plan_runs(load_experiment("demo"))
+    runs = expand(load_experiment("demo"))
     folders = {runs[0].training.start.folder, folder("seeds=[1]"), folder("overrides.model.num_layers=2")}
 
     assert len(folders) == 3
@@ -177,7 +181,7 @@ def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
 
 def test_a_start_with_a_seed_of_its_own_is_one_for_all_seeds():
     own = "models[Llama 3M (full)].start.seed=7"
-    runs = plan_runs(load_experiment("demo", ["seeds=[0,1]", own]))
+    runs = expand(load_experiment("demo", ["seeds=[0,1]", own]))
     (start,) = {run.training.start.folder for run in runs}
 
     assert start.name.startswith("seed7-")
@@ -185,14 +189,14 @@ def test_a_start_with_a_seed_of_its_own_is_one_for_all_seeds():
     assert runs[0].training.settings["start"] == {
         "component": "tfidf_tune.experiment.random_model", "arguments": {}, "seed": 7,
     }  # fmt: skip
-    own_seeds = plan_runs(load_experiment("demo", ["seeds=[7]"]))
+    own_seeds = expand(load_experiment("demo", ["seeds=[7]"]))
     assert own_seeds[0].training.start.folder == start, "the same start, wherever its seed comes from"
 
 
 def test_models_of_the_same_start_share_it():
     one = "recipe: full_finetune, config: demo/llama_3M_full_memorization"
     start = "start: {_component_: tfidf_tune.experiment.random_model}"
-    runs = plan_runs(load_experiment("demo", [
+    runs = expand(load_experiment("demo", [
         f"models={{a: {{{one}, {start}}}, b: {{{one}, {start}, overrides: {{batch_size: 2}}}}, "
         f"c: {{{one}, {start}, overrides: {{model: {{num_layers: 2}}}}}}}}",
     ]))  # fmt: skip
@@ -207,7 +211,7 @@ def test_models_of_the_same_start_share_it():
 
 def test_a_start_is_another_when_an_argument_or_the_text_that_it_is_trained_on_is(tmp_path):
     def start(epochs):
-        return plan_runs(load_experiment("demo", [
+        return expand(load_experiment("demo", [
             "models[Llama 3M (full)].start={_component_: tfidf_tune.experiment.trained_model, "
             f"source: {tmp_path}/text.txt, epochs: {epochs}}}",
         ]))[0].training  # fmt: skip
@@ -224,7 +228,7 @@ def test_a_start_is_another_when_an_argument_or_the_text_that_it_is_trained_on_i
 
 
 def test_every_learning_rate_makes_a_run_of_its_own(experiment_file, tmp_path):
-    runs = [run.training for run in plan_runs(load_experiment(experiment_file(), [
+    runs = [run.training for run in expand(load_experiment(experiment_file(), [
         "seeds=[0,1]", "learning_rates=[5e-4,1e-3,0.00001]",
     ]))]  # fmt: skip
     folder = tmp_path / "out" / "tiny-full"
@@ -247,7 +251,7 @@ def test_every_learning_rate_makes_a_run_of_its_own(experiment_file, tmp_path):
 def test_a_model_may_have_learning_rates_of_its_own(experiment_file, tmp_path):
     file = experiment_file()
     own = f"models.Other={{recipe: full_finetune, config: {tmp_path}/training.yaml, learning_rates: [0.02]}}"
-    runs = plan_runs(load_experiment(file, [own, "learning_rates=[5e-4,1e-3]"]))
+    runs = expand(load_experiment(file, [own, "learning_rates=[5e-4,1e-3]"]))
 
     assert [(run.training.model, run.training.learning_rate, run.training.objective) for run in runs] == [
         *(("Tiny (full)", rate, objective) for rate in (0.0005, 0.001) for objective in ("CE", "TF-IDF")),
@@ -258,7 +262,7 @@ def test_a_model_may_have_learning_rates_of_its_own(experiment_file, tmp_path):
 
 
 def test_without_learning_rates_the_training_config_has_its_own(experiment_file, tmp_path):
-    run = plan_runs(load_experiment(experiment_file(), ["learning_rates=null"]))[0].training
+    run = expand(load_experiment(experiment_file(), ["learning_rates=null"]))[0].training
 
     assert (run.learning_rate, run.config.optimizer.lr, run.title) == (None, 0.01, "Tiny (full), CE, seed 0")
     assert run.folder == tmp_path / "out" / "tiny-full" / "ce" / "seed0"
@@ -315,6 +319,10 @@ def test_learning_rates_of_a_model_are_checked_as_the_experiments_are(experiment
         ("models[Tiny (full)].learning_rates=[0.1]", r"Tiny \(full\): learning_rates: the experiment has none; name"),
         ("references=[TF-IDF]", "references are for the frontier, which needs learning_rates: name some"),
         ("references=[TFIDF]", "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
+        ("launcher.name=ray", "launcher: name is 'ray', possible are local, slurm"),
+        ("launcher.name=slurm", "launcher: slurm needs timeout_min"),
+        ("launcher={name: slurm, timeout_min: 9, nodes: 2}", "launcher: nodes is 2, but a job is one process"),
+        ("launcher.gpus_per_node=x", "launcher: gpus_per_node is 'x', it has to be a whole number"),
         ("milestones=[0]", r"milestones is \[0\], possible are whole percents from 1 to 100"),
         ("tasks=[tfidf_sqaud]", "experiment: no task tfidf_sqaud; there are tfidf_cnn_dailymail, "),
         ("eval.batch_size=0", "eval: batch_size is 0, it has to be at least 1"),
@@ -355,7 +363,7 @@ def test_learning_rates_of_a_model_are_checked_as_the_experiments_are(experiment
 )
 def test_what_is_wrong_is_told_before_any_work_begins(experiment_file, tmp_path, override, message):
     with pytest.raises(ValueError, match=message):
-        plan_runs(load_experiment(experiment_file(), [override]))
+        expand(load_experiment(experiment_file(), [override]))
 
     assert not (tmp_path / "out").exists()
 
@@ -407,7 +415,7 @@ def test_files_of_tasks_have_the_tasks_names():
 
 
 def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
-    run = plan_runs(load_experiment("demo"))[1].training
+    run = expand(load_experiment("demo"))[1].training
     given = OmegaConf.load(Path(shipped_experiments()["demo"]).parents[1] / "demo" / "llama_3M_full_memorization.yaml")
     ours = OmegaConf.to_container(run.config, resolve=True)
     theirs = OmegaConf.to_container(given, resolve=True)
@@ -424,21 +432,21 @@ def test_a_training_config_may_mix_data_sets(experiment_file, recipe_config, tmp
     cfg.dataset = [text, cfg.dataset]
     OmegaConf.save(cfg, tmp_path / "training.yaml")
 
-    run, *_ = plan_runs(load_experiment(file))
+    run, *_ = expand(load_experiment(file))
 
     sources = [section["source"] for section in run.training.settings["dataset"]]
     assert sources[0].startswith("contents "), "a local file counts by what it holds"
     assert sources[0] == sources[1]
     assert not any("probe_file" in section for section in run.training.settings["dataset"])
-    assert run.evaluations[0].metadata["probe_file"] == str(run.training.folder / "probe.jsonl")
+    assert run.evaluations[0].arguments["metadata"]["probe_file"] == str(run.training.folder / "probe.jsonl")
     with pytest.raises(SetupError, match=r"CE: dataset\[0\]\.source: .*nowhere"):
-        plan_runs(
+        expand(
             load_experiment(
                 file, ["overrides.dataset=[{_component_: tfidf_tune.data.text_dataset, source: ./nowhere.txt}]"]
             )
         )
     with pytest.raises(SetupError, match="overrides: dataset"):
-        plan_runs(load_experiment(file, ["overrides.dataset.source=a"]))
+        expand(load_experiment(file, ["overrides.dataset.source=a"]))
 
 
 def test_with_learning_rates_the_report_is_the_frontier(experiment_file, tmp_path):

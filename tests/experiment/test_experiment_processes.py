@@ -1,71 +1,75 @@
-"""The parts of an experiment that start, watch and describe processes."""
+"""How an experiment starts processes, shares the machine among them, and shows what they do."""
 
 import io
 import json
 import os
-import signal
-import sys
+from pathlib import Path
 
 import pytest
+import submitit
+import torch
 
 import tfidf_tune.tasks
-from tfidf_tune.experiment import _worker
-from tfidf_tune.experiment._children import Children, Stopped
-from tfidf_tune.experiment._processes import PlainLines, exit_reason, last_lines, locked, run_logged
+from tfidf_tune.experiment import _job, _run, load_experiment, run_experiment
+from tfidf_tune.experiment._cells import Start
+from tfidf_tune.experiment._expand import expand
+from tfidf_tune.experiment._launcher import gpus_of_jobs
+from tfidf_tune.experiment._plain_lines import PlainLines
 from tfidf_tune.experiment._progress import Progress, Step, duration
-
-
-def test_output_on_a_terminal_is_passed_on_as_it_is_and_kept_as_lines(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    code = "import sys; sys.stdout.buffer.write('0 %\\r50 %\\r\\x1b[32m100 %\\x1b[0m\\nünï\\r\\nend'.encode())"
-
-    with locked(tmp_path) as lock:
-        status = run_logged([sys.executable, "-c", code], tmp_path / "log", Children(lock))
-
-    assert status == 0
-    assert sys.stdout.getvalue() == "0 %\r50 %\r\x1b[32m100 %\x1b[0m\nünï\r\nend"
-    assert (tmp_path / "log").read_text() == "100 %\nünï\nend\n"
-    assert last_lines(tmp_path / "log", 2) == ["ünï", "end"]
-    assert last_lines(tmp_path / "none", 2) == []
-
-
-def test_what_is_started_holds_the_lock_too(tmp_path):
-    code = "import fcntl, sys; fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-
-    with locked(tmp_path) as lock:
-        assert run_logged([sys.executable, "-c", code, str(lock)], tmp_path / "log", Children(lock)) == 0, (
-            "the same lock"
-        )
+from tfidf_tune.training import SetupError
 
 
 @pytest.mark.parametrize(
-    ("jobs", "own", "given"), [(1, None, None), (2, None, "4"), (3, None, "2"), (20, None, "1"), (2, "7", "7")]
+    ("jobs", "own", "given"), [(1, None, None), (2, None, "4"), (3, None, "2"), (20, None, "2"), (2, "7", "7")]
 )
-def test_processes_share_the_cpus_unless_the_user_has_said_how(tmp_path, monkeypatch, jobs, own, given):
+def test_jobs_share_the_cpus_unless_the_user_has_said_how(
+    experiment_file, stubbed, tmp_path, monkeypatch, jobs, own, given
+):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if own:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
-    code = "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+    monkeypatch.setenv("STUBS_SHOW", "OMP_NUM_THREADS")
 
-    with locked(tmp_path) as lock:
-        run_logged([sys.executable, "-c", code], tmp_path / "log", Children(lock, jobs))
+    assert stubbed(experiment_file(), "seeds=[0,1]", jobs=jobs)[0] == []
 
-    assert (tmp_path / "log").read_text() == f"{given}\n"
+    for log in tmp_path.glob("out/*/*/*/train.log"):
+        assert log.read_text().startswith(f"{{'OMP_NUM_THREADS': {given!r}}}\n")
+    assert "OMP_NUM_THREADS" not in os.environ or own
 
 
-def test_what_has_been_told_to_end_starts_nothing_more(tmp_path):
-    with locked(tmp_path) as lock:
-        children = Children(lock, 2)
-        process = children.start([sys.executable, "-c", "import time; time.sleep(60)"])
-        children.stop()
-        assert process.wait(timeout=30) == -15
-        with pytest.raises(Stopped):
-            children.start([sys.executable, "-c", ""])
+@pytest.mark.parametrize(
+    ("visible", "jobs", "per_job", "shares"),
+    [
+        (None, 1, None, [None]),  # all
+        (None, 2, None, ["0,1", "2,3"]),
+        (None, 3, None, ["0", "1", "2"]),
+        (None, 5, None, ["0", "1", "2", "3", "0"]),
+        (None, 1, 2, ["0,1"]),
+        ("GPU-a,GPU-b", 2, None, ["GPU-a", "GPU-b"]),
+        ("", 2, None, ["", ""]),
+    ],
+)
+def test_each_job_has_gpus_of_its_own(monkeypatch, visible, jobs, per_job, shares):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert gpus_of_jobs(jobs, per_job) == shares
+    with pytest.raises(SetupError, match=r"gpus_per_node is 5, but this machine has \d GPUs"):
+        gpus_of_jobs(1, 5)
+
+
+def test_a_job_sees_its_gpus_only(experiment_file, stubbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setenv("STUBS_SHOW", "CUDA_VISIBLE_DEVICES")
+    (stubbed.folder / "wait_train").write_text("2")  # each job has a run
+
+    assert stubbed(experiment_file(), jobs=2)[0] == []
+
+    logs = [log.read_text().splitlines()[0] for log in tmp_path.glob("out/*/*/*/train.log")]
+    assert sorted(logs) == ["{'CUDA_VISIBLE_DEVICES': '3'}", "{'CUDA_VISIBLE_DEVICES': '5'}"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -91,22 +95,6 @@ def test_a_long_run_puts_a_progress_bar_into_a_log_now_and_then(monkeypatch):
 
     # Each is seen when the next comes: after 30 seconds, and 30 seconds later.
     assert out.getvalue() == "2 %\n5 %\n8 %\n100 %\n"
-
-
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [(2, "ended with exit code 2"), (-15, "was ended by SIGTERM"),
-     (-9, "was ended by SIGKILL, perhaps because memory ran out")],
-)  # fmt: skip
-def test_how_a_process_ended(status, reason):
-    assert exit_reason(status) == reason
-
-
-def test_a_folder_is_had_by_one_at_a_time(tmp_path):
-    with locked(tmp_path / "out"), pytest.raises(BlockingIOError, match="another experiment"), locked(tmp_path / "out"):
-        pass
-    with locked(tmp_path / "out"):
-        pass
 
 
 def test_the_rest_is_estimated_from_cells_of_the_same_kind_of_the_same_model_first(monkeypatch, capsys):
@@ -184,78 +172,130 @@ def test_durations(seconds, text):
 
 
 @pytest.fixture
-def job(tmp_path):
-    return {"folder": str(tmp_path / "run" / "part1"), "tasks": {"a": {"limit": 3}}, "arguments": {"model_args": {}}}
+def evaluation(experiment_file):
+    return expand(load_experiment(experiment_file()))[0].evaluations[0]
 
 
-def test_the_worker_leaves_results_and_manifest_or_nothing(tmp_path, monkeypatch, job):
-    def evaluate(model_args, tasks, output_path):
-        assert tasks == ["a"]
+def test_an_evaluation_leaves_results_and_manifest_or_nothing(tmp_path, monkeypatch, evaluation, capsys):
+    def evaluate(tasks, output_path, **arguments):
+        assert tasks == ["tfidf_memorization_prefixes"]
+        assert arguments == evaluation.arguments
         (output_path / "results.json").write_text("{}")
+        if fails:
+            raise SystemExit("no memory\nat all")
 
     monkeypatch.setattr(tfidf_tune.tasks, "evaluate", evaluate)
-    assert _worker._answer("evaluation", job) is None
-    assert {path.name for path in (tmp_path / "run" / "part1").iterdir()} == {"results.json", "evaluated.json"}
-    manifest = json.loads((tmp_path / "run" / "part1" / "evaluated.json").read_text())
-    assert manifest["tasks"] == job["tasks"]
+    evaluation.log.parent.mkdir(parents=True)
+    journal = _job.Journal(tmp_path / "journal")
+    fails = True
+    reason = _job._in_process("evaluation", evaluation.log, _job.evaluate_cells, [evaluation], journal)
+    assert reason == "no memory"
+    assert evaluation.log.read_text() == "no memory\nat all\n"
+    assert list(evaluation.folder.iterdir()) == []
+
+    fails = False
+    _job.evaluate_cells([evaluation], journal)
+    part = evaluation.folder / "part1"
+    assert {path.name for path in part.iterdir()} == {"results.json", "evaluated.json"}
+    manifest = json.loads((part / "evaluated.json").read_text())
+    assert manifest["tasks"] == evaluation.tasks
     assert manifest["seconds"] >= 0
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no memory\nat all"), SystemExit("no memory")])
-def test_what_fails_in_the_worker_is_an_answer(tmp_path, monkeypatch, job, capsys, error):
-    def evaluate(model_args, tasks, output_path):
-        (output_path / "half").touch()
-        raise error
+def test_a_start_is_whole_or_not_there_and_its_output_goes_to_the_log(tmp_path):
+    for seed, error in ((3, None), (4, "no luck")):
+        arguments = {"content": "mine", "noise": "loud", "error": error}
+        start = Start("experiment_stubs.write_start", arguments, {"sizes": "S"}, seed, tmp_path / "starts" / f"{seed}")
+        reason = _job._in_process("start", tmp_path / f"log{seed}", _job.make_start, start)
+        assert reason == (error and "RuntimeError: no luck")
 
-    monkeypatch.setattr(tfidf_tune.tasks, "evaluate", evaluate)
-
-    assert _worker._answer("evaluation", job) == f"{type(error).__name__}: no memory"
-    assert list((tmp_path / "run").iterdir()) == []
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_the_worker_leaves_a_whole_start_or_nothing(tmp_path, capsys):
-    job = {
-        "folder": str(tmp_path / "starts" / "seed3"), "component": "experiment_stubs.write_start",
-        "model": {"sizes": "S"}, "seed": 3, "arguments": {"content": "mine"},
-    }  # fmt: skip
-
-    assert _worker._answer("start", job) is None
-    assert [path.name for path in (tmp_path / "starts").iterdir()] == ["seed3"]
-    assert (tmp_path / "starts" / "seed3" / "model").read_text() == "mine"
-    assert capsys.readouterr().out == "making S with seed 3\n", "in plain lines"
-
-    job |= {"folder": str(tmp_path / "starts" / "seed4"), "arguments": {"error": "no luck"}}
-    assert _worker._answer("start", job) == "RuntimeError: no luck"
-    assert [path.name for path in (tmp_path / "starts").iterdir()] == ["seed3"]
+    assert [path.name for path in (tmp_path / "starts").iterdir()] == ["3"]
+    assert (tmp_path / "starts" / "3" / "model").read_text() == "mine"
+    assert (tmp_path / "log3").read_text() == "making S with seed 3\nloud 3\n", "in plain lines"
+    assert "Traceback" in (tmp_path / "log4").read_text()
 
 
-def test_the_worker_prints_to_the_log_that_a_job_names(tmp_path, monkeypatch):
-    component = {"component": "experiment_stubs.write_start", "model": {"sizes": "S"}, "arguments": {"noise": "loud"}}
-    jobs = [
-        {
-            "kind": "start",
-            "log": str(tmp_path / f"log{number}"),
-            "job": {"folder": str(tmp_path / f"seed{number}"), "seed": number, **component},
-        }
-        for number in (0, 1)
-    ]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(job) + "\n" for job in jobs)))
-    handler = signal.getsignal(signal.SIGTERM)
-    saved = [(number, os.dup(number)) for number in (1, 2)]
-    answers, own_output = os.pipe()
-    os.dup2(own_output, 1)
-    os.close(own_output)
-    try:
-        _worker.main()
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-        for number, copy in saved:
-            os.dup2(copy, number)
-            os.close(copy)
+FAKE_SLURM = {
+    "sbatch": """
+        (export SLURM_JOB_ID=$$; exec setsid sh "$1") > $SLURM/$$.out 2>&1 < /dev/null &
+        echo $! > $SLURM/$$.pid
+        echo Submitted batch job $$""",
+    "srun": """
+        log=$(echo "$3" | sed "s/%j/$SLURM_JOB_ID/; s/%t/0/"); shift 3
+        exec "$@" > "$log" 2>&1""",
+    "sacct": """
+        echo 'JobID|State|NodeList'
+        for id in $(echo "$@" | grep -oE -- '-j [0-9]+' | cut -c4-); do
+            kill -0 $(cat $SLURM/$id.pid) 2> $SLURM/errors && echo "$id|RUNNING|here" || echo "$id|FAILED|here"
+        done""",
+    "scancel": "kill -9 -- -$(cat $SLURM/$1.pid)",
+}
 
-    with os.fdopen(answers) as told:
-        assert told.read() == "null\nnull\n"
-    for number in (0, 1):
-        assert (tmp_path / f"seed{number}" / "model").is_file()
-        assert (tmp_path / f"log{number}").read_text() == f"loud {number}\n"
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Commands of Slurm that run jobs here, whose training and evaluation are stand-ins."""
+    folder, stubs = tmp_path / "slurm", tmp_path / "stubs"
+    folder.mkdir()
+    stubs.mkdir()
+    for name, script in FAKE_SLURM.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    (folder / "sitecustomize.py").write_text(
+        "import os\nif 'SUBMITIT_EXECUTOR' in os.environ:\n    import experiment_stubs as stubs\n    stubs.install()\n"
+    )
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parent}")
+    monkeypatch.setenv("SLURM", str(folder))
+    monkeypatch.setenv("STUBS", str(stubs))
+    monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)
+    return folder
+
+
+SLURM = "launcher={name: slurm, partition: gpu, gpus_per_node: 1, timeout_min: 90, mem_gb: 40, qos: low}"
+
+
+def test_slurm_gets_a_job_for_each_run(experiment_file, slurm, tmp_path):
+    file = experiment_file()
+    (tmp_path / "stubs" / "lose_evaluate tf-idf checkpoint_100pct").touch()
+
+    (failure,) = run_experiment(load_experiment(file, [SLURM]))
+
+    assert failure.title.startswith("Tiny (full), TF-IDF, seed 0: evaluating checkpoint_100pct")
+    assert failure.reason.endswith("ended before its work was done, its state is FAILED")
+    scripts = [path.read_text() for path in (tmp_path / "out" / "jobs").glob("*_submission.sh")]
+    assert len(scripts) == 2
+    for option in ("partition=gpu", "gpus-per-node=1", "time=90", "mem=40GB", "qos=low", "job-name=tfidf-tune"):
+        assert all(f"#SBATCH --{option}\n" in script for script in scripts), scripts[0]
+    done = (tmp_path / "stubs" / "journal").read_text().splitlines()
+    assert sorted(line.split()[0] for line in done) == ["evaluate"] * 4 + ["train"] * 2
+    job = next((tmp_path / "out" / "jobs").glob("*_submission.sh")).name.split("_")[0]
+
+    (tmp_path / "out" / "jobs" / f"{job}_0_result.pkl").unlink(missing_ok=True)
+    (slurm / f"{job}.pid").write_text(str(os.getpid()))  # as if it still ran
+    submitit.SlurmJob.watcher.clear()
+    with pytest.raises(BlockingIOError, match=rf"jobs of an earlier command .* running: {job}\..*`scancel {job}`"):
+        run_experiment(load_experiment(file, [SLURM]))
+
+
+def test_a_job_that_a_cluster_starts_again_goes_on_with_its_run(experiment_file, stubbed, tmp_path, monkeypatch):
+    run = expand(load_experiment(experiment_file()))[0]
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
+    journal = _job.Journal(tmp_path / "0.jsonl")
+    journal.create()
+    journal.write("claimed", job="7")
+    for job_id in ("8", "7", "7"):
+        monkeypatch.setenv("SUBMITIT_DEBUG_JOB_ID", job_id)
+        _job.work({0: run}, tmp_path, 0, None)
+
+    done = (stubbed.folder / "journal").read_text().splitlines()
+    assert [line.split()[0] for line in done] == ["train", "evaluate", "evaluate"]
+
+
+def test_what_slurm_does_not_take_is_refused_before_any_work(experiment_file, slurm, monkeypatch):
+    with pytest.raises(SetupError, match=r"launcher: .*'prtition'.*Valid arguments.*partition"):
+        run_experiment(load_experiment(experiment_file(), ["launcher={name: slurm, timeout_min: 9, prtition: a}"]))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SetupError, match='launcher: .*"srun"'):
+        run_experiment(load_experiment(experiment_file(), [SLURM]))
+    assert not (slurm.parent / "stubs" / "journal").exists()

@@ -13,26 +13,29 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    """Run an experiment, or say which there are.
+    """Run an experiment, or list those that come with the package.
 
     Args:
         arguments (list[str]): of the command line, after ``tfidf-tune experiment``.
     """
     parser = argparse.ArgumentParser(
         prog="tfidf-tune experiment",
-        description="Train models under objectives and seeds, evaluate their checkpoints, compare them. What is done "
-        "is never done again: the same command goes on after an interruption or a failure.",
+        description="Train models under objectives and seeds, evaluate their checkpoints, and compare them. Nothing is "
+        "done twice: the same command continues after an interruption or a failure.",
         allow_abbrev=False,
     )
     parser.add_argument("config", nargs="?", help="a file, or the name of one that --list shows")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="in place of the file's, as for a recipe")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override keys of the file, as for a recipe")
     parser.add_argument("--list", action="store_true", help="show the experiments that come with the package")
-    parser.add_argument("--dry-run", action="store_true", help="check everything, show the cells and how far they are")
-    parser.add_argument("--overwrite", action="store_true", help="do cells of other settings again, and lose them")
-    parser.add_argument("--retry", type=int, default=0, metavar="N", help="do failed cells up to N times again")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="do N runs at once; default: %(default)s")
+    parser.add_argument("--dry-run", action="store_true", help="check everything and show the state of the cells")
+    parser.add_argument("--overwrite", action="store_true", help="redo cells that were made with other settings")
+    parser.add_argument("--retry", type=int, default=0, metavar="N", help="repeat a failed cell up to N times")
+    parser.add_argument("--jobs", type=int, metavar="N", help="do N runs at once; default: 1, on a cluster all")
+    parser.add_argument(
+        "--launcher", choices=["local", "slurm"], help="where runs are done; default: the file's, local"
+    )
     options = parser.parse_intermixed_args(arguments)
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs is {options.jobs}, it has to be at least 1")
     if options.retry < 0:
         parser.error(f"--retry is {options.retry}, it has to be at least 0")
@@ -41,15 +44,16 @@ def main(arguments: list[str]) -> None:
         return
     from tfidf_tune.experiment import load_experiment, print_cells
 
-    experiment = load_experiment(options.config, options.overrides)
+    launcher = [] if options.launcher is None else [f"launcher.name={options.launcher}"]
+    experiment = load_experiment(options.config, [*options.overrides, *launcher])
     if options.dry_run:
         print_cells(experiment)
     else:
         run(experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs)
 
 
-def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, jobs: int = 1) -> None:
-    """Run an experiment as a command: what failed is listed at the end, with exit code 1.
+def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, jobs: int | None = None) -> None:
+    """Run an experiment as a command: failures are listed at the end, with exit code 1.
 
     Args:
         experiment (Experiment): the experiment.
@@ -63,7 +67,7 @@ def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, 
         name = signal.Signals(number).name
         sys.exit(f"error: ended by {name}; the same command goes on from here")
 
-    # As Ctrl-C does: what was started ends too, and cleans up after itself.
+    # As Ctrl-C does, end all jobs.
     handle([number for number in ENDING if number != signal.SIGINT], end)
     failures = run_experiment(experiment, overwrite=overwrite, retries=retries, jobs=jobs)
     if failures:

@@ -1,10 +1,9 @@
-"""Experiments: models, objectives and seeds of one file, trained, evaluated and compared."""
+"""Experiments: train, evaluate and compare the models, objectives and seeds of one file."""
 
-from tfidf_tune.experiment._config import EvalSettings, Experiment, Model, load_experiment, shipped_experiments
+from tfidf_tune.experiment._progress import Failure
 from tfidf_tune.experiment._run import print_cells, run_experiment
-from tfidf_tune.experiment._runner import Failure
-from tfidf_tune.experiment._start import random_model
-from tfidf_tune.experiment._trained_start import trained_model
+from tfidf_tune.experiment._schema import EvalSettings, Experiment, Model, load_experiment, shipped_experiments
+from tfidf_tune.experiment._starts import random_model, trained_model
 
 __all__ = [
     "EvalSettings",

@@ -1,4 +1,4 @@
-"""An experiment from its file to its report."""
+"""Run an experiment from its file to its report."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
-from tfidf_tune.experiment._cells import PlannedRun
-from tfidf_tune.experiment._config import Experiment
-from tfidf_tune.experiment._plan import REPORT, plan_runs
-from tfidf_tune.experiment._processes import locked
-from tfidf_tune.experiment._runner import Failure, do_cells, step_of
-from tfidf_tune.experiment._state import (
+from tfidf_tune.experiment._cells import (
+    REPORT,
+    PlannedRun,
     State,
     changes,
     check_folder,
@@ -20,6 +17,10 @@ from tfidf_tune.experiment._state import (
     evaluation_state,
     training_state,
 )
+from tfidf_tune.experiment._expand import expand
+from tfidf_tune.experiment._launcher import only_command, run_jobs
+from tfidf_tune.experiment._progress import Failure, step_of
+from tfidf_tune.experiment._schema import Experiment
 
 if TYPE_CHECKING:  # imported where a report is written: a plan alone does without
     from tfidf_tune.analysis import Run
@@ -27,58 +28,57 @@ if TYPE_CHECKING:  # imported where a report is written: a plan alone does witho
 
 
 def run_experiment(
-    experiment: Experiment, *, overwrite: bool = False, retries: int = 0, jobs: int = 1
+    experiment: Experiment, *, overwrite: bool = False, retries: int = 0, jobs: int | None = None
 ) -> list[Failure]:
-    """Do what of an experiment is not done, and write and print the comparison of what is.
+    """Do the cells of an experiment that are not done, and write and print the comparison.
 
     Args:
         experiment (Experiment): the experiment.
         overwrite (bool): do cells that were made with other settings again, and lose them. Default: False, refuse.
         retries (int): how often a failed cell is done again at once. Default: 0.
-        jobs (int): how many runs, each a training and its evaluations, are done at the same time. Above 1 what they
-            print goes to their logs alone, and each process gets its share of the CPUs by OMP_NUM_THREADS, unless
-            that is set. Default: 1.
+        jobs (int | None): how many runs, each a training and its evaluations, are done at the same time. Above 1 their
+            output only goes to their logs, and on this machine they share CPUs (by OMP_NUM_THREADS, unless that is
+            set) and GPUs. Default: None, 1 on this machine, all runs on a cluster.
 
     Returns:
         list[Failure]: the cells that failed.
 
     Raises:
-        ValueError: If something in the experiment is not right, cells were made with other settings, or ``jobs`` is
-            below 1.
+        ValueError: If the experiment is wrong, cells were made with other settings, or ``jobs`` is below 1.
         OSError: If the folder is in use, cannot be written, or holds something else where a run would go.
     """
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}, it has to be at least 1")
-    runs = plan_runs(experiment)
+    runs = expand(experiment)
     out = Path(experiment.output_dir)
-    with locked(out) as lock:
-        for run in runs:
-            check_folder(run.training)
-        if problems := [line for run in runs for line in changes(run)]:
-            if not overwrite:
-                raise ValueError(_changed(problems))
+    try:
+        with only_command(out) as jobs_lock:
             for run in runs:
-                discard_changed(run)
-        say(f"Everything is kept in {out}.")
-        try:
-            failures = do_cells(runs, experiment.eval, lock, retries=retries, jobs=jobs)
-        except KeyboardInterrupt:
-            say("\ninterrupted; the same command goes on where this one was")
-            raise
-        _report(runs, experiment, out / REPORT)
+                check_folder(run.training)
+            if problems := [line for run in runs for line in changes(run)]:
+                if not overwrite:
+                    raise ValueError(_changed(problems))
+                for run in runs:
+                    discard_changed(run)
+            say(f"Everything is kept in {out}.")
+            failures = run_jobs(runs, out, jobs_lock, experiment.launcher, retries=retries, jobs=jobs)
+            _report(runs, experiment, out / REPORT)
+    except KeyboardInterrupt:
+        say("\ninterrupted; the same command goes on where this one was")
+        raise
     return failures
 
 
 def print_cells(experiment: Experiment) -> None:
-    """Check an experiment, and print its cells and how far they are; nothing is written.
+    """Check an experiment and print the state of its cells; nothing is written.
 
     Args:
         experiment (Experiment): the experiment.
 
     Raises:
-        ValueError: If something in the experiment is not right.
+        ValueError: If the experiment is wrong.
     """
-    runs = plan_runs(experiment)
+    runs = expand(experiment)
     lines = []
     for run in runs:
         lines.append((step_of(run.training).title, training_state(run)))

@@ -1,4 +1,4 @@
-"""The file of an experiment: its keys, and their check."""
+"""The keys of an experiment's file and their checks."""
 
 import difflib
 import math
@@ -15,6 +15,7 @@ from tfidf_tune.training import SetupError, config_path, load_config
 
 RECIPES = ("full_finetune", "lora_finetune")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+LAUNCHERS = ("local", "slurm")
 _FOLDER = "experiments"
 # What the experiment itself sets in a training config, and by which of its keys.
 _OWN_KEYS = {"output_dir": "output_dir", "seed": "seeds", "loss": "objectives", "save_at_percent": "milestones"}
@@ -78,6 +79,8 @@ class Experiment:
         milestones (list[int]): training progress in percent at which a checkpoint is saved and evaluated.
         tasks (list[str]): tasks and groups of the evaluation harness.
         eval (EvalSettings): how they are run.
+        launcher (dict[str, Any]): ``name`` ("local" or "slurm") and options of it: ``gpus_per_node`` of a job, and for
+            Slurm ``timeout_min``, ``partition`` and whatever else submitit takes. Default: local.
         overrides (dict[str, Any]): keys of all training configs.
     """
 
@@ -90,6 +93,7 @@ class Experiment:
     milestones: list[int] = field(default_factory=lambda: [10, 25, 50, 75, 100])
     tasks: list[str] = MISSING
     eval: EvalSettings = field(default_factory=EvalSettings)
+    launcher: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,15 +134,15 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     except OmegaConfBaseException as error:
         raise SetupError(f"experiment: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
     models = {model: replace(settings, overrides=own[model]) for model, settings in experiment.models.items()}
-    experiment = replace(
-        experiment, output_dir=str(Path(experiment.output_dir).expanduser()), models=models, overrides=shared
-    )
+    out = str(Path(experiment.output_dir).expanduser())
+    launcher = {"name": "local"} | experiment.launcher
+    experiment = replace(experiment, output_dir=out, models=models, overrides=shared, launcher=launcher)
     _check_values(experiment)
     return experiment
 
 
 def hint(name: str, possible: Sequence[str]) -> str:
-    """Say what could have been meant by a name."""
+    """Suggest what a wrong name could mean."""
     close = difflib.get_close_matches(name, possible, n=1)
     return f"did you mean '{close[0]}'?" if close else f"possible are {', '.join(possible)}"
 
@@ -168,7 +172,7 @@ def _plain(section: Any) -> dict[str, Any]:
 
 
 def _check_keys(schema: type, section: Any, where: str) -> None:
-    """Unknown keys are told with the nearest one, missing ones by name."""
+    """Report unknown keys with the nearest known one, and missing keys."""
     assert is_dataclass(schema)
     if not OmegaConf.is_dict(section) and section != {}:
         raise SetupError(f"experiment: {where.rstrip(': ') or 'the file'} has to hold keys and values")
@@ -189,6 +193,7 @@ def _check_values(experiment: Experiment) -> None:
             f"experiment: milestones is {experiment.milestones}, possible are whole percents from 1 to 100"
         )
     _check_learning_rates(experiment)
+    _check_launcher(experiment.launcher)
     for name, model in experiment.models.items():
         if model.recipe not in RECIPES:
             raise SetupError(
@@ -201,6 +206,20 @@ def _check_values(experiment: Experiment) -> None:
             raise SetupError(f"experiment: eval: {key} is {value}, it has to be at least 1")
     if experiment.eval.dtype not in (None, *DTYPES):
         raise SetupError(f"experiment: eval: dtype is {experiment.eval.dtype!r}, possible are {', '.join(DTYPES)}")
+
+
+def _check_launcher(launcher: dict[str, Any]) -> None:
+    where = "experiment: launcher: "
+    if launcher["name"] not in LAUNCHERS:
+        raise SetupError(f"{where}name is {launcher['name']!r}, possible are {', '.join(LAUNCHERS)}")
+    if launcher["name"] == "slurm" and "timeout_min" not in launcher:
+        raise SetupError(f"{where}slurm needs timeout_min, the time limit of a job: a training and its evaluations")
+    for key in ("nodes", "tasks_per_node"):
+        if launcher.get(key, 1) != 1:
+            raise SetupError(f"{where}{key} is {launcher[key]}, but a job is one process on one machine: leave it out")
+    for key in ("timeout_min", "gpus_per_node", "cpus_per_task"):
+        if key in launcher and (type(launcher[key]) is not int or launcher[key] < 1):
+            raise SetupError(f"{where}{key} is {launcher[key]!r}, it has to be a whole number, at least 1")
 
 
 def _check_list(where: str, values: Sequence[Any]) -> None:

@@ -1,0 +1,300 @@
+"""Expand an experiment into validated cells, with the settings that affect their results."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from torchtune.config._utils import _get_component_from_path
+
+from tfidf_tune._files import looks_like_path
+from tfidf_tune.data import source_fingerprint
+from tfidf_tune.data._cache import digest
+from tfidf_tune.experiment._cells import (
+    JOBS,
+    REPORT,
+    STARTS,
+    EvaluationCell,
+    PlannedRun,
+    Settings,
+    Start,
+    TrainingCell,
+)
+from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model, hint
+from tfidf_tune.training import (
+    FinetuneConfig,
+    LoRAFinetuneConfig,
+    SetupError,
+    build_loss,
+    check_config,
+    load_config,
+    milestone_name,
+    setup_errors,
+)
+
+_SCHEMAS = {"full_finetune": FinetuneConfig, "lora_finetune": LoRAFinetuneConfig}
+# Keys of a training config that do not affect the trained model.
+_IMMATERIAL = (
+    "output_dir",
+    "save_at_percent",
+    "save_every_n_steps",
+    "keep_last_n_checkpoints",
+    "resume_from_checkpoint",
+    "metric_logger",
+    "log_every_n_steps",
+    "log_peak_memory_stats",
+    "refuse_if_too_large",
+)
+# Settings of the tasks, by the beginning of their names.
+TASK_SETTINGS = {
+    "tfidf_memorization": ("probe_file", "prefix_lengths", "max_new_tokens", "offset"),
+    "tfidf_wikitext2_ppl": (
+        *(f"wikitext2_{key}" for key in ("source", "name", "split", "column")),
+        *("block_size", "num_blocks"),
+        *(f"train_{key}" for key in ("source", "name", "split", "column")),
+        "shared_tokens",
+    ),
+    "tfidf_cnn_dailymail": (
+        *(f"cnn_dailymail_{key}" for key in ("source", "name", "split", "max_source_tokens", "max_new_tokens")),
+        *("bertscore_model", "bertscore_num_layers"),
+    ),
+    "tfidf_squad": tuple(f"squad_{key}" for key in ("source", "name", "split", "max_seq_len", "max_new_tokens")),
+}
+
+
+def expand(experiment: Experiment) -> list[PlannedRun]:
+    """Expand an experiment into its runs, checked as the recipes check their configs.
+
+    Args:
+        experiment (Experiment): the experiment.
+
+    Returns:
+        list[PlannedRun]: by model, seed, learning rate and objective, so that runs to be compared follow each other.
+
+    Raises:
+        ValueError: If names do not make different folders; if a task, a training config, an objective, a start, a path
+            or a source of text is wrong.
+    """
+    _fingerprint.cache_clear()
+    _read_config.cache_clear()
+    _check_tasks(experiment)
+    models, objectives = _slugs(experiment.models, "models"), _slugs(experiment.objectives, "objectives")
+    starts: dict[str, Path] = {}
+    return [
+        _run(experiment, model, objective, rate, seed, Path(models[model], objectives[objective]), starts)
+        for model in experiment.models
+        for seed in experiment.seeds
+        for rate in experiment.models[model].learning_rates or experiment.learning_rates or (None,)
+        for objective in experiment.objectives
+    ]
+
+
+def slug(name: str) -> str:
+    """Return the folder name of a model or objective: ``pythia-1.4b-lora`` for "Pythia 1.4B (LoRA)"."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
+def _slugs(names: Mapping[str, Any], key: str) -> dict[str, str]:
+    slugs = {name: slug(name) for name in names}
+    for name, own in slugs.items():
+        if not own or own in (STARTS, REPORT, JOBS):
+            raise SetupError(f"experiment: {key}: {name!r} makes no folder of its own; choose another name")
+        if same := [other for other in names if other != name and slugs[other] == own]:
+            raise SetupError(f"experiment: {key}: {name!r} and {same[0]!r} would share the folder {own}; rename one")
+    return slugs
+
+
+def _check_tasks(experiment: Experiment) -> None:
+    from tfidf_tune.tasks import tasks_folder
+
+    known = sorted(file.stem for file in tasks_folder().glob("*.yaml"))
+    if unknown := [task for task in experiment.tasks if task not in known]:
+        raise SetupError(f"experiment: no task {', '.join(unknown)}; there are {', '.join(known)}")
+    settings = [key for keys in TASK_SETTINGS.values() for key in keys]
+    for key in experiment.eval.metadata:
+        if key not in settings:
+            raise SetupError(f"experiment: eval.metadata: no setting {key!r}; {hint(key, settings)}")
+
+
+def _run(
+    experiment: Experiment,
+    name: str,
+    objective: str,
+    learning_rate: float | None,
+    seed: int,
+    place: Path,
+    starts: dict[str, Path],
+) -> PlannedRun:
+    model = experiment.models[name]
+    out = Path(experiment.output_dir)
+    folder = out / place / ("" if learning_rate is None else f"lr{learning_rate}") / f"seed{seed}"
+    with _errors_in(f"experiment: {name}, {objective}"):
+        cfg = _training_config(experiment, model, objective, learning_rate, seed)
+        start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / place.parts[0], starts)
+        settings = _training_settings(cfg, model.recipe, start)
+        if start is not None:
+            OmegaConf.update(cfg, "checkpointer.checkpoint_dir", str(start.folder))
+        elif looks_like_path(cfg.checkpointer.checkpoint_dir):
+            checkpoint = Path(cfg.checkpointer.checkpoint_dir).expanduser()
+            if not checkpoint.is_dir():
+                raise SetupError(f"checkpointer.checkpoint_dir: no such folder {checkpoint}")
+            cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not know the tilde
+        cfg.output_dir = str(folder)
+        training = TrainingCell(name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings)
+        return PlannedRun(
+            training, tuple(_evaluation(experiment, training, percent) for percent in sorted(experiment.milestones))
+        )
+
+
+def _training_config(
+    experiment: Experiment, model: Model, objective: str, learning_rate: float | None, seed: int
+) -> DictConfig:
+    cfg = deepcopy(_read_config(model.config))
+    for overrides in (experiment.overrides, model.overrides):
+        for key, value in overrides.items():
+            # A section with a component replaces that of the config, as with `base`.
+            replaces = isinstance(value, dict) and "_component_" in value
+            with _errors_in(f"overrides: {key}"):
+                OmegaConf.update(cfg, key, value, merge=not replaces, force_add=True)
+    cfg.loss = experiment.objectives[objective]
+    if learning_rate is not None:
+        OmegaConf.update(cfg, "optimizer.lr", learning_rate, force_add=True)
+    cfg.seed = seed
+    cfg.save_at_percent = sorted(experiment.milestones)
+    cfg.keep_last_n_checkpoints = 0  # an interrupted cell is trained anew
+    return cfg
+
+
+_read_config = lru_cache(load_config)  # reading takes most of the time of expanding many runs
+
+
+def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path, starts: dict[str, Path]) -> Start:
+    arguments = {key: value for key, value in section.items() if key not in ("_component_", "seed")}
+    component = section.get("_component_")
+    if not isinstance(component, str):
+        raise SetupError("start: has to be a section with `_component_`")
+    seed = section.get("seed", seed)
+    if type(seed) is not int:
+        raise SetupError(f"start: seed is {seed!r}, it has to be a whole number")
+    model = cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True))
+    with _errors_in("start"):
+        inspect.signature(_get_component_from_path(component)).bind(folder, model, seed, **arguments)
+    made_from = [component, _with_fingerprints(arguments, "start"), model]
+    name = f"seed{seed}-{digest(made_from)[:8]}"
+    # Models with the same start share the folder of the first.
+    return Start(component, arguments, model, seed, starts.setdefault(name, folder / name))
+
+
+def _evaluation(experiment: Experiment, run: TrainingCell, percent: int) -> EvaluationCell:
+    own = experiment.eval
+    dtype = DTYPES[own.dtype or run.settings["dtype"]]
+    metadata = dict(own.metadata)
+    if any(task.startswith("tfidf_memorization") for task in experiment.tasks) and "probe_file" not in metadata:
+        metadata["probe_file"] = _probe_file(run)
+    arguments = {
+        "model_args": _model_args(run, str(run.folder / milestone_name(percent))) | {"dtype": dtype} | own.model_args,
+        "metadata": metadata,
+        "batch_size": own.batch_size,
+        "device": own.device or run.settings["device"],
+        "limit": own.limit,
+    }
+    return EvaluationCell(
+        run, percent, {task: _task_settings(task, own, dtype) for task in experiment.tasks}, arguments
+    )
+
+
+def _model_args(run: TrainingCell, checkpoint: str) -> dict[str, Any]:
+    """Return the harness's arguments for a checkpoint, an adapter together with its base."""
+    if run.recipe == "full_finetune" or run.settings["merge_adapter"]:
+        return {"pretrained": checkpoint}
+    checkpointer = run.config.checkpointer
+    revision = {} if checkpointer.get("revision") is None else {"revision": checkpointer.revision}
+    return {"pretrained": str(checkpointer.checkpoint_dir), "peft": checkpoint, **revision}
+
+
+def _probe_file(run: TrainingCell) -> str:
+    dataset = run.config.dataset
+    sections = dataset if OmegaConf.is_list(dataset) else [dataset]
+    probe_file = next((section.probe_file for section in sections if section.get("probe_file") is not None), None)
+    if probe_file is None:
+        raise SetupError(
+            "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset with a probe_file, or "
+            "name one in eval.metadata.probe_file (`tfidf-tune probe make` makes one)"
+        )
+    return str(probe_file)
+
+
+def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Settings:
+    """Check a training config as its recipe will, and return the settings that affect the trained model.
+
+    References are resolved, local sources of text replaced by hashes of their contents. The folders of the run and of
+    the start have no effect; references to them become these words:
+    """
+    cfg = cast(DictConfig, OmegaConf.merge(cfg, {"output_dir": "RUN"}))
+    if start is not None:
+        OmegaConf.update(cfg, "checkpointer.checkpoint_dir", "START", force_add=True)
+    checked = check_config(cfg, _SCHEMAS[recipe])
+    build_loss(checked)
+    if ("lora_attn_modules" in checked.model) != (recipe == "lora_finetune"):
+        raise SetupError(
+            f"recipe is {recipe}, but the model {'has no' if recipe == 'lora_finetune' else 'has'} lora_attn_modules: "
+            "adapters are trained by lora_finetune, all weights by full_finetune"
+        )
+    content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
+    settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
+    dataset = settings["dataset"]
+    settings["dataset"] = (
+        [_dataset_settings(section, f"dataset[{index}]") for index, section in enumerate(dataset)]
+        if isinstance(dataset, list)
+        else _dataset_settings(dataset, "dataset")
+    )
+    if start is not None:
+        arguments = _with_fingerprints(start.arguments, "start")
+        settings["start"] = {"component": start.component, "arguments": arguments, "seed": start.seed}
+    return {"recipe": recipe, **settings}
+
+
+def _dataset_settings(section: dict[str, Any], where: str) -> Settings:
+    # A probe file says where passages are written, not which.
+    return _with_fingerprints({key: value for key, value in section.items() if key != "probe_file"}, where)
+
+
+def _task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
+    """Return the settings that affect the result of a task; batch size and device do not."""
+    known = [key for kind, keys in TASK_SETTINGS.items() if task.startswith(kind) for key in keys]
+    metadata = {key: value for key, value in own.metadata.items() if key in known}
+    return {
+        "dtype": dtype,
+        "limit": own.limit,
+        "model_args": own.model_args,
+        "metadata": _with_fingerprints(metadata, "eval.metadata"),
+    }
+
+
+def _with_fingerprints(section: Mapping[str, Any], where: str) -> Settings:
+    """Replace the names of local sources, which can be written in many ways, by hashes of their contents."""
+    settings = dict(section)
+    for key, value in section.items():
+        is_source = isinstance(value, str) and key.endswith(("source", "probe_file"))
+        if is_source and (value == "embedded" or looks_like_path(value) or Path(value).exists()):
+            with _errors_in(f"{where}.{key}"):
+                settings[key] = f"contents {_fingerprint(value)}"
+    return settings
+
+
+_fingerprint = lru_cache(source_fingerprint)  # once for all cells that read a source
+
+
+@contextmanager
+def _errors_in(where: str) -> Iterator[None]:
+    """Put the place in front of an error's message."""
+    try:
+        with setup_errors():
+            yield
+    except SetupError as error:
+        raise SetupError(f"{where}: {error}") from error

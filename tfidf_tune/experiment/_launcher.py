@@ -1,0 +1,167 @@
+"""Run the jobs of an experiment through submitit, on this machine or on a Slurm cluster, and follow what they do."""
+
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import submitit
+import torch
+from submitit.helpers import environment_variables
+
+from tfidf_tune.experiment._cells import JOBS, PlannedRun
+from tfidf_tune.experiment._job import JOBS_LOCK, LOCK, LocalJob, work
+from tfidf_tune.experiment._progress import Failure, RunsProgress
+from tfidf_tune.training import SetupError
+
+_THREADS = "OMP_NUM_THREADS"
+_MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
+# Options of submitit for every kind of cluster; those of Slurm have a prefix.
+_GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
+
+
+@contextmanager
+def only_command(folder: Path) -> Iterator[int]:
+    """Lock the folder of an experiment. When the block ends, or this process, its local jobs are ended.
+
+    Yields:
+        int: descriptor of a lock that jobs share; they wait until this process unlocks it.
+
+    Raises:
+        BlockingIOError: If another command, or a job of an earlier one, is at work in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as lock, (folder / JOBS_LOCK).open("a") as jobs_lock:
+        try:
+            for file in (lock, jobs_lock):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"another experiment, or a job of one that has ended, is at work in {folder}: wait for it"
+            ) from error
+        if left := [job_id for job_id in _cluster_jobs(folder / JOBS) if not _has_ended(folder / JOBS, job_id)]:
+            raise BlockingIOError(
+                f"jobs of an earlier command may still be queued or running: {', '.join(left)}. Wait for them, or end "
+                f"them by `scancel {' '.join(left)}`; if Slurm does not know them any more, delete {folder / JOBS}"
+            )
+        try:
+            yield jobs_lock.fileno()
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # jobs wait for this to end themselves
+            fcntl.flock(jobs_lock, fcntl.LOCK_EX)  # they hold it until they have ended
+
+
+def _cluster_jobs(folder: Path) -> list[str]:
+    return [path.name.removesuffix("_submission.sh") for path in sorted(folder.glob("[0-9]*_submission.sh"))]
+
+
+def _has_ended(folder: Path, job_id: str) -> bool:
+    return submitit.SlurmJob[None](folder, job_id).done(force_check=True)
+
+
+def run_jobs(
+    runs: list[PlannedRun],
+    folder: Path,
+    jobs_lock: int,
+    launcher: Mapping[str, Any],
+    *,
+    retries: int,
+    jobs: int | None,
+) -> list[Failure]:
+    """Do every cell that is not done, and return what failed; a failure leaves out only what needs it.
+
+    The folder and the lock are those of :func:`only_command`. By default there is one job at a time on this machine,
+    and a job for each run on a cluster.
+    """
+    is_local = launcher["name"] == "local"
+    progress = RunsProgress(runs, folder / JOBS / "journals", retries)
+    if not progress.to_do:
+        return []
+    num_jobs = min(len(progress.to_do), jobs or (1 if is_local else len(runs)))
+    shutil.rmtree(folder / JOBS, ignore_errors=True)
+    fcntl.flock(jobs_lock, fcntl.LOCK_UN)
+    progress.begin(num_jobs, shows_logs=is_local and num_jobs == 1)
+    executor = make_executor(launcher, folder / JOBS)
+    gpus = gpus_of_jobs(num_jobs, launcher.get("gpus_per_node")) if is_local else []
+    shares_cpus = is_local and num_jobs > 1 and _THREADS not in os.environ
+    threads = {_THREADS: max(1, _num_cpus() // num_jobs)} if shares_cpus else {}
+    running: dict[int, tuple[submitit.Job[None], list[int]]] = {}  # by slot: a job and the runs that it may do
+    try:
+        while True:
+            for slot in set(range(num_jobs)) - running.keys():
+                numbers = progress.waiting()
+                if not is_local:  # a job there has a time limit; here it goes on with other runs, which saves imports
+                    submitted = [number for _, taken in running.values() for number in taken]
+                    numbers = [number for number in numbers if number not in submitted][:1]
+                if numbers:
+                    share = {number: runs[number] for number in numbers}
+                    local = LocalJob(folder.absolute(), gpus[slot]) if is_local else None
+                    with environment_variables(**threads), _without_ctrl_c():
+                        job = executor.submit(work, share, progress.folder.absolute(), retries, local)
+                    running[slot] = job, numbers
+            if not running:
+                return progress.failures()
+            time.sleep(0.1 if is_local else 2.0)
+            ended = [slot for slot, (job, _) in running.items() if job.done()]
+            progress.update()
+            for slot in ended:
+                progress.end_job(*running.pop(slot))
+    finally:
+        if not is_local:  # local jobs end with the lock
+            for job, _ in running.values():
+                job.cancel(check=False)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Block SIGINT, also for processes started here: it goes to all processes of a terminal, and this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def make_executor(launcher: Mapping[str, Any], folder: Path) -> submitit.Executor:
+    """Make the executor of a launcher; a :class:`SetupError` says which option is wrong."""
+    if launcher["name"] == "local":
+        local = submitit.LocalExecutor(folder)
+        local.update_parameters(timeout_min=_MINUTES_OF_A_LOCAL_JOB, stderr_to_stdout=True)
+        return local
+    options = {
+        key if key in _GENERIC_OPTIONS else f"slurm_{key}": value
+        for key, value in ({"job_name": "tfidf-tune"} | dict(launcher)).items()
+        if key != "name"
+    }
+    try:
+        executor = submitit.AutoExecutor(folder, cluster="slurm")
+        executor.update_parameters(stderr_to_stdout=True, **options)
+    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
+        raise SetupError(f"experiment: launcher: {str(error).splitlines()[0]}") from error
+    return executor
+
+
+def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
+    """Share the GPUs of this machine among jobs: return ``CUDA_VISIBLE_DEVICES`` of each, None for all GPUs.
+
+    Each job has ``per_job`` of them, by default an equal share. Jobs share GPUs where there are too few for all.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = (
+        list(map(str, range(torch.cuda.device_count()))) if given is None else [one for one in given.split(",") if one]
+    )
+    if per_job is None and (num_jobs == 1 or not gpus):
+        return [given] * num_jobs
+    count = per_job or max(1, len(gpus) // num_jobs)
+    if count > len(gpus):
+        raise SetupError(f"experiment: launcher: gpus_per_node is {count}, but this machine has {len(gpus)} GPUs")
+    return [",".join(gpus[(job * count + index) % len(gpus)] for index in range(count)) for job in range(num_jobs)]
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
