@@ -479,7 +479,8 @@ def is_running(pid):
 
 
 STUBBED_COMMAND = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 sys.path.insert(0, {folder!r})
 import experiment_stubs
 from tfidf_tune.commands import experiment
