@@ -1,85 +1,71 @@
-"""The tables and figures of docs/results.md, from the records that experiments wrote.
+"""Write the tables and figures of docs/results.md from results files of experiments.
 
-    python benchmarks/results_page.py            write them
+    python benchmarks/results_page.py
 
-A table stands between two comments that say what it is and which file it comes from; the text around them is by hand.
+A table is between two comments that say what it is and which file it comes from; the text around them is by hand.
 
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-A figure is a file beside the records, one for each model of frontier.jsonl.
+A figure is a file beside the results, one for each model of frontier.jsonl.
 """
 
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from measuring import markdown_table  # type: ignore[import-not-found]
 
-from tfidf_tune.analysis import (
-    Frontier,
-    FrontierCurve,
-    FrontierPoint,
-    RunRecord,
-    SeedDifference,
-    SeedEstimate,
-    over_seeds,
-    read_records,
-    trace_frontiers,
-)
-from tfidf_tune.report import frontier_drawing
+from tfidf_tune.analysis._frontier import Curve, Frontier, Point, SeedDifference, run_table, trace_frontiers
+from tfidf_tune.analysis._over_seeds import SeedEstimate, over_seeds
+from tfidf_tune.report._frontier_figure import frontier_drawing
+from tfidf_tune.results import Results, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-RECORDS = PAGE.parent / "results"
+RESULTS = PAGE.parent / "results"
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str) -> str:
-    """Put the tables into a page.
-
-    Args:
-        page (str): Markdown, whatever stands between its comments.
-
-    Returns:
-        str: the page with its tables.
+    """Replace the tables of a page (Markdown).
 
     Raises:
         KeyError: If there is no table of a name.
-        FileNotFoundError: If there is no file of records of a name.
+        FileNotFoundError: If there is no results file of a name.
     """
 
     def block(match: re.Match[str]) -> str:
-        records, provenance = read_records(RECORDS / match[3])
-        return f"{match[1]}\n{_TABLES[match[2]](records, provenance)}\n\n{match[5]}"
+        return f"{match[1]}\n{_TABLES[match[2]](read_results(RESULTS / match[3]))}\n\n{match[5]}"
 
     return _BLOCK.sub(block, page)
 
 
-def _provenance(records: Sequence[RunRecord], provenance: dict[str, str]) -> str:
-    seeds = sorted({record.seed for record in records if record.seed is not None})
-    seconds = [record.training_seconds for record in records if record.training_seconds is not None]
+def _provenance(results: Results) -> str:
+    runs = results.checkpoints
+    seeds = sorted({one.seed for one in runs if one.seed is not None})
+    seconds = [one.training_seconds for one in runs if one.training_seconds is not None]
+    passages = results.scores[(results.scores["kind"] == "target") & (results.scores["unit"] != "")]
+    num_targets = passages.groupby("checkpoint")["unit"].nunique()
+    num_predictions = run_table(results)["num_predictions"].astype(int)
+    asked = sorted(set(zip(num_targets, num_predictions, strict=True)))
     rows = {
-        "runs": f"{len({record.run for record in records})}, seeds {', '.join(map(str, seeds))}",
-        "targets, held-out tokens": _numbers_of_questions(records),
+        "runs": f"{len({one.run for one in runs})}, seeds {', '.join(map(str, seeds))}",
+        "targets, held-out tokens": "; ".join(f"{targets}, {tokens:,}" for targets, tokens in asked),
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}",
-        **{name: value for name, value in provenance.items() if name != "platform"},
+        **{name: value for name, value in results.provenance.items() if name != "platform"},
     }
     return str(markdown_table(("", ""), [list(row) for row in rows.items()]))
 
 
-def _numbers_of_questions(records: Sequence[RunRecord]) -> str:
-    numbers = {(len(record.lms_by_passage), record.num_predictions) for record in records}
-    return "; ".join(f"{targets}, {tokens:,}" for targets, tokens in sorted(numbers))
-
-
-def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+def _operating_points(results: Results) -> str:
     """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
     parts = []
-    for frontier in _frontiers(records):
+    runs = run_table(results)
+    for frontier in _frontiers(results):
         against = {(one.objective, one.reference): one for one in frontier.at_operating_points}
         rows = [
             [
@@ -96,16 +82,15 @@ def _operating_points(records: Sequence[RunRecord], _: dict[str, str]) -> str:
             *("objective", "lr", "LMS", "perplexity", f"LMS, perplexity against {_BASELINE}"),
             *(f"verdict against {_BASELINE}", f"against {_PEER}"),
         ]
-        controls = [record.control_lms for record in records if record.model == frontier.model]
-        floor = statistics.fmean(value for value in controls if value is not None)
+        floor = statistics.fmean(runs.loc[runs["model"] == frontier.model, "control_lms"].dropna())
         parts.append(f"**{frontier.model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
     return "\n\n".join(parts)
 
 
-def _curves(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+def _curves(results: Results) -> str:
     """The means over seeds of each objective at each learning rate."""
     parts = []
-    for frontier in _frontiers(records):
+    for frontier in _frontiers(results):
         points = {
             curve.objective: {point.learning_rate: point for point in curve.points if point.learning_rate is not None}
             for curve in frontier.curves
@@ -121,11 +106,11 @@ def _curves(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     return "\n\n".join(parts)
 
 
-def _means(point: FrontierPoint) -> str:
+def _means(point: Point) -> str:
     return f"{point.lms.mean:.1f} / {point.perplexity:.1f}"
 
 
-def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+def _paper(results: Results) -> str:
     """The paper's objective against plain cross-entropy at each learning rate alone."""
     rows = [
         [
@@ -137,7 +122,7 @@ def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
             "" if one.lms is None else _interval(one.lms, signed=True),
             "" if one.log_perplexity is None else _percent(one.log_perplexity),
         ]
-        for frontier in _frontiers(records)
+        for frontier in _frontiers(results)
         for one in frontier.at_equal_rates or frontier.at_operating_points  # of a single rate they are the same
         if (one.objective, one.reference) == (_PAPER, _BASELINE)
     ]
@@ -145,13 +130,16 @@ def _paper(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     return str(markdown_table(columns, rows))
 
 
-def _trajectory(records: Sequence[RunRecord], _: dict[str, str]) -> str:
+def _trajectory(results: Results) -> str:
     """Each objective at each checkpoint, and minus plain cross-entropy at the same one."""
-    if len(settings := {(one.model, one.learning_rate) for one in records}) > 1:
+    if len(settings := {(one.model, one.learning_rate) for one in results.checkpoints}) > 1:
         raise ValueError(f"checkpoints are compared in one setting, not in {len(settings)}")
-    measured = {(one.objective, one.progress, one.seed): _measured(one) for one in records}
+    runs = run_table(results)
+    if missing := [row.title for row in runs.itertuples() if math.isnan(row.lms) or math.isnan(row.log_perplexity)]:
+        raise ValueError(f"{missing[0]}: LMS or perplexity was not measured")
+    measured = {(row.objective, row.progress, row.seed): (row.lms, row.log_perplexity) for row in runs.itertuples()}
     rows = []
-    for objective, progress in dict.fromkeys((one.objective, one.progress) for one in records):
+    for objective, progress in dict.fromkeys(zip(runs["objective"], runs["progress"], strict=True)):
         seeds = [seed for name, at, seed in measured if (name, at) == (objective, progress)]
         ours, theirs = ([measured[name, progress, seed] for seed in seeds] for name in (objective, _BASELINE))
         lms, log_perplexity = (over_seeds(values) for values in zip(*ours, strict=True))
@@ -165,13 +153,7 @@ def _trajectory(records: Sequence[RunRecord], _: dict[str, str]) -> str:
     return str(markdown_table(columns, rows))
 
 
-def _measured(record: RunRecord) -> tuple[float, float]:
-    if record.lms is None or record.log_perplexity is None:
-        raise ValueError(f"{record.title}: LMS or perplexity was not measured")
-    return record.lms, record.log_perplexity
-
-
-_TABLES: dict[str, Callable[[Sequence[RunRecord], dict[str, str]], str]] = {
+_TABLES: dict[str, Callable[[Results], str]] = {
     "provenance": _provenance,
     "operating_points": _operating_points,
     "curves": _curves,
@@ -180,8 +162,8 @@ _TABLES: dict[str, Callable[[Sequence[RunRecord], dict[str, str]], str]] = {
 }
 
 
-def _frontiers(records: Sequence[RunRecord]) -> list[Frontier]:
-    return trace_frontiers(records, baseline=_BASELINE, references=[_PEER])
+def _frontiers(results: Results) -> list[Frontier]:
+    return trace_frontiers(results, baseline=_BASELINE, references=[_PEER])
 
 
 def _mean_lms(frontier: Frontier, objective: str, rate: float | None) -> float:
@@ -189,14 +171,14 @@ def _mean_lms(frontier: Frontier, objective: str, rate: float | None) -> float:
     return next(point.lms.mean for point in curve.points if point.learning_rate == rate)
 
 
-def _verdicts(curve: FrontierCurve, against: Mapping[tuple[str, str], SeedDifference]) -> list[str]:
+def _verdicts(curve: Curve, against: Mapping[tuple[str, str], SeedDifference]) -> list[str]:
     if curve.objective == _START:
         return ["", "", ""]
     to_baseline, to_peer = (against.get((curve.objective, reference)) for reference in (_BASELINE, _PEER))
     return [_change(to_baseline), _words(to_baseline), _words(to_peer)]
 
 
-def _rate(curve: FrontierCurve) -> str:
+def _rate(curve: Curve) -> str:
     if curve.operating is None or curve.operating.learning_rate is None:
         return ""
     mark = f" ({curve.range_end})" if curve.range_end else ""
@@ -227,19 +209,15 @@ def _words(one: SeedDifference | None) -> str:
 
 
 def draw_figures(file: str = "frontier.jsonl") -> None:
-    """Draw each model's frontier beside the records.
-
-    Args:
-        file (str): of records. Default: "frontier.jsonl".
-    """
+    """Draw the frontier of each model of a results file beside it."""
     import matplotlib
 
-    matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same records
-    for frontier in _frontiers(read_records(RECORDS / file)[0]):
+    matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
+    for frontier in _frontiers(read_results(RESULTS / file)):
         drawing = frontier_drawing(frontier)
         if drawing is not None:
             name = frontier.model.lower().replace(" ", "-")
-            drawing.savefig(RECORDS / f"{name}.svg", metadata={"Date": None})
+            drawing.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -1,35 +1,57 @@
-"""Records of runs made by hand: no more of them than a frontier looks at."""
+"""Results of runs made by hand: no more than a frontier looks at."""
 
+import dataclasses
 import math
+from dataclasses import dataclass
 
-from tfidf_tune.analysis import RunRecord
+from tfidf_tune.results import Checkpoint, Results
+from tfidf_tune.results._table import scores_table
+
+
+@dataclass(frozen=True)
+class Record:
+    """A checkpoint with its average scores."""
+
+    checkpoint: Checkpoint
+    lms: float | None
+    log_perplexity: float | None
+    control_lms: float | None = 1.0
+
+    def rows(self):
+        lms, nll, controls = self.lms, self.log_perplexity, self.control_lms
+        values = [("lms", "target", passage, 32.0, lms, 2) for passage in ("target-0", "target-1")]
+        values += [("max_lms", "target", "", math.nan, 9.0, 1), ("lms", "control", "", math.nan, controls, 1)]
+        values += [(name, "target", "", math.nan, value, 4) for name, value in (("rouge_l", 30.25), ("verbatim", 0.25))]
+        values += [("nll", "block", "", math.nan, nll, 1000)]
+        missing = {"target"} if lms is None else set()
+        return [value for value in values if value[4] is not None and value[1] not in missing]
 
 
 def record(objective="CE", lms=4.0, perplexity=20.0, *, seed=0, learning_rate=1e-3, model="Tiny", **fields):
     """A run over two targets; its log perplexity is that of ``perplexity`` unless it is given itself."""
+    log_perplexity = fields.pop("log_perplexity", math.log(perplexity))
+    scores = {name: fields.pop(name) for name in ("control_lms",) if name in fields}
     values = {
-        "model": model,
-        "objective": objective,
-        "learning_rate": learning_rate,
-        "seed": seed,
         "progress": 100,
         "recipe": "full_finetune",
         "loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
         "training_seconds": 12.5,
-        "asked": "0123456789ab",
-        "lms": lms,
-        "max_lms": 9,
-        "prefix_match": 1.5,
-        "rouge_l": 30.25,
-        "verbatim_rate": 0.25,
-        "lms_by_prefix": {32: lms, 50: lms},
-        "lms_by_passage": {"target-0": lms, "target-1": lms},
-        "control_lms": 1.0,
-        "log_perplexity": math.log(perplexity),
-        "num_predictions": 1000,
-        "num_injections": (10,),
+        "asked": {"prompts": "0123456789ab", "perplexity blocks": "0123456789ab"},
     }
-    return RunRecord(**(values | fields))
+    checkpoint = Checkpoint(model, objective, learning_rate, seed, **(values | fields))
+    return Record(checkpoint, lms, log_perplexity, **scores)
+
+
+def replace(one, **fields):
+    """The same record with other scores or names."""
+    scores = {name: fields.pop(name) for name in ("lms", "log_perplexity", "control_lms") if name in fields}
+    return dataclasses.replace(one, checkpoint=dataclasses.replace(one.checkpoint, **fields), **scores)
+
+
+def results_of(records, provenance=None):
+    """The table of results of records."""
+    rows = [(at, *row) for at, one in enumerate(records) for row in one.rows()]
+    return Results(tuple(one.checkpoint for one in records), scores_table(rows), provenance or {})
 
 
 def seeds(objective, lms, log_perplexities, **fields):

@@ -2,21 +2,67 @@
 
 import dataclasses
 import json
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tfidf_tune.analysis import (
-    AnswerScore,
-    BlockScore,
-    Evaluation,
-    ProbeSample,
-    Run,
-    SummaryScore,
-    longest_memorized_substring,
-    longest_prefix_match,
-)
+from tfidf_tune.analysis import longest_memorized_substring, longest_prefix_match
+from tfidf_tune.results import Checkpoint, ProbeSample, Results
+from tfidf_tune.results._documents import parse_document, with_scores
+from tfidf_tune.results._table import scores_table
 
 DATE = "2026-11-21T10-00-00.000001"
+
+
+@dataclass(frozen=True)
+class BlockScore:
+    block: int
+    num_predictions: int
+    log_likelihood: float
+
+
+@dataclass(frozen=True)
+class SummaryScore:
+    id: str
+    rouge1: float
+    rouge2: float
+    rouge_l: float
+    bertscore_f1: float | None
+    bertscore_missing: str | None
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    id: str
+    exact_match: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one checkpoint of a run scored."""
+
+    progress: int
+    checkpoint: str
+    samples: tuple[ProbeSample, ...]
+    prompts: dict[tuple[str, int, int], str]
+    blocks: tuple[BlockScore, ...]
+    summaries: tuple[SummaryScore, ...]
+    answers: tuple[AnswerScore, ...]
+    num_not_round_trip: int = 0
+    num_blocks_not_round_trip: int = 0
+    num_injections: dict[str, int] = field(default_factory=dict)
+    text_prompts: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    model: str
+    objective: str
+    seed: int | None
+    folder: str
+    evaluations: tuple[Evaluation, ...]
+    learning_rate: float | None = None
 
 
 def decode(ids):
@@ -38,7 +84,7 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
         "reference_text": decode(reference),
         "prefix_match": longest_prefix_match(generated, reference),
         "lms": longest_memorized_substring(generated, reference),
-        "rouge_l": 100.0 * lms / length,
+        "rouge_l": min(100.0, 100.0 * lms / length),
         "verbatim": lms == length,
     }
     return ProbeSample(**(values | fields))
@@ -53,7 +99,6 @@ def evaluation(progress=100, samples=(), **fields):
         "blocks": (),
         "summaries": (),
         "answers": (),
-        "num_not_round_trip": 0,
     }
     return Evaluation(**(values | fields))
 
@@ -86,11 +131,51 @@ def blocks(perplexity, num_blocks=4, num_predictions=10):
 
 
 def summaries(*rouge, bertscore=88.0, missing=None):
-    return tuple(SummaryScore(f"a{i}", r, r / 2, r * 0.8, bertscore, missing) for i, r in enumerate(rouge))
+    return tuple(SummaryScore(f"a{i}", float(r), r / 2, r * 0.8, bertscore, missing) for i, r in enumerate(rouge))
 
 
 def answers(*f1):
-    return tuple(AnswerScore(f"q{i}", 100.0 * (value == 100), value) for i, value in enumerate(f1))
+    return tuple(AnswerScore(f"q{i}", 100.0 * (value == 100), float(value)) for i, value in enumerate(f1))
+
+
+def documents(evaluated):
+    """Task -> the documents that the harness has of it."""
+    docs = {}
+    for number, one in enumerate(evaluated.samples):
+        docs.setdefault(f"tfidf_memorization_p{one.prefix_length}", []).append(
+            {
+                "sample": dataclasses.asdict(one),
+                "prompt_text": evaluated.prompts.get((one.passage_id, one.offset, one.prefix_length), ""),
+                "round_trip": number >= evaluated.num_not_round_trip,
+                "num_injections": evaluated.num_injections.get(one.passage_id, 0),
+                "source": "s",
+                **({"prompts": "text"} if evaluated.text_prompts else {}),
+            }
+        )
+    docs["tfidf_wikitext2_ppl"] = [
+        dataclasses.asdict(one) | {"round_trip": number >= evaluated.num_blocks_not_round_trip}
+        for number, one in enumerate(evaluated.blocks)
+    ]
+    docs["tfidf_cnn_dailymail"] = [dataclasses.asdict(one) | {"highlights": "h"} for one in evaluated.summaries]
+    docs["tfidf_squad"] = [dataclasses.asdict(one) | {"question": "?"} for one in evaluated.answers]
+    return docs
+
+
+def results(*runs):
+    """The table of results of runs made by hand."""
+    checkpoints, rows = [], []
+    for one in runs:
+        for evaluated in one.evaluations:
+            named = Checkpoint(
+                *(one.model, one.objective, one.learning_rate, one.seed, evaluated.progress),
+                folder=one.folder,
+                checkpoint=evaluated.checkpoint,
+            )
+            parsed = {task: [parse_document(task, doc) for doc in docs] for task, docs in documents(evaluated).items()}
+            completed, scores = with_scores(named, parsed)
+            rows += [(len(checkpoints), *score) for score in scores]
+            checkpoints.append(completed)
+    return Results(tuple(checkpoints), scores_table(rows), {})
 
 
 def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, round_trip=True):
@@ -98,24 +183,12 @@ def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, round_tri
     folder = folder / "model__name"
     folder.mkdir(parents=True, exist_ok=True)
     model_args = {"pretrained": evaluated.checkpoint} if model_args is None else model_args
-    results = {"config": {"model": "tfidf-hf", "model_args": model_args}, "results": {}, "date": 1.0}
-    (folder / f"results_{date}.json").write_text(json.dumps(results))
-    docs = {}
-    for one in evaluated.samples:
-        prompt = evaluated.prompts[one.passage_id, one.offset, one.prefix_length]
-        docs.setdefault(f"tfidf_memorization_p{one.prefix_length}", []).append(
-            {
-                "sample": dataclasses.asdict(one),
-                "prompt_text": prompt,
-                "round_trip": round_trip,
-                "num_injections": 10,
-                "source": "s",
-            }
-        )
-    docs["tfidf_wikitext2_ppl"] = [dataclasses.asdict(one) | {"round_trip": round_trip} for one in evaluated.blocks]
-    docs["tfidf_cnn_dailymail"] = [dataclasses.asdict(one) | {"highlights": "h"} for one in evaluated.summaries]
-    docs["tfidf_squad"] = [dataclasses.asdict(one) | {"question": "?"} for one in evaluated.answers]
-    for task, of_task in docs.items():
+    content = {"config": {"model": "tfidf-hf", "model_args": model_args}, "results": {}, "date": 1.0}
+    (folder / f"results_{date}.json").write_text(json.dumps(content))
+    for task, of_task in documents(evaluated).items():
+        for doc in of_task:
+            doc |= {"round_trip": doc["round_trip"] and round_trip} if "round_trip" in doc else {}
+            doc |= {"num_injections": 10} if "num_injections" in doc else {}
         if of_task:
             lines = "".join(json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(of_task))
             (folder / f"samples_{task}_{date}.jsonl").write_text(lines)

@@ -55,23 +55,26 @@ def test_a_frontier_is_made_of_folders_and_again_of_its_records(experiment, caps
     assert "Against TF-IDF, each at its operating point" in " ".join(printed.split())
     assert printed.splitlines()[-1] == "Report: frontier/index.html"
     folder = experiment.parent / "frontier"
-    main(["--frontier", str(folder / "runs.jsonl"), "--reference", "TF-IDF", "--output-dir", "again"])
+    main(["--frontier", str(folder / "results.jsonl"), "--reference", "TF-IDF", "--output-dir", "again"])
     assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
-    assert (experiment.parent / "again" / "runs.jsonl").read_text() == (folder / "runs.jsonl").read_text()
+    assert (experiment.parent / "again" / "results.jsonl").read_text() == (folder / "results.jsonl").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--reference", "CE"], "--reference is for --frontier"),
-        (["runs.jsonl"], "runs.jsonl is a file: give folders, or add --frontier"),
-    ],
-)
-def test_what_is_of_the_frontier_alone_is_told(experiment, capsys, arguments, message):
-    (experiment.parent / "runs.jsonl").write_text("")
+def test_a_reference_without_a_frontier_is_refused(experiment, capsys):
     with pytest.raises(SystemExit):
-        main([str(experiment), *arguments])
-    assert message in capsys.readouterr().err
+        main([str(experiment), "--reference", "CE"])
+    assert "--reference is for --frontier" in capsys.readouterr().err
+
+
+def test_a_comparison_can_be_made_again_from_its_results_without_examples(experiment, capsys):
+    main([str(experiment)])
+    main(["comparison/results.jsonl", "--output-dir", "again"])
+    first, again = (
+        json.loads((experiment.parent / name / "report.json").read_text()) for name in ("comparison", "again")
+    )
+    assert first.pop("examples") != []
+    assert again.pop("examples") == []
+    assert again == first
 
 
 def test_a_folder_of_other_files_is_refused_before_anything_is_read(tmp_path):

@@ -3,11 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from run_fakes import answers, blocks, controls, evaluation, run, sample, summaries, targets
+from run_fakes import BlockScore, answers, blocks, controls, evaluation, results, run, sample, summaries, targets
 
-from tfidf_tune.analysis import BlockScore
-from tfidf_tune.analysis._comparison import compare_measure, compare_objectives, own_interval
-from tfidf_tune.analysis._floor import lms_floor
+from tfidf_tune.analysis import _comparison
+from tfidf_tune.analysis._comparison import compare_objectives
 from tfidf_tune.analysis._measures import (
     ANSWER_MEASURES,
     CONTROL_LMS,
@@ -18,11 +17,45 @@ from tfidf_tune.analysis._measures import (
     ROUGE_L,
     SUMMARY_MEASURES,
 )
-from tfidf_tune.analysis._model_runs import group_runs, last_evaluations
+from tfidf_tune.analysis._settings import Setting, group_results
 
 
 def probed(*lms, **fields):
     return [evaluation(samples=targets(*lms), **fields)]
+
+
+def setting(**evaluations):
+    """The evaluations of each objective, one a seed, as a setting."""
+    runs = [run(name, [one], seed=seed) for name, own in evaluations.items() for seed, one in enumerate(own)]
+    made = results(*runs)
+    names = [one.objective for one in made.checkpoints]
+    return Setting("Tiny", {name: [at for at, own in enumerate(names) if own == name] for name in evaluations}, made)
+
+
+def compare_measure(measure, baseline, other):
+    made = setting(CE=baseline, other=other)
+    (one,) = compare_objectives(made, "CE")
+    return one.reductions.get(measure.name)
+
+
+def value(measure, evaluations):
+    made = setting(CE=evaluations)
+    return made.value(measure, made.objectives["CE"])
+
+
+def own_interval(measure, evaluations):
+    made = setting(CE=evaluations)
+    return _comparison.own_interval(made, measure, made.objectives["CE"])
+
+
+def lms_floor(evaluations):
+    made = setting(CE=evaluations)
+    return _comparison.lms_floor(made, made.objectives["CE"])
+
+
+def group_runs(runs, **options):
+    grouped = group_results(results(*runs), **options)
+    return grouped.baseline, grouped.settings
 
 
 def compared(*runs, **options):
@@ -44,7 +77,7 @@ def test_an_increase_is_a_negative_reduction():
 def test_controls_do_not_count_as_targets():
     with_controls = [evaluation(samples=[*targets(4, 4), *controls(8, 8)])]
     assert compare_measure(LMS, with_controls, probed(2, 2)).reduction == 0.5
-    assert CONTROL_LMS.of(with_controls) == 8.0
+    assert value(CONTROL_LMS, with_controls) == 8.0
 
 
 def test_every_measure_reads_its_own_numbers():
@@ -53,7 +86,7 @@ def test_every_measure_reads_its_own_numbers():
         dataclasses.replace(sample("b", 5, length=8), rouge_l=30.0, prefix_match=2),
     ]
     one = evaluation(samples=samples, blocks=blocks(20.0), summaries=summaries(40, 20), answers=answers(100, 50))
-    values = {measure.name: measure.of([one]) for measure in MEASURES}
+    values = {measure.name: value(measure, [one]) for measure in MEASURES}
     assert values == pytest.approx(
         {
             "Avg LMS": 4.0,
@@ -71,22 +104,22 @@ def test_every_measure_reads_its_own_numbers():
 
 
 def test_what_was_not_measured_is_missing_and_not_zero():
-    assert [measure.of([evaluation()]) for measure in (*MEASURES, CONTROL_LMS)] == [None] * 11
+    assert [value(measure, [evaluation()]) for measure in (*MEASURES, CONTROL_LMS)] == [None] * 11
     assert compare_measure(LMS, probed(1, 2), [evaluation()]) is None
     assert own_interval(LMS, [evaluation()]) is None
-    assert LMS.of([]) is None
+    assert value(LMS, []) is None
 
 
 def test_one_missing_bertscore_makes_it_missing():
     first, second = summaries(30, 30)
     second = dataclasses.replace(second, bertscore_f1=None, bertscore_missing="no model")
-    assert SUMMARY_MEASURES[3].of([evaluation(summaries=(first, second))]) is None
-    assert SUMMARY_MEASURES[0].of([evaluation(summaries=(first, second))]) == 30.0
+    assert value(SUMMARY_MEASURES[3], [evaluation(summaries=(first, second))]) is None
+    assert value(SUMMARY_MEASURES[0], [evaluation(summaries=(first, second))]) == 30.0
 
 
 def test_perplexity_is_over_predictions_and_not_over_blocks():
     uneven = evaluation(blocks=(BlockScore(0, 1, -math.log(100.0)), BlockScore(1, 3, 0.0)))
-    assert PERPLEXITY.of([uneven]) == pytest.approx(100 ** (1 / 4))
+    assert value(PERPLEXITY, [uneven]) == pytest.approx(100 ** (1 / 4))
 
 
 def test_the_reduction_of_perplexity_is_of_perplexity_and_not_of_its_logarithm():
@@ -100,7 +133,7 @@ def test_seeds_are_averaged():
     reduction = compare_measure(LMS, baseline, probed(2, 2))
     assert (reduction.baseline, reduction.other, reduction.reduction) == (4.0, 2.0, 0.5)
     two_seeds = [evaluation(blocks=blocks(10)), evaluation(blocks=blocks(1000))]
-    assert PERPLEXITY.of(two_seeds) == pytest.approx(100.0)
+    assert value(PERPLEXITY, two_seeds) == pytest.approx(100.0)
 
 
 def test_samples_in_another_order_are_paired_all_the_same():
@@ -155,7 +188,7 @@ def test_a_model_that_diverged_has_no_reduction_of_perplexity():
     sane = [evaluation(blocks=(BlockScore(0, 1, -3.0), BlockScore(1, 1, -3.0)))]
     assert compare_measure(PERPLEXITY, sane, diverged).reduction is None
     assert compare_measure(PERPLEXITY, diverged, sane).reduction is None
-    assert math.isinf(PERPLEXITY.of(diverged))
+    assert math.isinf(value(PERPLEXITY, diverged))
 
 
 def test_the_baseline_is_ce_unless_another_is_named():
@@ -176,7 +209,7 @@ def test_each_model_has_its_own_runs_and_comparisons():
     ]
     baseline, models = group_runs(runs)
     found = [one for model in models for one in compare_objectives(model, baseline)]
-    assert [(one.model, one.objective, one.reductions[LMS.name][1].reduction) for one in found] == [
+    assert [(one.setting.name, one.objective, one.reductions[LMS.name].reduction) for one in found] == [
         ("A", "TF-IDF", 0.5),
         ("B", "TF-IDF", 0.75),
     ]
@@ -200,13 +233,10 @@ def test_runs_are_compared_at_the_last_checkpoint_that_all_have():
         run("TF-IDF", at((25, 1), (50, 1), (100, 1))),
     ]
     (one,) = compared(*runs)
-    progress, reduction = one.reductions[LMS.name]
-    assert (progress, reduction.baseline, reduction.reduction) == (50, 4.0, 0.75)
-    _, models = group_runs(runs)
-    assert [(objective, len(found)) for _, objective, found in last_evaluations(models, LMS)] == [
-        ("CE", 2),
-        ("TF-IDF", 1),
-    ]
+    reduction = one.reductions[LMS.name]
+    assert (reduction.progress, reduction.baseline, reduction.reduction) == (50, 4.0, 0.75)
+    (model,) = group_runs(runs)[1]
+    assert {objective: len(found) for objective, found in model.at_last(LMS).items()} == {"CE": 2, "TF-IDF": 1}
 
 
 def test_a_task_that_a_run_never_had_does_not_hold_the_others_back():
@@ -216,7 +246,7 @@ def test_a_task_that_a_run_never_had_does_not_hold_the_others_back():
         run("IDF", [evaluation(100, targets(1, 1))]),
     ]
     tfidf, idf = compared(*runs)
-    assert tfidf.reductions[ANSWER_MEASURES[1].name][1].reduction == 1.0
+    assert tfidf.reductions[ANSWER_MEASURES[1].name].reduction == 1.0
     assert ANSWER_MEASURES[1].name not in idf.reductions
 
 

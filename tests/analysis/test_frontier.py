@@ -1,20 +1,19 @@
-import dataclasses
 import itertools
 import math
 
 import numpy as np
 import pytest
-from frontier_fakes import grown_records, record, seeds
+from frontier_fakes import grown_records, record, replace, results_of, seeds
 from scipy import stats
 
-from tfidf_tune.analysis import (
+from tfidf_tune.analysis._frontier import trace_frontiers
+from tfidf_tune.analysis._over_seeds import (
     BETTER,
     NO_DIFFERENCE,
     VERDICTS,
     WORSE,
     SeedEstimate,
     over_seeds,
-    trace_frontiers,
     verdict,
 )
 
@@ -26,7 +25,7 @@ def estimate(low, high, num_seeds=5):
 
 
 def traced(records, **options):
-    (frontier,) = trace_frontiers(records, **options)
+    (frontier,) = trace_frontiers(results_of(records), **options)
     return frontier
 
 
@@ -104,7 +103,9 @@ def test_differences_are_the_paired_t_test_of_shared_seeds():
     lms, logs = rng.normal(20, 5, (2, 6)), rng.normal(3, 0.1, (2, 6))
     ce, other = (seeds(name, lms[i], logs[i]) for i, name in enumerate(("CE", "B")))
     kept = [0, 2, 3, 5]  # of those that B has, CE lacks seed 4; B lacks seed 1
-    (one,) = traced([*(r for r in ce if r.seed != 4), *(r for r in other if r.seed != 1)]).at_operating_points
+    (one,) = traced(
+        [*(r for r in ce if r.checkpoint.seed != 4), *(r for r in other if r.checkpoint.seed != 1)]
+    ).at_operating_points
     assert one.num_pairs == 4
     for got, values in ((one.lms, lms), (one.log_perplexity, logs)):
         expected = stats.ttest_rel(values[1, kept], values[0, kept]).confidence_interval(0.95)
@@ -260,20 +261,35 @@ def test_references_are_the_baseline_and_what_is_named():
 
 
 def test_models_are_apart_and_may_lack_the_baseline():
-    first, second = trace_frontiers([*grown_records(), *grown_records(("B", "C"), model="Other")])
+    first, second = trace_frontiers(results_of([*grown_records(), *grown_records(("B", "C"), model="Other")]))
     assert [one.model for one in (first, second)] == ["Tiny", "Other"]
-    assert (second.baseline, second.at_operating_points) == ("CE", ())
+    assert (second.references[0], second.at_operating_points) == ("CE", ())
     assert [one.lms_at_baseline for one in second.curves] == [None, None]
 
 
+def numbers(frontiers):
+    """All but the tables of runs."""
+    return [
+        (
+            *(one.model, one.left_out, one.at_operating_points, one.at_equal_rates),
+            [
+                (c.objective, c.on_front, c.lms_at_baseline, [(p.lms, p.log_perplexity) for p in c.points])
+                for c in one.curves
+            ],
+        )
+        for one in frontiers
+    ]
+
+
 def test_of_a_runs_checkpoints_the_last_one_counts():
-    early = [dataclasses.replace(one, progress=50, lms=99.0, log_perplexity=9.0) for one in grown_records()]
-    assert trace_frontiers([*early, *grown_records()]) == trace_frontiers(grown_records())
-    assert trace_frontiers([*grown_records(), *early]) == trace_frontiers(grown_records())
+    early = [replace(one, progress=50, lms=99.0, log_perplexity=9.0) for one in grown_records()]
+    expected = numbers(trace_frontiers(results_of(grown_records())))
+    assert numbers(trace_frontiers(results_of([*early, *grown_records()]))) == expected
+    assert numbers(trace_frontiers(results_of([*grown_records(), *early]))) == expected
     with pytest.raises(ValueError, match="two runs are both Tiny, CE"):  # a training of its own
-        trace_frontiers([dataclasses.replace(early[0], training_seconds=1.0), *grown_records()])
-    only_early = [one for one in early if one.objective == "CE" and one.seed == 0 and one.learning_rate == 1e-3]
-    rest = [one for one in grown_records() if one.title != only_early[0].title]
+        trace_frontiers(results_of([replace(early[0], training_seconds=1.0), *grown_records()]))
+    only_early = [one for one in early if one.checkpoint.run == ("Tiny", "CE", 1e-3, 0)]
+    rest = [one for one in grown_records() if one.checkpoint.title != only_early[0].checkpoint.title]
     assert traced([*only_early, *rest]).left_out == (
         "Tiny, CE, lr 0.001, seed 0: evaluated at 50 % of training at most, others at 100 %",
     )
@@ -283,7 +299,7 @@ def test_runs_that_lack_something_are_left_out_and_named():
     lacking = [
         record("B", seed=1, progress=50),
         record("B", seed=2, lms=None),
-        record("B", seed=3, lms=None, log_perplexity=None, asked="other"),
+        record("B", seed=3, lms=None, log_perplexity=None, asked={}),
     ]
     frontier = traced([record(), record("B"), *lacking])
     assert frontier.left_out == (
@@ -291,7 +307,7 @@ def test_runs_that_lack_something_are_left_out_and_named():
         "Tiny, B, lr 0.001, seed 2: LMS not measured",
         "Tiny, B, lr 0.001, seed 3: LMS and perplexity not measured",
     )
-    assert len(curve(frontier, "B").points[0].records) == 1
+    assert len(curve(frontier, "B").points[0].runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -301,15 +317,15 @@ def test_runs_that_lack_something_are_left_out_and_named():
         ([record()], {"baseline": "B"}, "no run has the baseline 'B': there are CE"),
         ([record()], {"references": ["B"]}, "no run has the reference 'B': there are CE"),
         ([record(), record(lms=5.0)], {}, "two runs are both Tiny, CE, lr 0.001, seed 0"),
-        ([record(), record("B", asked="x")], {}, "Tiny, CE, .* and Tiny, B, .* cannot be compared"),
+        ([record(), record("B", asked={"prompts": "x"})], {}, "Tiny, CE, .* and Tiny, B, .* cannot be compared"),
     ],
     ids=["none", "baseline", "reference", "twice", "asked"],
 )
 def test_what_cannot_be_traced_is_refused(records, options, message):
     with pytest.raises(ValueError, match=message):
-        trace_frontiers(records, **options)
+        trace_frontiers(results_of(records), **options)
 
 
 def test_what_was_asked_may_differ_between_models():
-    other = [dataclasses.replace(one, model="Other", asked="x") for one in grown_records()]
-    assert len(trace_frontiers([*grown_records(), *other])) == 2
+    other = [replace(one, model="Other", asked={"prompts": "x"}) for one in grown_records()]
+    assert len(trace_frontiers(results_of([*grown_records(), *other]))) == 2

@@ -1,6 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
+HEAVY = {"lm_eval", "matplotlib.pyplot", "omegaconf", "peft", "rouge_score", "scipy", "torchtune", "transformers"}
+
 
 def modules_after(code):
     listing = f"{code}\nimport sys; print(*sys.modules)"
@@ -9,17 +13,17 @@ def modules_after(code):
     )
 
 
-def test_heavy_libraries_are_imported_only_where_they_are_used():
-    modules = modules_after("import tfidf_tune.analysis")
-    assert "tfidf_tune.analysis" in modules
-    assert not modules & {"matplotlib", "peft", "rouge_score", "tfidf_tune.training", "transformers"}
+@pytest.mark.parametrize("package", ["analysis", "report", "results"])
+def test_heavy_libraries_are_imported_only_where_they_are_used(package):
+    modules = modules_after(f"import tfidf_tune.{package}")
+    assert f"tfidf_tune.{package}" in modules
+    assert not modules & (HEAVY | {"matplotlib", "pandas", "tfidf_tune.training"})
 
 
 def test_figures_do_without_pyplot():
-    sample = "ProbeSample('a', 'target', 0, 32, [1], [1], 'x', 'x', 1, 1, 100.0, True)"
     modules = modules_after(
-        "from tfidf_tune.analysis import ProbeSample\nfrom tfidf_tune.report import lms_distribution\n"
-        f"lms_distribution({{'CE': [{sample}]}})"
+        "from tfidf_tune.report._figures import lms_distribution\n"
+        "lms_distribution({'CE': {'target': [1, 2], 'control': []}})"
     )
     assert "matplotlib.figure" in modules
     assert "matplotlib.pyplot" not in modules

@@ -12,14 +12,30 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.analysis import _weight_statistics
 from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, read_blocks, typical_blocks, weigh_blocks
-from tfidf_tune.analysis._weight_statistics import frequency_bands, most_weighted, token_statistics
-from tfidf_tune.analysis._word_pieces import part_statistics, split_statistics, token_texts, word_parts
+from tfidf_tune.analysis._weight_statistics import most_weighted, position_table, token_texts, word_parts
 from tfidf_tune.data import TextBlocksDataset, hf_tokenizer, text_blocks_dataset
 from tfidf_tune.training._data import build_dataloader
 from tfidf_tune.weighting import shift_labels
 
 VOCAB_SIZE = 40
+
+
+def token_statistics(weighted):
+    return _weight_statistics.token_statistics(position_table(weighted))
+
+
+def frequency_bands(weighted):
+    return _weight_statistics.frequency_bands(position_table(weighted))
+
+
+def part_statistics(weighted, texts):
+    return _weight_statistics.part_statistics(weighted, position_table(weighted), texts)
+
+
+def split_statistics(weighted, texts):
+    return _weight_statistics.split_statistics(weighted, position_table(weighted), texts)
 
 
 def random_blocks(num_blocks, block_size=12, seed=0):
@@ -186,35 +202,34 @@ def test_token_statistics_are_means_over_occurrences(weighted):
     for row, tokens in enumerate(labels):
         for column, token in enumerate(tokens):
             positions.setdefault(token, []).append((row, column))
-    assert [token.token_id for token in statistics] == sorted(positions, key=lambda t: (-len(positions[t]), t))
-    for token in statistics:
-        where = positions[token.token_id]
-        assert token.count == len(where)
-        assert token.num_blocks == len({row for row, _ in where})
-        assert token.mean_count == pytest.approx(np.mean([labels[row].count(token.token_id) for row, _ in where]))
-        assert token.mean_idf == pytest.approx(np.mean([weighted.idf[at] for at in where]), rel=1e-6)
+    assert statistics["id"].tolist() == sorted(positions, key=lambda t: (-len(positions[t]), t))
+    for token in statistics.to_dict("records"):
+        where = positions[token["id"]]
+        assert token["count"] == len(where)
+        assert token["blocks"] == len({row for row, _ in where})
+        assert token["mean tf"] == pytest.approx(np.mean([labels[row].count(token["id"]) for row, _ in where]))
+        assert token["mean idf"] == pytest.approx(np.mean([weighted.idf[at] for at in where]), rel=1e-6)
         for form in TERM_FREQUENCIES:
             mean = np.mean([weighted.weights[form][at] for at in where], dtype=np.float64)
-            assert token.mean_weights[form] == pytest.approx(mean, rel=1e-6)
+            assert token[f"weight, {form}"] == pytest.approx(mean, rel=1e-6)
 
 
 @pytest.mark.parametrize("form", TERM_FREQUENCIES)
 def test_the_most_weighted_tokens_are_ranked_by_mean_weight(form, weighted):
     statistics = token_statistics(weighted)
-    frequent = [token for token in statistics if token.count >= 5]
+    frequent = statistics[statistics["count"] >= 5]
     assert len(frequent) < len(statistics)
-    by_weight = sorted((token.mean_weights[form], token.token_id) for token in frequent)
-    up = [token.token_id for token in most_weighted(statistics, form, min_count=5, limit=4, up=True)]
-    down = [token.token_id for token in most_weighted(statistics, form, min_count=5, limit=4, up=False)]
-    assert up == [token for _, token in by_weight[::-1][:4]]
-    assert down == [token for _, token in by_weight[:4]]
+    by_weight = [token for _, token in sorted(zip(frequent[f"weight, {form}"], frequent["id"], strict=True))]
+    up, down = (most_weighted(statistics, form, min_count=5, limit=4, up=up)["id"].tolist() for up in (True, False))
+    assert up == by_weight[::-1][:4]
+    assert down == by_weight[:4]
 
 
 def test_no_token_is_both_up_and_down_weighted(weighted):
     statistics = token_statistics(weighted)
     up, down = (most_weighted(statistics, "log", min_count=1, limit=1000, up=up) for up in (True, False))
-    assert all(token.mean_weights["log"] > 1 for token in up)
-    assert all(token.mean_weights["log"] < 1 for token in down)
+    assert (up["weight, log"] > 1).all()
+    assert (down["weight, log"] < 1).all()
     assert len(up) + len(down) == len(statistics)
 
 
@@ -222,25 +237,25 @@ def test_frequency_bands_share_out_all_tokens_and_all_weight(weighted):
     bands = frequency_bands(weighted)
     count = Counter(weighted.labels.ravel().tolist())
     ranked = sorted(count, key=lambda token: (-count[token], token))
-    assert [(band.first_rank, band.last_rank) for band in bands] == [(1, 10), (11, len(ranked))]
-    for band in bands:
-        inside = np.isin(weighted.labels, ranked[band.first_rank - 1 : band.last_rank])
-        assert band.token_share == pytest.approx(inside.mean())
+    assert bands["frequency rank"].tolist() == ["1 to 10", f"11 to {len(ranked)}"]
+    for band, tokens in zip(bands.to_dict("records"), (ranked[:10], ranked[10:]), strict=True):
+        inside = np.isin(weighted.labels, tokens)
+        assert band["% of tokens"] == pytest.approx(100 * inside.mean())
         for form, weights in weighted.weights.items():
-            assert band.weight_shares[form] == pytest.approx(weights[inside].sum() / weights.sum(), rel=1e-5)
-            assert band.mean_weights[form] == pytest.approx(weights[inside].mean(), rel=1e-5)
-            assert band.median_weights[form] == np.median(weights[inside])
-    assert sum(band.token_share for band in bands) == pytest.approx(1)
-    assert sum(band.weight_shares["count"] for band in bands) == pytest.approx(1)
+            assert band[f"% of weight, {form}"] == pytest.approx(100 * weights[inside].sum() / weights.sum(), rel=1e-5)
+            assert band[f"mean, {form}"] == pytest.approx(weights[inside].mean(), rel=1e-5)
+            assert band[f"median, {form}"] == np.median(weights[inside])
+    assert bands["% of tokens"].sum() == pytest.approx(100)
+    assert bands["% of weight, count"].sum() == pytest.approx(100)
 
 
 def test_raw_counts_lift_a_word_that_fills_its_blocks_and_idf_alone_lowers_it():
     rng = np.random.default_rng(0)
     blocks = rng.integers(1, 1000, size=(64, 32))
     blocks[:, ::3] = 0  # "the": in every block, many times
-    the = token_statistics(weigh_blocks(blocks, vocab_size=1000))[0]
-    assert the.token_id == 0
-    assert the.mean_weights["count"] > 1 > the.mean_weights["binary"]
+    the = token_statistics(weigh_blocks(blocks, vocab_size=1000)).iloc[0]
+    assert the["id"] == 0
+    assert the["weight, count"] > 1 > the["weight, binary"]
 
 
 # ---- words
@@ -334,14 +349,18 @@ def weighted_words():
 
 def test_part_statistics_are_means_over_the_parts(weighted_words):
     starts, continues = (part[:, 1:] for part in word_parts(weighted_words.blocks, WORD_TEXTS))
-    start, continuation, other = part_statistics(weighted_words, WORD_TEXTS)
-    for found, mask in ((start, starts), (continuation, continues), (other, ~starts & ~continues)):
-        assert found.token_share == pytest.approx(mask.mean())
-        assert found.mean_idf == pytest.approx(weighted_words.idf[mask].mean(), rel=1e-5)
+    parts = part_statistics(weighted_words, WORD_TEXTS)
+    assert parts["token"].tolist() == [
+        "starts a word",
+        "continues a word",
+        "no word (punctuation, spaces, end of text)",
+    ]
+    for found, mask in zip(parts.to_dict("records"), (starts, continues, ~starts & ~continues), strict=True):
+        assert found["% of tokens"] == pytest.approx(100 * mask.mean())
+        assert found["mean idf"] == pytest.approx(weighted_words.idf[mask].mean(), rel=1e-5)
         for form, weights in weighted_words.weights.items():
-            assert found.mean_weights[form] == pytest.approx(weights[mask].mean(), rel=1e-5)
-    assert [part.part for part in (start, continuation, other)] == ["start", "continuation", "other"]
-    assert start.token_share + continuation.token_share + other.token_share == pytest.approx(1)
+            assert found[f"weight, {form}"] == pytest.approx(weights[mask].mean(), rel=1e-5)
+    assert parts["% of tokens"].sum() == pytest.approx(100)
 
 
 def test_split_words_are_compared_with_what_they_would_be_as_one_token(weighted_words):
@@ -377,34 +396,34 @@ def test_split_words_are_compared_with_what_they_would_be_as_one_token(weighted_
             entry["weights"] += [weighted_words.weights["log"][row, i - 1] for i in columns]
 
     statistics = split_statistics(weighted_words, WORD_TEXTS)
-    assert [split.num_pieces for split in statistics] == sorted(expected) == [1, 2, 3]
-    for split in statistics:
-        entry = expected[split.num_pieces]
-        assert split.num_words == len(entry["words"])
-        assert split.word_idf == pytest.approx(np.mean(entry["words"]), rel=1e-5)
-        assert split.piece_idf == pytest.approx(np.mean(entry["pieces"]), rel=1e-5)
-        assert split.mean_weights["log"] == pytest.approx(np.mean(entry["weights"]), rel=1e-5)
+    assert statistics.index.tolist() == sorted(expected) == [1, 2, 3]
+    for num_pieces, split in statistics.iterrows():
+        entry = expected[num_pieces]
+        assert split["words"] == len(entry["words"])
+        assert split["idf, word"] == pytest.approx(np.mean(entry["words"]), rel=1e-5)
+        assert split["idf, tokens"] == pytest.approx(np.mean(entry["pieces"]), rel=1e-5)
+        assert split["weight, log"] == pytest.approx(np.mean(entry["weights"]), rel=1e-5)
 
 
 def test_longer_words_are_counted_with_those_of_four_pieces():
     blocks = np.array([[4, 1, 2, 3, 3, 3, 4, 1, 2, 3, 3, 4]])
-    (split,) = split_statistics(weigh_blocks(blocks, vocab_size=8), WORD_TEXTS)
-    assert (split.num_pieces, split.num_words) == (4, 2)
+    splits = split_statistics(weigh_blocks(blocks, vocab_size=8), WORD_TEXTS)
+    assert splits[["tokens of the word", "words"]].values.tolist() == [["4 or more", 2]]
 
 
 def test_a_text_without_whole_words_has_no_split_statistics():
-    assert split_statistics(weigh_blocks(np.array([[4, 4, 7, 4]]), vocab_size=8), WORD_TEXTS) == []
+    assert split_statistics(weigh_blocks(np.array([[4, 4, 7, 4]]), vocab_size=8), WORD_TEXTS).empty
 
 
 def test_a_word_is_the_same_with_and_without_a_space_before_it():
     # " the" behind a word, "the" behind a comma: two tokens, one word, in one of two blocks.
     texts = {0: " the", 1: "the", 2: ",", 3: " lob"}
     blocks = np.array([[2, 0, 3, 2, 1, 2], [2, 3, 2, 3, 3, 2]])
-    (split,) = split_statistics(weigh_blocks(blocks, vocab_size=4), texts)
+    splits = split_statistics(weigh_blocks(blocks, vocab_size=4), texts)
     the, lob = math.log(3 / 2) + 1, math.log(3 / 3) + 1
-    assert split.word_idf == pytest.approx((2 * the + 4 * lob) / 6)
-    (other,) = split_statistics(weigh_blocks(np.array([[2, 0, 2, 3, 3, 2], [2, 1, 2, 3, 3, 2]]), vocab_size=4), texts)
-    assert other.word_idf == pytest.approx(1.0)  # each word is in both blocks
+    assert splits["idf, word"].tolist() == pytest.approx([(2 * the + 4 * lob) / 6])
+    others = split_statistics(weigh_blocks(np.array([[2, 0, 2, 3, 3, 2], [2, 1, 2, 3, 3, 2]]), vocab_size=4), texts)
+    assert others["idf, word"].tolist() == pytest.approx([1.0])  # each word is in both blocks
 
 
 def test_a_window_longer_than_the_text_is_not_allocated():

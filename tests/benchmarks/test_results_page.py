@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those of the records beside it, and say what the records say."""
+"""The tables of docs/results.md are those of the results files beside it."""
 
 import dataclasses
 import math
@@ -7,10 +7,11 @@ import statistics
 
 import pytest
 import results_page
-from frontier_fakes import grown_records, record
+from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
-from tfidf_tune.analysis import read_records, write_records
+from tfidf_tune.analysis._frontier import run_table
+from tfidf_tune.results import read_results, write_results
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")
 VERDICTS = {
@@ -25,6 +26,13 @@ VERDICTS = {
     (1, 1): "worse",
 }
 START = "Start"  # the model before it was fine-tuned
+
+
+def records_of(file):
+    """A row for each checkpoint of a results file."""
+    return list(run_table(read_results(results_page.RESULTS / file)).itertuples())
+
+
 FILES = sorted(set(re.findall(r"<!-- table: \w+ (\S+) -->", PAGE)))
 
 
@@ -37,7 +45,7 @@ def test_the_tables_of_the_page_are_those_of_the_records():
 
 
 def test_all_records_are_used_and_all_tables_have_rows():
-    assert sorted(file.name for file in results_page.RECORDS.glob("*.jsonl")) == FILES
+    assert sorted(file.name for file in results_page.RESULTS.glob("*.jsonl")) == FILES
     blocks = re.findall(r"<!-- table: .*? -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert len(blocks) == PAGE.count("<!-- table: ") == PAGE.count("<!-- end -->") > 0
     for block in blocks:
@@ -45,18 +53,21 @@ def test_all_records_are_used_and_all_tables_have_rows():
 
 
 def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
-    files = "frontier.jsonl", "frontier_reduced.jsonl"
-    first, again = (read_records(results_page.RECORDS / file)[0] for file in files)
-    numbers = {one.run: dataclasses.replace(one, training_seconds=None) for one in first}
-    assert len(again) == 63
-    for one in again:
-        assert dataclasses.replace(one, training_seconds=None) == numbers[one.run]
+    first, again = (read_results(results_page.RESULTS / file) for file in ("frontier.jsonl", "frontier_reduced.jsonl"))
+    at = {one.run: number for number, one in enumerate(first.checkpoints)}
+    ours, theirs = (made.scores.groupby("checkpoint") for made in (again, first))
+    assert len(again.checkpoints) == 63
+    for number, one in enumerate(again.checkpoints):
+        same = first.checkpoints[at[one.run]]
+        assert dataclasses.replace(one, training_seconds=None) == dataclasses.replace(same, training_seconds=None)
+        rows = (group.get_group(key).iloc[:, 1:].astype(str) for group, key in ((ours, number), (theirs, at[one.run])))
+        assert next(rows).values.tolist() == next(rows).values.tolist()
 
 
 @pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
     """Worked out here once more, from the records alone."""
-    records, _ = read_records(results_page.RECORDS / file)
+    records = records_of(file)
     models = re.split(r"^\*\*(.+?)\*\* .*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
     assert models[::2] == list(dict.fromkeys(record.model for record in records))
     for model, table in zip(models[::2], models[1::2], strict=True):
@@ -84,7 +95,7 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
 
 @pytest.mark.parametrize("file", files_of("curves"))
 def test_the_curves_are_the_means_of_the_records(file):
-    records, _ = read_records(results_page.RECORDS / file)
+    records = records_of(file)
     found = {}
     models = re.split(r"^\*\*(.+)\*\*$", _block("curves", file), flags=re.MULTILINE)[1:]
     for model, table in zip(models[::2], models[1::2], strict=True):
@@ -108,7 +119,7 @@ def test_the_curves_are_the_means_of_the_records(file):
 
 @pytest.mark.parametrize("file", files_of("paper"))
 def test_what_is_said_of_the_paper_follows_from_the_records(file):
-    records, _ = read_records(results_page.RECORDS / file)
+    records = records_of(file)
     rows = _cells(_block("paper", file))[2:]
     assert rows
     for model, rate, *cells in rows:
@@ -128,7 +139,7 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
 
 @pytest.mark.parametrize("file", files_of("trajectory"))
 def test_what_is_said_of_checkpoints_follows_from_the_records(file):
-    records, _ = read_records(results_page.RECORDS / file)
+    records = records_of(file)
     values = {(one.objective, f"{one.progress} %", one.seed): (one.lms, one.log_perplexity) for one in records}
     rows = _cells(_block("trajectory", file))[2:]
     assert {(objective, checkpoint) for objective, checkpoint, *_ in rows} == {key[:2] for key in values}
@@ -151,10 +162,10 @@ def test_the_figures_of_the_page_are_there():
 
 def test_tables_of_made_up_records(tmp_path, monkeypatch):
     """The start has a row without a verdict, runs count once, and checkpoints of two settings are not mixed."""
-    monkeypatch.setattr(results_page, "RECORDS", tmp_path)
-    early = [dataclasses.replace(one, progress=50, lms=1.0) for one in grown_records()]
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    early = [replace(one, progress=50, lms=1.0) for one in grown_records()]
     start = record("Start", 2.5, 33.0, seed=None, learning_rate=None)
-    write_records([*early, *grown_records(), start], tmp_path / "a.jsonl", {"date": "2020-02-02"})
+    write_results(results_of([*early, *grown_records(), start], {"date": "2020-02-02"}), tmp_path / "a.jsonl")
 
     def table(name):
         return results_page.filled(f"<!-- table: {name} a.jsonl -->\n<!-- end -->")
@@ -163,8 +174,8 @@ def test_tables_of_made_up_records(tmp_path, monkeypatch):
     assert re.search(r"^\| runs +\| +28, seeds 0, 1, 2 \|$", table("provenance"), re.MULTILINE)
     with pytest.raises(ValueError, match="compared in one setting, not in 4"):
         table("trajectory")
-    one_rate = [one for one in (*early, *grown_records()) if one.learning_rate == 1e-3]
-    write_records(one_rate, tmp_path / "a.jsonl", {})
+    one_rate = [one for one in (*early, *grown_records()) if one.checkpoint.learning_rate == 1e-3]
+    write_results(results_of(one_rate), tmp_path / "a.jsonl")
     rows = _cells(table("trajectory"))[2:]
     objectives = ["CE", "TF-IDF", "Goldfish"]
     assert [row[:2] for row in rows] == [[name, at] for at in ("50 %", "100 %") for name in objectives]

@@ -3,34 +3,34 @@ import math
 
 import pytest
 from run_fakes import (
+    BlockScore,
     answers,
     blocks,
     controls,
     decode,
     evaluation,
     grown_runs,
+    results,
     run,
     sample,
     summaries,
     targets,
 )
 
-from tfidf_tune.analysis import BlockScore, Interval
-from tfidf_tune.analysis._comparison import Reduction
-from tfidf_tune.analysis._measures import LMS
+from tfidf_tune.analysis._bootstrap import Interval
 from tfidf_tune.report import comparison_report
-from tfidf_tune.report._statements import change
+from tfidf_tune.report._wording import interval_text
 
 
 @pytest.fixture(scope="module")
 def grown():
     return comparison_report(
-        grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=8), decoder=lambda checkpoint: decode
+        results(*grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=8)), decoder=lambda checkpoint: decode
     )
 
 
 def report(*runs, **options):
-    return comparison_report(runs, decoder=lambda checkpoint: None, **options)
+    return comparison_report(results(*runs), decoder=lambda checkpoint: None, **options)
 
 
 def table(made, name):
@@ -286,8 +286,8 @@ def test_an_increase_has_its_interval_the_right_way_round():
 
 
 def test_no_interval_ends_at_minus_zero():
-    reduction = Reduction(LMS, 4.0, 3.9, 50, 0.025, Interval(-0.0003, 0.05, 50))
-    assert "95 % interval 0.0 % to 5.0 %" in change(reduction)
+    interval = Interval(-0.03, 5.0, 50)
+    assert interval_text(interval, "passage", decimals=1, suffix=" %") == "95 % interval 0.0 % to 5.0 %"
 
 
 def test_no_change_is_said():

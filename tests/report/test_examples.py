@@ -4,12 +4,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_fakes import controls, decode, evaluation, sample, targets
+from run_fakes import controls, decode, evaluation, results, run, sample, targets
 
 from tfidf_tune.analysis import longest_memorized_substring
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.report import recited_pieces
-from tfidf_tune.report._examples import checkpoint_decoder, recitation_examples
+from tfidf_tune.report._examples import checkpoint_decoder, recitation_examples, recited_pieces
 
 
 def generated(ids, reference, decode=decode, text=None):
@@ -88,12 +87,13 @@ def test_the_pieces_are_the_continuation_and_the_marked_one_is_in_the_reference(
         assert f" {' '.join(text.split())} " in f" {one.reference_text} "
 
 
-def evaluations(ce, tfidf, **fields):
-    return {"CE": evaluation(samples=ce, **fields), "TF-IDF": evaluation(samples=tfidf, **fields)}
+def checkpoints(ce, tfidf):
+    made = results(run("CE", [evaluation(samples=ce)]), run("TF-IDF", [evaluation(samples=tfidf)]))
+    return dict(zip(("CE", "TF-IDF"), made.checkpoints, strict=True))
 
 
-def examples(*args, **fields):
-    return recitation_examples("Tiny", evaluations(*args, **fields), lambda checkpoint: decode)
+def examples(*samples):
+    return recitation_examples("Tiny", checkpoints(*samples), lambda checkpoint: decode)
 
 
 def test_the_target_recited_most_and_a_median_one_are_shown():

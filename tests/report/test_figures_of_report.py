@@ -1,8 +1,7 @@
 import matplotlib.colors
 import pytest
-from run_fakes import controls, targets
 
-from tfidf_tune.report import frontier, lms_distribution, lms_progress
+from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
 
 CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
 
@@ -30,7 +29,7 @@ def test_without_controls_no_floor_is_drawn_or_promised():
     figure = lms_progress({"Tiny": {"CE": [(10, 1.0, None), (100, 8.0, None)]}})
     assert len(figure.axes[0].get_lines()) == 1
     assert legend(figure) == ["CE"]
-    assert legend(lms_distribution({"m": targets(1, 2)})) == ["m"]
+    assert legend(lms_distribution({"m": {"target": [1, 2], "control": []}})) == ["m"]
 
 
 def test_every_model_has_a_panel_and_an_objective_one_colour():
@@ -42,7 +41,7 @@ def test_every_model_has_a_panel_and_an_objective_one_colour():
 
 
 def test_the_frontier_goes_along_the_checkpoints():
-    figure = frontier(
+    figure = perplexity_paths(
         {"Tiny": {"CE": [(10, 30.0, 1.0), (50, 25.0, 4.0), (100, 20.0, 8.0)], "TF-IDF": [(100, 25.0, 3.0)]}}
     )
     (axes,) = figure.axes
@@ -57,12 +56,12 @@ def test_the_frontier_goes_along_the_checkpoints():
 
 
 def test_a_wide_range_of_perplexities_is_logarithmic():
-    (axes,) = frontier({"Tiny": {"CE": [(10, 1400.0, 1.0), (100, 20.0, 8.0)]}}).axes
+    (axes,) = perplexity_paths({"Tiny": {"CE": [(10, 1400.0, 1.0), (100, 20.0, 8.0)]}}).axes
     assert axes.get_xscale() == "log"
 
 
 def test_the_distribution_is_the_share_of_at_least_so_many():
-    figure = lms_distribution({"CE": [*targets(0, 1, 1, 4), *controls(0, 0, 0, 1)]})
+    figure = lms_distribution({"CE": {"target": [0, 1, 1, 4], "control": [0, 0, 0, 1]}})
     (axes,) = figure.axes
     solid, dashed = (line for line in axes.get_lines() if len(line.get_xdata()))
     assert list(solid.get_xdata()) == [1, 2, 3, 4, 5]
@@ -74,7 +73,7 @@ def test_the_distribution_is_the_share_of_at_least_so_many():
 
 def test_seven_objectives_have_seven_colours_and_none_is_faint():
     labels = [f"objective {i}" for i in range(7)]
-    (axes,) = lms_distribution({label: targets(1, 2) for label in labels}).axes
+    (axes,) = lms_distribution({label: {"target": [1, 2], "control": []} for label in labels}).axes
     colours = {line.get_color() for line in axes.get_lines()}
     assert len(colours) == 7
     for colour in colours:
@@ -84,7 +83,7 @@ def test_seven_objectives_have_seven_colours_and_none_is_faint():
 @pytest.mark.parametrize("num_models", [1, 6])
 def test_figures_are_narrow_enough_for_a_phone_and_legends_cover_nothing(num_models):
     objectives = {f"TF-IDF (tf=log, num_batches={i})": [(10, 30.0, 1.0), (100, 20.0, 8.0)] for i in range(4)}
-    figure = frontier({f"Model {i}": objectives for i in range(num_models)})
+    figure = perplexity_paths({f"Model {i}": objectives for i in range(num_models)})
     figure.draw_without_rendering()
     assert figure.get_figwidth() <= 5
     box = figure.legends[0].get_window_extent()

@@ -1,23 +1,24 @@
-import dataclasses
 import math
 import re
 
 import pytest
-from frontier_fakes import grown_records, record, seeds
+from frontier_fakes import grown_records, record, replace, results_of, seeds
 from matplotlib.collections import LineCollection, PathCollection
-from run_fakes import blocks, controls, evaluation, run, targets
+from run_fakes import blocks, controls, evaluation, results, run, targets
 
-from tfidf_tune.analysis import read_records, trace_frontiers
-from tfidf_tune.report import (
-    frontier_drawing,
-    frontier_report,
-    frontier_tables,
-    html_page,
-    markdown,
-    markdown_table,
-    write_frontier,
-    write_report,
-)
+from tfidf_tune import report
+from tfidf_tune.analysis._frontier import trace_frontiers
+from tfidf_tune.report import markdown, write_report
+from tfidf_tune.report._frontier_figure import frontier_drawing
+from tfidf_tune.results import read_results
+
+
+def frontier_report(records, provenance=None, **options):
+    return report.frontier_report(results_of(records, provenance), **options)
+
+
+def frontier_tables(records, **options):
+    return frontier_report(records, **options).tables
 
 
 def table(records, name, **options):
@@ -25,9 +26,13 @@ def table(records, name, **options):
     return [dict(zip([column.name for column in found.columns], row, strict=True)) for row in found.rows]
 
 
+def traced(records):
+    (frontier,) = trace_frontiers(results_of(records))
+    return frontier
+
+
 def drawn(records):
-    (frontier,) = trace_frontiers(records)
-    return frontier_drawing(frontier)
+    return frontier_drawing(traced(records))
 
 
 def labels(figure):
@@ -172,14 +177,17 @@ def test_ends_of_the_range_and_models_are_told():
 
 
 def test_learning_rates_of_different_seeds_are_told():
-    runs = [one for one in grown_records() if (one.objective, one.learning_rate, one.seed) != ("CE", 3e-3, 2)]
+    runs = [one for one in grown_records() if one.checkpoint.run != ("Tiny", "CE", 3e-3, 2)]
     told = [text for text in frontier_report(runs).statements if "same seeds" in text]
     assert told == [
         "Not every learning rate of CE has the same seeds: the operating point is chosen by those that all have."
     ]
     assert not any("same seeds" in text for text in frontier_report(grown_records()).statements)
-    apart = [one for one in grown_records() if (one.objective, one.seed) != ("CE", int(one.learning_rate != 1e-3))]
-    apart = [one for one in apart if (one.objective, one.seed) != ("CE", 2)]
+    apart = [
+        one
+        for one in grown_records()
+        if one.checkpoint.objective != "CE" or one.checkpoint.seed == int(one.checkpoint.learning_rate == 1e-3)
+    ]
     told = [text for text in frontier_report(apart).statements if "same seeds" in text]
     assert [text.partition("chosen by ")[2] for text in told] == ["each one's own, since none is common to all."]
     diverged = [record("CE", seed=0, learning_rate=0.1, log_perplexity=math.inf)]
@@ -194,7 +202,7 @@ def test_a_run_of_no_known_seed_is_no_seed_more():
 
 
 def test_several_checkpoints_of_a_run_are_one_run():
-    early = [dataclasses.replace(one, progress=50) for one in grown_records()]
+    early = [replace(one, progress=50) for one in grown_records()]
     assert ("Runs", "27") in frontier_report([*early, *grown_records()]).provenance
 
 
@@ -233,7 +241,7 @@ def test_the_figure_goes_through_the_learning_rates_with_the_operating_point_emp
 
 def test_the_cross_is_the_intervals():
     records = seeds("CE", [9, 10, 11], [3.0, 3.01, 3.02])
-    ((point,),) = [curve.points for curve in trace_frontiers(records)[0].curves]
+    ((point,),) = [curve.points for curve in traced(records).curves]
     ends = [one for one in drawn(records).axes[0].collections if isinstance(one, LineCollection)]
     across, upright = (one.get_segments()[0] for one in ends)
     assert across[:, 0].tolist() == pytest.approx(
@@ -284,21 +292,12 @@ def test_folder_and_page_can_be_made_again_from_the_records(tmp_path):
         run(one.objective, one.evaluations, seed=index % 2, learning_rate=(1e-3, 1e-2)[index // 2 % 2])
         for index, one in enumerate(runs)
     ]
-    made = write_frontier(runs, tmp_path / "out", references=["TF-IDF"])
-    records, provenance = read_records(tmp_path / "out" / "runs.jsonl")
-    assert len(records) == 8
-    again = frontier_report(records, references=["TF-IDF"], provenance=provenance)
-    write_report(again, tmp_path / "again")
+    made = results(*runs)
+    write_report(report.frontier_report(made, references=["TF-IDF"]), tmp_path / "out", results=made)
+    again = read_results(tmp_path / "out" / "results.jsonl")
+    assert len(again.checkpoints) == 8
+    write_report(report.frontier_report(again, references=["TF-IDF"]), tmp_path / "again", results=again)
     files = sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file())
-    assert len(files) == 9
+    assert len(files) == 10
     for file in files:
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file
-    for one in frontier_tables(records, references=["TF-IDF"]):
-        assert f"## {one.title}\n\n{markdown_table(one)}\n" in markdown(made)
-    assert "<table" in html_page(made)
-
-
-def test_a_folder_of_other_files_is_refused(tmp_path):
-    (tmp_path / "mine").write_text("")
-    with pytest.raises(ValueError, match="give the report a folder of its own"):
-        write_frontier([run("CE", [evaluation(samples=targets(1), blocks=blocks(2.0))])], tmp_path)

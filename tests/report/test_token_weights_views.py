@@ -9,16 +9,16 @@ import warnings
 
 import matplotlib.image
 import numpy as np
+import pandas as pd
 import pytest
 from browser import DESKTOP, PHONE
+from rich.console import Console
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, weigh_blocks
-from tfidf_tune.analysis._weight_statistics import FrequencyBand
-from tfidf_tune.analysis._word_pieces import PartStatistics, SplitStatistics
-from tfidf_tune.report._markdown import markdown
+from tfidf_tune.report import html_page, markdown
 from tfidf_tune.report._shown_tokens import (
     LEVELS,
     ShownBlock,
@@ -31,11 +31,8 @@ from tfidf_tune.report._shown_tokens import (
     shown_block,
     weight_of,
 )
-from tfidf_tune.report._token_weights import weights_report, write_weights
 from tfidf_tune.report._weight_figures import _MOST_LINES, bands_figure, tokens_figure
-from tfidf_tune.report._weight_page import weights_page
-from tfidf_tune.report._weight_tables import findings
-from tfidf_tune.report._weight_text import block_text, terminal_colours
+from tfidf_tune.report._weights import findings, print_block, tokens_section, weights_report, write_weights
 
 HOSTILE = "</span><script>alert(1)</script>\"'&"
 # Three tokens that together are one character, as byte-level BPE cuts it.
@@ -179,44 +176,52 @@ def test_wide_characters_take_two_columns():
 # ---- the terminal
 
 
+def printed(block, form, width=80, **environment):
+    file = io.StringIO()
+    colored = {"force_terminal": True} if environment else {}
+    print_block(block, form, Console(file=file, width=width, _environ=environment, **colored))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
-    ("is_terminal", "environment", "colours"),
+    ("environment", "colored"),
     [
-        (True, {"COLORTERM": "truecolor"}, "24-bit"),
-        (True, {"TERM": "xterm-256color"}, "256"),
-        (True, {"COLORTERM": "truecolor", "NO_COLOR": "1"}, "none"),
-        (True, {"NO_COLOR": ""}, "256"),  # empty does not count, says no-color.org
-        (True, {"TERM": "dumb"}, "none"),
-        (False, {"COLORTERM": "truecolor"}, "none"),
+        ({"COLORTERM": "truecolor", "TERM": "xterm"}, True),
+        ({"TERM": "xterm-256color"}, True),
+        ({"COLORTERM": "truecolor", "TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "xterm-256color", "NO_COLOR": ""}, True),  # empty does not count, says no-color.org
+        ({"TERM": "dumb"}, False),
+        ({}, False),
     ],
 )
-def test_colours_are_for_terminals_that_want_them(is_terminal, environment, colours):
-    assert terminal_colours(is_terminal, environment) == colours
+def test_colors_are_for_terminals_that_want_them(environment, colored):
+    text = printed(block_of((" high", 4.0)), "count", **environment)
+    assert ("\x1b[" in text, "(4.00)" in text) == (colored, not colored)
 
 
-def test_without_colours_high_weights_stand_in_parentheses():
-    text = block_text(block_of((" the", 0.3), (" lob", 2.0), ("\n", 3.456)), "log", colours="none", width=80)
+def test_without_colors_high_weights_stand_in_parentheses():
+    text = printed(block_of((" the", 0.3), (" lob", 2.0), ("\n", 3.456)), "log")
     assert "Block 7, mini-batch 3, 24 blocks in the window, tf=log" in text
     assert "First the lob(2.00)↵(3.46)" in text
-    assert "\x1b" not in text
 
 
-def test_with_colours_each_level_has_its_own_and_high_weights_are_underlined():
+def test_with_colors_each_level_has_its_own_and_high_weights_are_underlined():
     block = block_of((" low", 0.25), (" even", 1.0), (" up", 1.41), (" high", 4.0))
-    text = block_text(block, "count", colours="24-bit", width=80)
+    text = printed(block, "count", COLORTERM="truecolor", TERM="xterm")
     red, green, blue = on_white(-4)
     assert f"\x1b[30;48;2;{red};{green};{blue}m low\x1b[0m even" in text
-    assert re.search(r"\x1b\[30;48;2;\d+;\d+;\d+m up\x1b\[0m\x1b\[30;48;2;\d+;\d+;\d+;4m high\x1b\[0m", text)
+    assert re.search(r"\x1b\[30;48;2;\d+;\d+;\d+m up\x1b\[0m\x1b\[4;30;48;2;\d+;\d+;\d+m high\x1b\[0m", text)
     assert "(4.00)" not in text
 
 
-def test_the_256_colours_are_of_the_cube():
-    text = block_text(block_of((" low", 0.25), (" high", 4.0)), "count", colours="256", width=80)
-    numbers = {int(number) for number in re.findall(r"48;5;(\d+)", text)}
-    assert len(numbers) > 4
-    assert "48;5;180;4m high" in text  # (228, 150, 89) is (4, 3, 2) of 5, counted from colour 16
-    assert min(numbers) >= 16
-    assert max(numbers) <= 231
+def test_the_256_colors_are_used_where_there_are_no_more():
+    text = printed(block_of((" low", 0.25), (" high", 4.0)), "count", TERM="xterm-256color")
+    assert len(set(re.findall(r"48;5;(\d+)", text))) > 4
+    assert re.search(r"4;30;48;5;\d+m high", text)
+
+
+def test_markup_of_the_terminal_library_stays_text():
+    assert "First[bold]x[/bold]" in printed(block_of(("[bold]x[/bold]", 1.0)), "count")
 
 
 # ---- pictures
@@ -262,10 +267,10 @@ def test_a_text_too_long_for_a_picture_is_cut_and_says_so():
 
 
 def test_the_plot_shows_the_shares_and_means_of_each_form():
-    bands = [
-        FrequencyBand(first, last, share, *({"count": v, "log": v + 0.1, "binary": v + 0.2} for v in (share, 1.0, 2.0)))
-        for first, last, share in ((1, 10, 0.3), (11, 25, 0.7))
-    ]
+    bands = pd.DataFrame({"frequency rank": ["1 to 10", "11 to 25"], "% of tokens": [30.0, 70.0]})
+    for shift, form in enumerate(("count", "log", "binary")):
+        bands[f"% of weight, {form}"] = bands["% of tokens"] + 10 * shift
+        bands[f"mean, {form}"] = 1.0 + shift / 10
     shares, means = bands_figure(bands).axes
     heights = [[round(bar.get_height(), 6) for bar in bars] for bars in shares.containers]
     assert heights == [[30, 70], [30, 70], [40, 80], [50, 90]]
@@ -278,13 +283,16 @@ def test_the_plot_shows_the_shares_and_means_of_each_form():
 # ---- findings and tables
 
 
-def band(share, count):
-    weights = {"count": count, "log": 0.2, "binary": 0.1}
-    return FrequencyBand(1, 10, share, weights, weights, weights)
+WORDLESS = pd.DataFrame({"token": [], **{f"weight, {form}": [] for form in TERM_FREQUENCIES}})
+
+
+def bands(tokens, count):
+    weights = {"% of weight, count": [count], "% of weight, log": [20.0], "% of weight, binary": [10.0]}
+    return pd.DataFrame({"frequency rank": ["1 to 10"], "% of tokens": [tokens]} | weights)
 
 
 def test_the_findings_say_that_raw_counts_lift_frequent_tokens():
-    first, second, third = findings("count", [band(0.2, 0.35)], [], [])
+    first, second, third = findings("count", bands(20.0, 35.0), WORDLESS, WORDLESS)
     assert first == (
         "With tf=count, the 10 most frequent tokens hold 20.0 % of the tokens and 35.0 % of the weight: "
         "raw counts lift frequent tokens here."
@@ -294,18 +302,15 @@ def test_the_findings_say_that_raw_counts_lift_frequent_tokens():
 
 
 def test_the_findings_say_so_when_raw_counts_lower_them_and_start_with_the_chosen_form():
-    sentences = findings("log", [band(0.2, 0.1)], [], [])
+    sentences = findings("log", bands(20.0, 10.0), WORDLESS, WORDLESS)
     assert sentences[0].startswith("With tf=log")
     assert sentences[1].endswith("raw counts lower frequent tokens here.")
 
 
 def test_the_findings_compare_starts_with_continuations_and_words_with_their_pieces():
-    def by_form(value):
-        return {"count": value, "log": 9.0, "binary": 9.0}
-
-    parts = [PartStatistics("start", 0.5, 2.0, by_form(1.2)), PartStatistics("continuation", 0.5, 1.0, by_form(0.8))]
-    splits = [SplitStatistics(1, 10, 2.0, 2.1, by_form(1.1)), SplitStatistics(2, 5, 2.5, 4.0, by_form(0.7))]
-    starts, words = findings("count", [band(0.2, 0.3)], parts, splits)[3:]
+    parts = pd.DataFrame({"token": ["starts a word", "continues a word"], "weight, count": [1.2, 0.8]})
+    values = {"idf, tokens": [2.0, 2.5], "idf, word": [2.1, 4.0], "weight, count": [1.1, 0.7]}
+    starts, words = findings("count", bands(20.0, 30.0), parts, pd.DataFrame(values, index=[1, 2]))[3:]
     assert "start a word weigh 1.20 on average, tokens that continue one 0.80 (tf=count)" in starts
     assert "mean idf of 4.00 if they were one token; their tokens have 2.50: the split hides" in words
     assert "weigh 0.70 on average, words of one token 1.10" in words
@@ -342,7 +347,7 @@ def test_the_files_hold_the_same_report(weights, tmp_path):
     assert header == [column.name for column in weights.tokens.columns]
     assert len(rows) == len(TEXTS)
     assert [float(cell) for cell in rows[0][4:]] == list(weights.tokens.rows[0][4:])
-    page = weights_page(weights.report, weights.blocks, weights.form)
+    page = html_page(weights.report, **tokens_section(weights))
     assert without_images((folder / "index.html").read_text("utf-8")) == without_images(page)
     assert json.loads((folder / "report.json").read_text("utf-8"))["title"] == weights.report.title
     assert matplotlib.image.imread(folder / "tokens.png").shape[1] > 1000
@@ -362,7 +367,7 @@ def test_a_folder_of_other_files_is_refused(weights, tmp_path):
 @pytest.fixture(scope="module")
 def page_file(weights, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "index.html"
-    file.write_text(weights_page(weights.report, weights.blocks, weights.form), encoding="utf-8")
+    file.write_text(html_page(weights.report, **tokens_section(weights)), encoding="utf-8")
     return file
 
 

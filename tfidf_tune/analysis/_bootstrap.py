@@ -1,4 +1,4 @@
-"""Percentile-bootstrap intervals: how far a number would move, had other passages been drawn."""
+"""Percentile-bootstrap intervals: how far a number would move with other passages."""
 
 import math
 import warnings
@@ -12,12 +12,11 @@ import numpy.typing as npt
 NUM_RESAMPLES = 10_000
 CONFIDENCE_LEVEL = 0.95
 SEED = 0
-# Where nothing changed, percentile intervals exclude 0 in about 25 % of cases from 3 observations, 12 % from 8, 7 to
-# 11 % from 10 to 29, 6 % from 30, and not in 5 %: no verdict from fewer than the first, none without that caveat from
-# fewer than the second.
+# If nothing changed, percentile intervals exclude 0 in about 25 % of cases from 3 observations, 12 % from 8, 7 to 11 %
+# from 10 to 29, and 6 % from 30, instead of 5 %. Below MIN_UNITS there is no verdict, below ENOUGH_UNITS a caveat.
 MIN_UNITS = 10
 ENOUGH_UNITS = 30
-# Numbers in memory at once, for each array: 8 MB.
+# Numbers in memory at once for each array: 8 MB.
 _BATCH_ELEMENTS = 2**20
 
 
@@ -26,9 +25,9 @@ class Interval:
     """A 95 % interval.
 
     Args:
-        low (float): its lower end.
-        high (float): its upper end.
-        num_units (int): how many observations were resampled; of two samples, those of the smaller.
+        low (float): lower end.
+        high (float): upper end.
+        num_units (int): how many observations were resampled; of two samples, the size of the smaller.
     """
 
     low: float
@@ -37,32 +36,32 @@ class Interval:
 
     @property
     def significant(self) -> Literal["yes", "no", "too few"]:
-        """Whether 0 lies outside, an end of exactly 0 being inside; "too few" below ``MIN_UNITS`` observations."""
+        """Whether 0 lies outside (an end of exactly 0 is inside); "too few" below ``MIN_UNITS`` observations."""
         if self.num_units < MIN_UNITS:
             return "too few"
         return "yes" if self.low > 0 or self.high < 0 else "no"
 
     @property
     def is_point(self) -> bool:
-        """Whether all resamples gave the same, up to rounding."""
+        """Whether all resamples gave the same value, up to rounding."""
         return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def bootstrap_interval(
     statistic: Callable[..., Any], *data: npt.NDArray[np.float64], paired: bool = True
 ) -> Interval | None:
-    """The 95 % percentile interval of a statistic over 10,000 resamples with replacement, from a fixed seed.
+    """Return the 95 % percentile interval of a statistic over 10,000 resamples with replacement, from a fixed seed.
 
-    Batches keep the memory bounded, some 8 MB for each array and its indices, however many observations there are.
+    Batches bound the memory to about 8 MB for each array and its indices.
 
     Args:
         statistic (Callable): called as ``statistic(*resampled, axis=-1)`` with arrays of resamples, one a row.
-        *data (np.ndarray): float64 ``[n]`` each, an observation an element.
+        *data (np.ndarray): float64 ``[n]`` each, one observation an element.
         paired (bool): whether element i of every array is one observation, resampled together. Default: True.
 
     Returns:
-        Interval | None: None where there are fewer than two observations, or where the statistic of some resample
-            is not finite (a ratio to 0), which leaves its distribution without percentiles.
+        Interval | None: None if there are fewer than two observations, or if the statistic of a resample is not finite
+            (a ratio to 0), so that its distribution has no percentiles.
     """
     from scipy.stats import DegenerateDataWarning, bootstrap
 
@@ -70,7 +69,7 @@ def bootstrap_interval(
     if min(map(len, data)) < 2:
         return None
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # told by returning None
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # reported by returning None
         result = bootstrap(
             data,
             statistic,

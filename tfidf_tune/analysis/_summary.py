@@ -1,11 +1,11 @@
-"""The samples of one checkpoint, as the numbers of the paper's Table 1."""
+"""The samples of one checkpoint as the numbers of the paper's Table 1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tfidf_tune.analysis._samples import ProbeSample
+from tfidf_tune.results import ProbeSample
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,17 @@ class MemorizationSummary:
 
 
 def summarize(samples: Sequence[ProbeSample]) -> dict[str, MemorizationSummary]:
-    """Summarizes the samples of each kind of passage.
-
-    Args:
-        samples (Sequence[ProbeSample]): what one model gave, any mix of kinds and prefix lengths.
-
-    Returns:
-        dict[str, MemorizationSummary]: kind -> summary, for the kinds that occur; empty for no samples.
-    """
-    kinds = dict.fromkeys(sample.kind for sample in samples)
-    return {kind: _summarize_kind([sample for sample in samples if sample.kind == kind]) for kind in kinds}
-
-
-def _summarize_kind(samples: Sequence[ProbeSample]) -> MemorizationSummary:
-    prefix = [sample.prefix_match for sample in samples]
-    lms = [sample.lms for sample in samples]
-    return MemorizationSummary(
-        num_passages=len({sample.passage_id for sample in samples}),
-        avg_prefix=float(np.mean(prefix)),
-        max_prefix=max(prefix),
-        avg_lms=float(np.mean(lms)),
-        max_lms=max(lms),
-        rouge_l=float(np.mean([sample.rouge_l for sample in samples])),
-        verbatim_rate=float(np.mean([sample.verbatim for sample in samples])),
-    )
+    """Summarize samples by kind, "target" or "control"; kinds without samples are left out."""
+    summaries = {}
+    for kind in dict.fromkeys(sample.kind for sample in samples):
+        own = [sample for sample in samples if sample.kind == kind]
+        summaries[kind] = MemorizationSummary(
+            num_passages=len({sample.passage_id for sample in own}),
+            avg_prefix=float(np.mean([sample.prefix_match for sample in own])),
+            max_prefix=max(sample.prefix_match for sample in own),
+            avg_lms=float(np.mean([sample.lms for sample in own])),
+            max_lms=max(sample.lms for sample in own),
+            rouge_l=float(np.mean([sample.rouge_l for sample in own])),
+            verbatim_rate=float(np.mean([sample.verbatim for sample in own])),
+        )
+    return summaries

@@ -1,4 +1,4 @@
-"""The weights that the tokens of a text get: its blocks go through the weighting as they do in training."""
+"""The weights of a text's tokens: its blocks go through the weighting as they do in training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from tfidf_tune.weighting import TermFrequency as TermFrequency  # reports have it from here
-from tfidf_tune.weighting import TFIDFWeighting, distinct_terms, inverse_document_frequency, shift_labels
+from tfidf_tune.weighting import TermFrequency, TFIDFWeighting, distinct_terms, inverse_document_frequency, shift_labels
 
 if TYPE_CHECKING:
     from tfidf_tune.data import TextTokenizer
@@ -65,20 +64,20 @@ def read_blocks(
     num_blocks: int | None = None,
     column: str = "text",
 ) -> IntArray:
-    """Tokenize the documents of some sources, one after the other, and cut them into blocks; EOS ends each document.
+    """Tokenize the documents of sources and cut them into blocks; EOS ends each document.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
         sources (Sequence[str]): files, folders or ``embedded``, see :func:`tfidf_tune.data.load_documents`.
         block_size (int): tokens in a block, at least 2. Default: 256
-        num_blocks (int | None): at most so many blocks, the first ones. Default: None, all there are
+        num_blocks (int | None): at most so many blocks. Default: None, all
         column (str): the column that holds the text. Default: "text"
 
     Returns:
         IntArray: int32 ``[n, block_size]``.
 
     Raises:
-        FileNotFoundError: If a source looks like a path and nothing is there.
+        FileNotFoundError: If a source looks like a path and does not exist.
         ValueError: If a size is too small, a source cannot be read, or the text does not fill one block.
     """
     from tfidf_tune.data import load_documents, text_blocks
@@ -89,7 +88,7 @@ def read_blocks(
         )
     if num_blocks is not None and num_blocks < 1:
         raise ValueError(f"num_blocks is {num_blocks}: it must be 1 or more; leave it out for all blocks")
-    documents = [load_documents(source, column=column) for source in sources]  # a missing file is found here
+    documents = [load_documents(source, column=column) for source in sources]  # raises for a missing file
     blocks = text_blocks(tokenizer, chain.from_iterable(documents), block_size, num_blocks, add_eos=True)
     if not len(blocks):
         raise ValueError(
@@ -109,11 +108,11 @@ def weigh_blocks(
     shuffle: bool = True,
     seed: int = 42,
 ) -> WeightedBlocks:
-    """Give every label token the weights that it has in the first epoch of a training run.
+    """Compute the weights of every label token in the first epoch of a training run.
 
     The blocks go through a :class:`~tfidf_tune.weighting.TFIDFWeighting` of each TF form in mini-batches, in the
-    order in which the recipes' sampler hands them out for this seed, the window rolling on from the first one. As in
-    training, an incomplete last mini-batch is left out; a text that fills not even one is a mini-batch of its own.
+    order of the recipes' sampler. As in training, an incomplete last mini-batch is left out; a text that does not fill
+    one is a mini-batch of its own.
 
     Args:
         blocks (IntArray): ``[n, s]`` token ids.
@@ -121,8 +120,8 @@ def weigh_blocks(
         batch_size (int): sequences in a mini-batch. Default: 8
         num_batches (int): mini-batches in the window, the current one included. Default: 16
         max_weight (float | None): largest weight, at least 1. Default: None, no cap
-        shuffle (bool): mix the blocks, as the recipes do by default; otherwise in the order of the text. Default: True
-        seed (int): of the mixing. Default: 42
+        shuffle (bool): shuffle the blocks, as the recipes do by default. Default: True
+        seed (int): of the shuffling. Default: 42
 
     Returns:
         WeightedBlocks: the weighted blocks in the order of the text.
@@ -133,7 +132,7 @@ def weigh_blocks(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be 1 or more")
     batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
-    longest = min(num_batches, len(batches))  # of a longer one the rest would stay empty
+    longest = min(num_batches, len(batches))  # the rest of a longer window would stay empty
     weightings = {
         form: TFIDFWeighting(num_batches=longest, tf=form, max_weight=max_weight) for form in TERM_FREQUENCIES
     }
@@ -169,30 +168,14 @@ def weigh_blocks(
 
 
 def idf_of(document_frequency: IntArray, num_documents: IntArray) -> FloatArray:
-    """Compute the weighting's own IDF for arrays.
-
-    Args:
-        document_frequency (IntArray): ``[n, s]``.
-        num_documents (IntArray): ``[n]``.
-
-    Returns:
-        FloatArray: float32 ``[n, s]``.
-    """
+    """Compute the weighting's IDF, float32 ``[n, s]``, of document frequencies ``[n, s]`` among ``[n]`` documents."""
     documents = torch.from_numpy(num_documents)[:, None]
     idf: FloatArray = inverse_document_frequency(torch.from_numpy(document_frequency), documents).numpy()
     return idf
 
 
 def typical_blocks(weighted: WeightedBlocks, limit: int) -> list[int]:
-    """Choose blocks to show: the first of the text that were weighted with a full window.
-
-    Args:
-        weighted (WeightedBlocks): the weighted blocks.
-        limit (int): how many.
-
-    Returns:
-        list[int]: their rows; where the text never fills the window, those of the latest mini-batches.
-    """
+    """Return the rows of the first blocks with a full window, or of the latest mini-batches if it is never full."""
     latest = int(weighted.steps.max())
     full = weighted.steps >= min(weighted.num_batches, latest)
     rows: list[int] = np.flatnonzero(full)[:limit].tolist()
@@ -200,7 +183,7 @@ def typical_blocks(weighted: WeightedBlocks, limit: int) -> list[int]:
 
 
 def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
-    """The rows of each mini-batch of the first epoch."""
+    """Return the rows of each mini-batch of the first epoch."""
     rows = TensorDataset(torch.arange(num_blocks))
     sampler: DistributedSampler[Any] = DistributedSampler(
         rows, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True

@@ -136,19 +136,20 @@ def _audit(options: argparse.Namespace) -> None:
     if (options.model is None) == (options.results is None):
         raise ValueError("name either a MODEL to evaluate or the --results of one")
     folder = (options.output_dir or Path("runs/audit") / _short_name(options.model or options.results)).expanduser()
-    from tfidf_tune.analysis import read_runs
     from tfidf_tune.report import audit_report, require_report_folder, terminal_text, write_report
+    from tfidf_tune.results import import_results
 
     require_report_folder(folder / "report")
     require_writable("--output-dir", folder)
-    results = options.results.expanduser() if options.results else _evaluate(options, folder / "evaluation")
-    runs = read_runs([results])
-    if len(runs) > 1:
+    evaluated = options.results.expanduser() if options.results else _evaluate(options, folder / "evaluation")
+    results = import_results([evaluated])
+    folders = {one.run: one.folder for one in results.checkpoints}
+    if len(folders) > 1:
         raise ValueError(
-            f"{results} holds the results of {len(runs)} runs, {', '.join(run.folder for run in runs)}: name one of "
-            "them, or put them side by side by `tfidf-tune compare`"
+            f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
+            "or compare them by `tfidf-tune compare`"
         )
-    report = audit_report(runs[0])
+    report = audit_report(results)
     write_report(report, folder / "report")
     say(terminal_text(report))
     say(f"The page: {folder / 'report' / 'index.html'}")

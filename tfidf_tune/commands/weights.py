@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from tfidf_tune._printing import say
 from tfidf_tune.commands import whole_number
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis import WeightedBlocks
+    from tfidf_tune.analysis._token_weights import WeightedBlocks
 
 _LARGEST_CAP = 1e38  # weights are float32
 _EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
@@ -35,21 +34,18 @@ def main(arguments: list[str]) -> None:
             "--tokenizer is missing: name the tokenizer of the model that you fine-tune, a hub id or a folder with "
             f"tokenizer.json or tokenizer.model. For example: {_EXAMPLE}"
         )
-    from tfidf_tune.analysis import read_blocks, token_texts, typical_blocks, weigh_blocks
+    from rich.console import Console
+
+    from tfidf_tune.analysis._token_weights import read_blocks, typical_blocks, weigh_blocks
+    from tfidf_tune.analysis._weight_statistics import token_texts
     from tfidf_tune.data import hf_tokenizer
-    from tfidf_tune.report import (
-        block_text,
-        require_report_folder,
-        terminal_colours,
-        terminal_text,
-        weights_report,
-        write_weights,
-    )
+    from tfidf_tune.report import require_report_folder, terminal_text
+    from tfidf_tune.report._weights import print_block, weights_report, write_weights
     from tfidf_tune.weighting import TFIDFWeighting
 
     folder = options.output_dir.expanduser()
     require_report_folder(folder)
-    # Refuses settings that do not fit before a long text is read.
+    # Refuse wrong settings before a long text is read.
     TFIDFWeighting(num_batches=min(options.num_batches, 1), tf=options.tf, max_weight=options.max_weight)
     tokenizer = hf_tokenizer(options.tokenizer)
     blocks = read_blocks(
@@ -78,10 +74,10 @@ def main(arguments: list[str]) -> None:
         min_count=options.min_count,
         provenance=_settings(options, len(blocks)),
     )
-    colours = terminal_colours(sys.stdout.isatty())
-    width = shutil.get_terminal_size((100, 24)).columns
-    parts = [block_text(block, options.tf, colours=colours, width=width) for block in weights.blocks]
-    print("\n\n".join(parts), end="\n\n")  # with colours; the tokens are harmless already
+    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    for block in weights.blocks:
+        print_block(block, options.tf, console)
+        console.print()
     say(terminal_text(replace(weights.report, figures=())))
     write_weights(weights, folder)
     say(f"Page, picture, plot and tables: {folder / 'index.html'}, tokens.png, figures/ and tables/ beside it")
@@ -112,17 +108,17 @@ def _parser() -> argparse.ArgumentParser:
         "--tf",
         choices=("count", "log", "binary"),
         default="count",
-        help="form of the term frequency that is coloured and ranked; default: %(default)s, the paper's",
+        help="form of the term frequency that is colored and ranked; default: %(default)s, the paper's",
     )
     parser.add_argument("--max-weight", type=_cap, help="cap of the weights, 1 or more; default: none")
     parser.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="blocks in the mixed order of training, or in that of the text; default: mixed",
+        help="blocks in the shuffled order of training, or in that of the text; default: shuffled",
     )
     parser.add_argument(
-        "--seed", type=whole_number(-(2**63), 2**63 - 1), default=42, help="of the mixed order; default: %(default)s"
+        "--seed", type=whole_number(-(2**63), 2**63 - 1), default=42, help="of the shuffled order; default: %(default)s"
     )
     parser.add_argument(
         "--min-count", type=whole_number(1), default=10, help="rank tokens that occur so often; default: %(default)s"
@@ -162,7 +158,7 @@ def _rows(weighted: "WeightedBlocks", wanted: list[int], num_blocks: int) -> lis
 
 
 def _settings(options: argparse.Namespace, num_blocks: int) -> list[tuple[str, str]]:
-    order = f"mixed as in the first epoch of a run with seed {options.seed}" if options.shuffle else "as in the text"
+    order = f"shuffled as in the first epoch of a run with seed {options.seed}" if options.shuffle else "as in the text"
     return [
         ("text", ", ".join(options.files)),
         ("tokenizer", options.tokenizer),

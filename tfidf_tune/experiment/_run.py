@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
 from tfidf_tune.experiment._cells import (
@@ -21,10 +20,6 @@ from tfidf_tune.experiment._expand import expand
 from tfidf_tune.experiment._launcher import only_command, run_jobs
 from tfidf_tune.experiment._progress import Failure, step_of
 from tfidf_tune.experiment._schema import Experiment
-
-if TYPE_CHECKING:  # imported where a report is written: a plan alone does without
-    from tfidf_tune.analysis import Run
-    from tfidf_tune.report import Report
 
 
 def run_experiment(
@@ -105,30 +100,20 @@ def _report(runs: Sequence[PlannedRun], experiment: Experiment, folder: Path) ->
     if not evaluated:
         say("\nNothing was evaluated, so there is nothing to compare.")
         return
-    from tfidf_tune.analysis import read_runs
-    from tfidf_tune.report import terminal_text
+    from tfidf_tune.report import comparison_report, frontier_report, terminal_text, write_report
+    from tfidf_tune.results import import_results
 
-    write = _write_comparison if experiment.learning_rates is None else _write_frontier
     try:
-        report = write(read_runs(evaluated), experiment, folder)
-    except ValueError as error:  # a run alone, for example: what is done is done all the same
+        results = import_results(evaluated)
+        if experiment.learning_rates is None:
+            report = comparison_report(results)
+        else:
+            done = {one.objective for one in results.checkpoints}
+            report = frontier_report(results, references=[name for name in experiment.references if name in done])
+        write_report(report, folder, results=results)
+    except ValueError as error:  # for example a single run; the cells are done nevertheless
         say(f"\nThere is no comparison: {error}")
         return
     # A terminal shows no figures, and one example says what examples are.
     shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
     say(f"\n{terminal_text(shown)}\nAll of it, with figures: {folder / 'index.html'}")
-
-
-def _write_comparison(runs: "Sequence[Run]", experiment: Experiment, folder: Path) -> "Report":
-    from tfidf_tune.report import comparison_report, write_report
-
-    report = comparison_report(runs)
-    write_report(report, folder)
-    return report
-
-
-def _write_frontier(runs: "Sequence[Run]", experiment: Experiment, folder: Path) -> "Report":
-    from tfidf_tune.report import write_frontier
-
-    done = {run.objective for run in runs}
-    return write_frontier(runs, folder, references=[name for name in experiment.references if name in done])

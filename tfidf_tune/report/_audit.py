@@ -1,99 +1,161 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
-from collections.abc import Sequence
+import textwrap
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis import LMS, MIN_UNITS, NUM_RESAMPLES, Evaluation, Floor, ProbeSample, Run, lms_floor
-from tfidf_tune.report._audit_numbers import best_samples, of_kind, repeat_groups, verbatim_passages
-from tfidf_tune.report._audit_tables import by_prefix_length, by_repeats, most_recited, targets_and_controls
-from tfidf_tune.report._document import Continuation, Example, Figure, Report
-from tfidf_tune.report._examples import Decode, checkpoint_decoder, recited_pieces
-from tfidf_tune.report._explanations import LMS_EXPLAINED
+from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
+from tfidf_tune.analysis._comparison import Floor, floor_of
+from tfidf_tune.analysis._summary import summarize
+from tfidf_tune.report._document import Column, Example, Figure, Report, Table, tabulate
+from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution
-from tfidf_tune.report._intervals import interval_text, significance
+from tfidf_tune.report._wording import LMS_EXPLAINED, TEXT_PROMPTS, interval_text, significance
+from tfidf_tune.results import Checkpoint, ProbeSample, Results
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NUM_EXAMPLES = 3
+_NUM_MOST_RECITED = 20
+_PROMPT_WIDTH = 70
+_KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
-def audit_report(run: Run) -> Report:
-    """Say what the last evaluated checkpoint of a run recites of the targets, held against the controls.
+def audit_report(results: Results) -> Report:
+    """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
 
     Args:
-        run (Run): with an evaluation that has memorization samples of targets; the last such is taken.
-
-    Returns:
-        Report: findings, tables, the distribution of LMS, examples, provenance.
+        results (Results): of one run, with the samples of the memorization task.
 
     Raises:
-        ValueError: If no evaluation has a sample of a target.
+        ValueError: If no checkpoint has a sample of a target.
     """
-    probed = [evaluation for evaluation in run.evaluations if of_kind(evaluation, "target")]
+    probed = [
+        (at, one)
+        for at, one in enumerate(results.checkpoints)
+        if any(sample.kind == "target" for sample, _ in one.samples)
+    ]
     if not probed:
+        one = results.checkpoints[0]
         raise ValueError(
-            f"the results of {run.model} in {run.folder} have no memorization sample of a target: evaluate the task "
+            f"the results of {one.model} in {one.folder} have no memorization sample of a target: evaluate the task "
             "tfidf_memorization with a probe file"
         )
-    evaluation = probed[-1]
+    at, checkpoint = probed[-1]
+    samples = _sample_table(results, at)
     tables = (
-        targets_and_controls(evaluation),
-        by_prefix_length(evaluation),
-        by_repeats(evaluation),
-        most_recited(evaluation),
+        _targets_and_controls(checkpoint),
+        _by_prefix_length(samples),
+        _by_repeats(samples),
+        _most_recited(samples),
     )
+    lms = {kind: samples.loc[samples["kind"] == kind, "lms"].tolist() for kind in _KINDS}
     distribution = Figure(
         name="lms_distribution",
         title="Distribution of the longest memorized substring",
-        figure=lms_distribution({run.model: evaluation.samples}),
+        figure=lms_distribution({checkpoint.model: lms}),
         caption="Share of continuations that recite at least so many tokens in a row: targets solid, controls dashed.",
     )
+    controls = " and of text it never saw (controls)" if lms["control"] else ""
     return Report(
-        title=f"What {run.model} recites",
-        statements=_statements(evaluation),
-        tables=tuple(table for table in tables if table is not None),
+        title=f"What {checkpoint.model} recites",
+        statements=tuple(_statements(samples, checkpoint)),
+        tables=tuple(table for table in tables if table.rows),
         figures=(distribution,),
-        examples=_examples(run.model, evaluation),
-        provenance=_provenance(run, evaluation),
-        lead=_lead(evaluation),
+        examples=_examples(checkpoint, samples),
+        provenance=_provenance(checkpoint, samples),
+        lead=f"The model was asked to continue passages of its training text (targets){controls}. {LMS_EXPLAINED}.",
     )
 
 
-def _lead(evaluation: Evaluation) -> str:
-    controls = " and of text it never saw (controls)" if of_kind(evaluation, "control") else ""
-    return f"The model was asked to continue passages of its training text (targets){controls}. {LMS_EXPLAINED}."
+def _sample_table(results: Results, checkpoint: int) -> "pd.DataFrame":
+    """Return a row for each sample, with the passage's repeats in the training text (NaN if unknown)."""
+    import pandas as pd
+
+    rows = [
+        (s, prompt, s.passage_id, s.kind, s.prefix_length, s.lms, s.verbatim, len(s.reference_ids))
+        for s, prompt in results.checkpoints[checkpoint].samples
+    ]
+    columns = ["sample", "prompt", "passage", "kind", "prefix", "lms", "verbatim", "length"]
+    table = pd.DataFrame(rows, columns=columns)
+    scores = results.scores
+    known = scores[(scores["checkpoint"] == checkpoint) & (scores["metric"] == "num_injections")]
+    repeats = dict(zip(known["unit"], known["value"], strict=True))
+    table["repeats"] = [repeats.get(passage) for passage in table["passage"]]
+    table["repeats"] = table["repeats"].astype(float).where(lambda column: column > 0)
+    return table
 
 
-def _statements(evaluation: Evaluation) -> tuple[str, ...]:
-    targets, controls = of_kind(evaluation, "target"), of_kind(evaluation, "control")
-    floor = lms_floor([evaluation])
-    num_targets, num_controls = (len({sample.passage_id for sample in samples}) for samples in (targets, controls))
-    num_verbatim = len(verbatim_passages(targets))
-    num_tokens = max(len(sample.reference_ids) for sample in targets)
+def _floor(samples: "pd.DataFrame") -> Floor | None:
+    means = samples.groupby(["kind", "passage"])["lms"].mean()
+    if not {"target", "control"} <= set(samples["kind"]):
+        return None
+    return floor_of(means["target"].to_numpy(float), means["control"].to_numpy(float))
+
+
+def _best(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
+    """Take of each passage the sample with the highest LMS, of equals that of the shortest prompt."""
+    own = samples[samples["kind"] == kind]
+    order = own.assign(least=-own["lms"]).sort_values(["least", "prefix"], kind="stable")
+    return order.drop_duplicates("passage")
+
+
+def _repeat_groups(samples: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
+    """Group the targets by how often they stood in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
+    known = samples[(samples["kind"] == "target") & samples["repeats"].notna()]
+    groups = []
+    for _, own in known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]]):
+        least, most = int(own["repeats"].min()), int(own["repeats"].max())
+        groups.append((f"{least}" if least == most else f"{least} to {most}", own))
+    return groups
+
+
+def _verbatim_share(samples: "pd.DataFrame") -> float:
+    """Return the percentage of passages that were recited whole from at least one prompt."""
+    return float(100 * samples.groupby("passage")["verbatim"].any().mean())
+
+
+def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
+    targets, controls = (samples[samples["kind"] == kind] for kind in _KINDS)
+    floor = _floor(samples)
+    num_targets, num_controls = targets["passage"].nunique(), controls["passage"].nunique()
+    num_verbatim = targets.loc[targets["verbatim"], "passage"].nunique()
     by_heart = f" {num_verbatim} of the targets it knows by heart all the same." if num_verbatim else ""
     verdict = _verdict(floor, num_targets, num_controls)
+    averages = f"Average LMS: {targets.groupby('passage')['lms'].mean().mean():.2f} tokens of the targets"
+    if floor is not None:
+        interval = f" ({interval_text(floor.excess, 'passage', decimals=2)})" if floor.excess else ""
+        averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}{interval}"
     statements = [
         verdict if floor is not None and floor.exceeded else verdict + by_heart,
         f"It recites {num_verbatim} of the {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %) verbatim: "
-        f"all that was compared, up to {num_tokens} tokens, from at least one prompt.",
-        _averages(evaluation, floor),
+        f"all that was compared, up to {targets['length'].max()} tokens, from at least one prompt.",
+        f"{averages}.",
     ]
-    if controls:
-        furthest = max(sample.lms for sample in controls)
-        num_above = sum(sample.lms > furthest for sample in best_samples(targets))
+    if num_controls:
+        furthest = controls["lms"].max()
+        num_above = (_best(samples, "target")["lms"] > furthest).sum()
         statements.append(
             f"{num_above} of the {num_targets} targets are recited further than any control (LMS at most {furthest})."
         )
-    statements += _by_prefix(targets) + _by_repeats(evaluation)
-    if evaluation.num_not_round_trip:
+    by_length = [f"{mean:.2f} from {length}" for length, mean in targets.groupby("prefix")["lms"].mean().items()]
+    if len(by_length) > 1:
+        statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
+    groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in _repeat_groups(samples)]
+    if len(groups) > 1:
+        statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
+    if checkpoint.lost_prompts:
         statements.append(
-            f"{evaluation.num_not_round_trip} of {len(evaluation.samples)} prompts lost token ids on the way as text, "
-            "so that their scores are too low: evaluate with prompts of token ids (tfidf-tune probe audit, or eval)."
+            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids on the way as text, so that their "
+            "scores are too low: evaluate with prompts of token ids (tfidf-tune probe audit, or eval)."
         )
     if num_verbatim or (floor is not None and floor.excess is not None and floor.excess.low > 0):
         statements.append(
             "A passage that many texts share (a licence, a quotation) may have been known before this training: audit "
             "the base model with the same probe file, and see what it recites."
         )
-    return tuple(statements)
+    return statements
 
 
 def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
@@ -121,73 +183,127 @@ def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
     )
 
 
-def _averages(evaluation: Evaluation, floor: Floor | None) -> str:
-    if floor is None:
-        return f"Average LMS: {LMS.of([evaluation]):.2f} tokens of the targets."
-    interval = f" ({interval_text(floor.excess, 'passage', decimals=2)})" if floor.excess else ""
-    return (
-        f"Average LMS: {floor.targets:.2f} tokens of the targets, {floor.controls:.2f} of the controls; the difference "
-        f"is {floor.difference:.2f}{interval}."
+def _targets_and_controls(checkpoint: Checkpoint) -> Table:
+    columns = (
+        Column("Passages"),
+        Column("Number"),
+        Column("Avg Prefix", ".2f"),
+        Column("Max Prefix"),
+        Column("Avg LMS", ".2f"),
+        Column("Max LMS"),
+        Column("ROUGE-L", ".2f"),
+        Column("Verbatim (% of prompts)", ".1f"),
     )
-
-
-def _by_prefix(targets: Sequence[ProbeSample]) -> list[str]:
-    by_length: dict[int, list[int]] = {}
-    for sample in targets:
-        by_length.setdefault(sample.prefix_length, []).append(sample.lms)
-    if len(by_length) < 2:
-        return []
-    averages = [f"{sum(lms) / len(lms):.2f} from {length}" for length, lms in sorted(by_length.items())]
-    return [f"By length of the prompt, average LMS of the targets: {', '.join(averages)} tokens."]
-
-
-def _by_repeats(evaluation: Evaluation) -> list[str]:
-    groups = repeat_groups(evaluation)
-    if len(groups) < 2:
-        return []
-    averages = [
-        f"{sum(sample.lms for sample in group.samples) / len(group.samples):.2f} at {group.repeats}" for group in groups
+    summaries = summarize([sample for sample, _ in checkpoint.samples])
+    rows = tuple(
+        (
+            *(label, own.num_passages, own.avg_prefix, own.max_prefix, own.avg_lms, own.max_lms, own.rouge_l),
+            100 * own.verbatim_rate,
+        )
+        for kind, label in _KINDS.items()
+        if (own := summaries.get(kind))
+    )
+    notes = [
+        "Prefix: tokens that agree from the first on. LMS: longest memorized substring, the longest run of tokens that "
+        "continuation and passage share. Each passage is asked for from every prefix length.",
+        *([f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []),
     ]
-    return [f"By repeats in the training text, average LMS: {', '.join(averages)}."]
+    return Table("targets_and_controls", "Targets against controls", columns, rows, tuple(notes))
 
 
-def _examples(model: str, evaluation: Evaluation) -> tuple[Example, ...]:
-    """The targets that are recited most and, for the floor, the control that is."""
-    decode = checkpoint_decoder(evaluation.checkpoint)
-    chosen = best_samples(of_kind(evaluation, "target"))[:_NUM_EXAMPLES]
-    chosen += best_samples(of_kind(evaluation, "control"))[:1]
-    return tuple(_example(model, evaluation, sample, decode) for sample in chosen)
-
-
-def _example(model: str, evaluation: Evaluation, sample: ProbeSample, decode: Decode | None) -> Example:
-    kind = "a target" if sample.kind == "target" else "the control that is recited most"
-    start = f" from token {sample.offset} on" if sample.offset else ""
-    return Example(
-        title=f"{sample.passage_id}, {kind}: {sample.prefix_length} tokens{start}",
-        prompt=evaluation.prompts.get((sample.passage_id, sample.offset, sample.prefix_length), ""),
-        truth=sample.reference_text,
-        continuations=(
-            Continuation(model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", recited_pieces(sample, decode)),
-        ),
+def _by_prefix_length(samples: "pd.DataFrame") -> Table:
+    columns = (
+        Column("Prompt (tokens)"),
+        Column("LMS of targets", ".2f"),
+        Column("LMS of controls", ".2f"),
+        Column("Difference", ".2f"),
+        Column("95 % from", ".2f"),
+        Column("95 % to", ".2f"),
+        Column("Targets verbatim (%)", ".1f"),
     )
+    rows: list[tuple[Any, ...]] = []
+    for length, own in samples.groupby("prefix"):
+        targets = own[own["kind"] == "target"]
+        if len(targets):
+            floor = _floor(own)
+            against = (None, None) if floor is None else (floor.controls, floor.difference)
+            ends = (floor.excess.low, floor.excess.high) if floor and floor.excess else (None, None)
+            rows.append((length, float(targets["lms"].mean()), *against, *ends, _verbatim_share(targets)))
+    notes = ["95 %: percentile bootstrap over passages of the difference, targets minus controls."]
+    fewest = min(samples.loc[samples["kind"] == kind, "passage"].nunique() for kind in _KINDS)
+    if 0 < fewest < ENOUGH_UNITS:
+        notes.append(f"From as few as {fewest} passages such an interval tends to be too narrow.")
+    return Table("by_prefix_length", "By length of the prompt", columns, tuple(rows), tuple(notes))
 
 
-def _provenance(run: Run, evaluation: Evaluation) -> tuple[tuple[str, str], ...]:
-    samples = evaluation.samples
-    passages = {
-        kind: len({sample.passage_id for sample in of_kind(evaluation, kind)}) for kind in ("target", "control")
-    }
-    milestone = [("Training progress", f"{evaluation.progress} %")] if evaluation.progress < 100 else []
+def _by_repeats(samples: "pd.DataFrame") -> Table:
+    columns = (
+        Column("Times in the training text"),
+        Column("Targets"),
+        Column("Avg LMS", ".2f"),
+        Column("Max LMS"),
+        Column("Targets verbatim (%)", ".1f"),
+    )
+    rows = tuple(
+        (repeats, own["passage"].nunique(), float(own["lms"].mean()), int(own["lms"].max()), _verbatim_share(own))
+        for repeats, own in _repeat_groups(samples)
+    )
+    notes = ("Verbatim: recited whole from at least one of the prompts.",)
+    return Table("by_repeats", "By repeats in the training text", columns, rows, notes)
+
+
+def _most_recited(samples: "pd.DataFrame") -> Table:
+    columns = (
+        Column("Passage"),
+        Column("Times in the training text"),
+        Column("Prompt (tokens)"),
+        Column("LMS"),
+        Column("Of"),
+        Column("ROUGE-L", ".1f"),
+        Column("Verbatim"),
+        Column("Starts with"),
+    )
+    best = _best(samples, "target")
+    shown = best.iloc[:_NUM_MOST_RECITED]
+    prompts = [textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]]
+    rouge_l = [sample.rouge_l for sample in shown["sample"]]
+    verbatim = ["yes" if recited else "no" for recited in shown["verbatim"]]
+    values = [*(shown[name] for name in ("passage", "repeats", "prefix", "lms", "length")), rouge_l, verbatim, prompts]
+    frame = shown.assign(**{column.name: list(own) for column, own in zip(columns, values, strict=True)})
+    notes = ["Of: tokens of the passage that the continuation was compared with."]
+    notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
+    return tabulate("most_recited", "The passages that it recites most", columns, frame, notes)
+
+
+def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[Example, ...]:
+    """Show the targets that are recited most and, for the floor, the control that is."""
+    decode = checkpoint_decoder(checkpoint.checkpoint)
+    chosen = [*_best(samples, "target")[:_NUM_EXAMPLES].itertuples(), *_best(samples, "control")[:1].itertuples()]
+    examples = []
+    for row in chosen:
+        sample: ProbeSample = row.sample
+        kind = "a target" if sample.kind == "target" else "the control that is recited most"
+        start = f" from token {sample.offset} on" if sample.offset else ""
+        title = f"{sample.passage_id}, {kind}: {sample.prefix_length} tokens{start}"
+        continuation = continuation_of(checkpoint.model, sample, decode)
+        examples.append(Example(title, row.prompt, sample.reference_text, (continuation,)))
+    return tuple(examples)
+
+
+def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[tuple[str, str], ...]:
+    milestone = [("Training progress", f"{checkpoint.progress} %")] if checkpoint.progress < 100 else []
+    num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage"].nunique() for kind in _KINDS)
+    offsets = sorted({sample.offset for sample in samples["sample"]})
     return (
-        ("Checkpoint", evaluation.checkpoint),
+        ("Checkpoint", checkpoint.checkpoint),
         *milestone,
-        ("Objective", run.objective),
-        ("Seed", "unknown" if run.seed is None else str(run.seed)),
-        ("Results", run.folder),
-        ("Passages", f"{passages['target']} targets, {passages['control']} controls"),
-        ("Prompts (tokens)", ", ".join(map(str, sorted({sample.prefix_length for sample in samples})))),
-        ("Prompts start at token", ", ".join(map(str, sorted({sample.offset for sample in samples})))),
-        ("Continuations", f"greedy, compared over up to {max(len(sample.reference_ids) for sample in samples)} tokens"),
+        ("Objective", checkpoint.objective),
+        ("Seed", "unknown" if checkpoint.seed is None else str(checkpoint.seed)),
+        ("Results", checkpoint.folder),
+        ("Passages", f"{num_targets} targets, {num_controls} controls"),
+        ("Prompts (tokens)", ", ".join(map(str, sorted(set(samples["prefix"]))))),
+        ("Prompts start at token", ", ".join(map(str, offsets))),
+        ("Continuations", f"greedy, compared over up to {samples['length'].max()} tokens"),
         ("Intervals", f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %"),
         ("Made by", f"tfidf-tune {version('tfidf-tune')}"),
     )

@@ -1,12 +1,16 @@
-"""What a report consists of, before it becomes Markdown, files or a page."""
+"""The parts of a report, before they are written in any format."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import matplotlib.figure
+if TYPE_CHECKING:
+    import matplotlib.figure
+    import pandas as pd
 
 Value: TypeAlias = str | float | int | None
-"""A cell of a table; None is a value that was not measured."""
+"""A cell of a table; None if it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +19,8 @@ class Column:
 
     Args:
         name (str): its header.
-        format (str): a format specification for its numbers (``.2f``); empty for text and whole numbers.
-        better (str | None): "lower" or "higher" where one end is better; None where neither is.
+        format (str): format specification of its numbers (``.2f``); empty for text and integers. Default: empty.
+        better (str | None): "lower" or "higher" if one end is better. Default: None.
     """
 
     name: str
@@ -26,14 +30,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns, all of them plain values.
+    """Rows of plain values.
 
     Args:
-        name (str): short, unique in the report, of lower-case letters, digits and underscores: a file name, an anchor.
+        name (str): unique in the report, of lower-case letters, digits and underscores: a file name and an anchor.
         title (str): one line.
         columns (tuple[Column, ...]): the columns.
         rows (tuple[tuple[Value, ...], ...]): a value for each column in every row.
-        notes (tuple[str, ...]): sentences below the table: why a value is missing, how an interval was made.
+        notes (tuple[str, ...]): sentences below the table. Default: none.
     """
 
     name: str
@@ -42,50 +46,47 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     notes: tuple[str, ...] = ()
 
+    def without_empty_columns(self) -> "Table":
+        """Leave out the columns without any value."""
+        return self._with_columns([i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)])
+
+    def without_lone_model(self) -> "Table":
+        """Leave out a first column Model that is the same in every row."""
+        if not self.columns or self.columns[0].name != "Model" or len({row[0] for row in self.rows}) != 1:
+            return self
+        return self._with_columns(range(1, len(self.columns)))
+
+    def _with_columns(self, kept: Sequence[int]) -> "Table":
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and the words below it.
+    """A drawing with its caption.
 
     Args:
         name (str): as a table's.
-        title (str): one line; also what a reader hears who does not see the drawing.
+        title (str): one line; also the text alternative of the drawing.
         figure (matplotlib.figure.Figure): the drawing, made without pyplot.
         caption (str): what is drawn, in sentences.
     """
 
     name: str
     title: str
-    figure: matplotlib.figure.Figure
+    figure: "matplotlib.figure.Figure"
     caption: str
 
 
 @dataclass(frozen=True)
-class Example:
-    """One prompt, the truth, and what models made of it.
-
-    Args:
-        title (str): which passage, which prefix length.
-        prompt (str): text of the prompt.
-        truth (str): text that follows in the passage.
-        continuations (tuple[Continuation, ...]): one a model.
-    """
-
-    title: str
-    prompt: str
-    truth: str
-    continuations: tuple["Continuation", ...]
-
-
-@dataclass(frozen=True)
 class Continuation:
-    """What one model generated, cut into pieces.
+    """What one model generated.
 
     Args:
         label (str): the objective or model.
         scores (str): for example "LMS 128, ROUGE-L 100.0".
-        pieces (tuple[tuple[str, bool], ...]): text, and whether it is the recited span; the pieces joined are the
-            whole continuation.
+        pieces (tuple[tuple[str, bool], ...]): texts that joined are the whole continuation, and whether each is the
+            recited span.
     """
 
     label: str
@@ -94,18 +95,27 @@ class Continuation:
 
 
 @dataclass(frozen=True)
+class Example:
+    """One prompt, the true text that follows it, and the continuations of models."""
+
+    title: str
+    prompt: str
+    truth: str
+    continuations: tuple[Continuation, ...]
+
+
+@dataclass(frozen=True)
 class Report:
-    """All that a page shows, in its order: lead, statements, tables, figures, examples, provenance.
+    """All that a page shows, in its order.
 
     Args:
-        title (str): the page's title.
+        title (str): of the page.
         statements (tuple[str, ...]): the findings in sentences, the most important first.
         tables (tuple[Table, ...]): the tables.
         figures (tuple[Figure, ...]): the figures.
         examples (tuple[Example, ...]): the examples.
         provenance (tuple[tuple[str, str], ...]): names and values: folders, versions, seeds, settings, date.
-        lead (str): one or two sentences that say what is shown and explain its terms, above the statements. Default:
-            none.
+        lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.
     """
 
     title: str
@@ -117,29 +127,16 @@ class Report:
     lead: str = ""
 
 
-def without_empty_columns(table: Table) -> Table:
-    """Leave out the columns that hold nothing in any row.
-
-    Args:
-        table (Table): any table.
-
-    Returns:
-        Table: without them.
-    """
-    kept = [index for index in range(len(table.columns)) if any(row[index] is not None for row in table.rows)]
-    rows = tuple(tuple(row[index] for index in kept) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[index] for index in kept), rows=rows)
+def tabulate(
+    name: str, title: str, columns: Sequence[Column], frame: "pd.DataFrame", notes: Sequence[str] = ()
+) -> Table:
+    """Make a table of a data frame that has these columns by name; NaN becomes None."""
+    values = [[_plain(value, column) for value in frame[column.name].tolist()] for column in columns]
+    return Table(name, title, tuple(columns), tuple(zip(*values, strict=True)), tuple(notes))
 
 
-def without_lone_model(table: Table) -> Table:
-    """Leave out a first column Model that says the same in every row: to a reader it only takes room.
-
-    Args:
-        table (Table): any table.
-
-    Returns:
-        Table: without that column; the table itself where there is none.
-    """
-    if not table.columns or table.columns[0].name != "Model" or len({row[0] for row in table.rows}) != 1:
-        return table
-    return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))
+def _plain(value: Any, column: Column) -> Value:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    # Grouping makes floats of integers.
+    return int(value) if isinstance(value, float) and not column.format and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""Continuations with what they recite marked, and which passages to show."""
+"""Continuations with their recited span marked, and which passages to show."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,33 +7,32 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
-from tfidf_tune.analysis import Evaluation, ProbeSample
 from tfidf_tune.report._document import Continuation, Example
+from tfidf_tune.results import Checkpoint, ProbeSample
 
 Decode: TypeAlias = Callable[[list[int]], str]
-Pieces: TypeAlias = tuple[tuple[str, bool], ...]
 
 
-def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
+def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[str, bool], ...]:
     """Cut a continuation at its longest memorized substring.
 
-    The substring is found among the token ids. Where they cannot be decoded to the sample's text (no tokenizer, or
-    another one), it is the longest run of whole words that both texts share.
+    The substring is found among the token ids. If they cannot be decoded to the sample's text (no tokenizer, or
+    a different one), it is the longest run of whole words that both texts share.
 
     Args:
-        sample (ProbeSample): what the model generated, and the reference.
+        sample (ProbeSample): continuation and reference.
         decode (Callable[[list[int]], str] | None): token ids -> text.
 
     Returns:
-        tuple[tuple[str, bool], ...]: non-empty texts that joined are ``generated_text``, and whether it is the recited
-            one; nothing is marked at an LMS of 0.
+        tuple[tuple[str, bool], ...]: non-empty texts that joined are ``generated_text``, and whether each is recited;
+            nothing is at an LMS of 0.
     """
     text = sample.generated_text
     if sample.lms == 0:
         return ((text, False),) if text else ()
     if decode is not None and decode(sample.generated_ids) == text:
         start, size = _longest_common(sample.generated_ids, sample.reference_ids)
-        # A cut inside a character or before a joining space decodes differently: the text is what both agree on.
+        # A cut inside a character or before a joining space decodes differently: compare with the whole text.
         first, last = (_shared_length(text, decode(sample.generated_ids[:end])) for end in (start, start + size))
     else:
         words = re.findall(r"\s*\S+", text)
@@ -44,14 +43,7 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
 
 
 def checkpoint_decoder(checkpoint: str) -> Decode | None:
-    """Load the tokenizer that lies with a checkpoint.
-
-    Args:
-        checkpoint (str): its folder. A hub id is not fetched.
-
-    Returns:
-        Callable[[list[int]], str] | None: token ids -> text; None where there is no folder or no tokenizer in it.
-    """
+    """Load the tokenizer in a checkpoint's folder; None for a hub id, or if the folder has none."""
     if not Path(checkpoint).is_dir():
         return None
     from tfidf_tune.data import hf_tokenizer
@@ -62,63 +54,55 @@ def checkpoint_decoder(checkpoint: str) -> Decode | None:
         return None
 
 
-def recitation_examples(
-    model: str, evaluations: Mapping[str, Evaluation], decoder: Callable[[str], Decode | None]
-) -> list[Example]:
-    """The target that the first objective recites most, and one that it recites as much as a median one.
+def continuation_of(label: str, sample: ProbeSample, decode: Decode | None) -> Continuation:
+    """Show a sample with its scores."""
+    return Continuation(label, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", recited_pieces(sample, decode))
 
-    Both with the shortest prefix that was asked; the first of equals.
+
+def recitation_examples(
+    model: str, checkpoints: Mapping[str, Checkpoint], decoder: Callable[[str], Decode | None]
+) -> list[Example]:
+    """Show the target that the first objective recites most, and a median one, both from the shortest prompt.
 
     Args:
         model (str): name of the model.
-        evaluations (Mapping[str, Evaluation]): objective -> its evaluation on the same prompts; the first is the
-            baseline.
-        decoder (Callable[[str], Callable[[list[int]], str] | None]): checkpoint -> how to decode its ids.
+        checkpoints (Mapping[str, Checkpoint]): objective -> checkpoint with samples of the same prompts; the first is
+            the baseline.
+        decoder (Callable[[str], Callable[[list[int]], str] | None]): checkpoint -> function that decodes its ids.
 
     Returns:
-        list[Example]: empty where there is no target, one where there is one target.
+        list[Example]: empty if there is no target, one if there is one target.
     """
-    baseline, first = next(iter(evaluations.items()))
-    targets = [sample for sample in first.samples if sample.kind == "target"]
-    shortest = min((sample.prefix_length for sample in targets), default=0)
-    by_lms = sorted((s for s in targets if s.prefix_length == shortest), key=lambda sample: -sample.lms)
-    decoders = {objective: decoder(evaluation.checkpoint) for objective, evaluation in evaluations.items()}
-    chosen = [("recited most", 0), ("a median one", len(by_lms) // 2)][: len(by_lms)]
-    return [
-        Example(
-            title=f"{model}: {_prompt_name(by_lms[index])} ({which} under {baseline})",
-            prompt=first.prompts.get(_prompt_of(by_lms[index]), ""),
-            truth=by_lms[index].reference_text,
-            continuations=tuple(
-                _continuation(objective, _same_prompt(evaluation.samples, by_lms[index]), decoders[objective])
-                for objective, evaluation in evaluations.items()
-            ),
+    baseline, first = next(iter(checkpoints.items()))
+    targets = [(sample, prompt) for sample, prompt in first.samples if sample.kind == "target"]
+    shortest = min((sample.prefix_length for sample, _ in targets), default=0)
+    by_lms = sorted((one for one in targets if one[0].prefix_length == shortest), key=lambda one: -one[0].lms)
+    decoders = {objective: decoder(checkpoint.checkpoint) for objective, checkpoint in checkpoints.items()}
+    examples = []
+    for which, index in [("recited most", 0), ("a median one", len(by_lms) // 2)][: len(by_lms)]:
+        sample, prompt = by_lms[index]
+        length = sample.prefix_length
+        tokens = (
+            f"tokens {sample.offset + 1} to {sample.offset + length}" if sample.offset else f"first {length} tokens"
         )
-        for which, index in chosen
-    ]
+        continuations = tuple(
+            continuation_of(objective, _same_prompt(checkpoint, sample), decoders[objective])
+            for objective, checkpoint in checkpoints.items()
+        )
+        title = f"{model}: {sample.passage_id} from its {tokens} ({which} under {baseline})"
+        examples.append(Example(title, prompt, sample.reference_text, continuations))
+    return examples
 
 
-def _prompt_name(sample: ProbeSample) -> str:
-    if sample.offset == 0:
-        return f"{sample.passage_id} from its first {sample.prefix_length} tokens"
-    return f"{sample.passage_id} from its tokens {sample.offset + 1} to {sample.offset + sample.prefix_length}"
+def _same_prompt(checkpoint: Checkpoint, wanted: ProbeSample) -> ProbeSample:
+    def prompt(sample: ProbeSample) -> tuple[str, int, int]:
+        return sample.passage_id, sample.offset, sample.prefix_length
 
-
-def _continuation(objective: str, sample: ProbeSample, decode: Decode | None) -> Continuation:
-    scores = f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}"
-    return Continuation(objective, scores, recited_pieces(sample, decode))
-
-
-def _same_prompt(samples: Sequence[ProbeSample], wanted: ProbeSample) -> ProbeSample:
-    return next(sample for sample in samples if _prompt_of(sample) == _prompt_of(wanted))
-
-
-def _prompt_of(sample: ProbeSample) -> tuple[str, int, int]:
-    return sample.passage_id, sample.offset, sample.prefix_length
+    return next(sample for sample, _ in checkpoint.samples if prompt(sample) == prompt(wanted))
 
 
 def _longest_common(generated: Sequence[object], reference: Sequence[object]) -> tuple[int, int]:
-    """Where the longest run that both share starts in ``generated``, and its length."""
+    """Return where the longest run that both share starts in ``generated``, and its length."""
     match = SequenceMatcher(None, generated, reference, autojunk=False).find_longest_match()
     return match.a, match.size
 

@@ -1,7 +1,4 @@
-"""The drawings of a comparison, made without pyplot and its global state.
-
-Narrow, with panels below each other, so that they can be read on a phone.
-"""
+"""Drawings of a comparison, made without pyplot and its global state, narrow enough for a phone."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,19 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfidf_tune._printing import visible
-from tfidf_tune.analysis import ProbeSample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, told apart under every common colour blindness; its yellow is too faint for lines.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's palette, safe for all common forms of color blindness; its yellow is too faint for lines.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
-NUM_COLOURS = len(_COLOURS)
+NUM_COLORS = len(_COLORS)
 _WIDTH, _PANEL_HEIGHT = 4.8, 2.9
-# Where the largest value is this many times the smallest, the axis is logarithmic.
+# If the largest value is more than this many times the smallest, the axis is logarithmic.
 _WIDE = 4.0
 # Letters of the legend that fit into half the width.
 _HALF_A_LINE = 28
@@ -31,28 +27,26 @@ _TITLE_LETTERS = 64
 
 
 def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float | None]]]]) -> "Figure":
-    """Average LMS of the targets against training progress (the paper's figure 2), a panel for each model.
-
-    The dashed line of the same colour is the average LMS of the controls, the floor.
+    """Draw average LMS against training progress (the paper's figure 2), a panel for each model.
 
     Args:
         curves (Mapping[str, Mapping[str, Sequence[tuple[int, float, float | None]]]]): model -> objective ->
             (progress in percent, average LMS, that of the controls or None), by ascending progress.
 
     Returns:
-        matplotlib.figure.Figure: the drawing.
+        matplotlib.figure.Figure: dashed lines are the controls, the floor.
     """
     figure, panels = new_panels(list(curves))
     styles = styles_of(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):
         for index, (objective, points) in enumerate(by_objective.items()):
-            colour, marker = styles[objective]
+            color, marker = styles[objective]
             progress = [point[0] for point in points]
-            axes.plot(progress, [lms for _, lms, _ in points], color=colour, marker=marker, label=drawn(objective))
+            axes.plot(progress, [lms for _, lms, _ in points], color=color, marker=marker, label=drawn(objective))
             floor = [(at, controls) for at, _, controls in points if controls is not None]
             dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
             if floor:
-                axes.plot(*zip(*floor, strict=True), color=colour, linestyle=dashes, linewidth=1.4)
+                axes.plot(*zip(*floor, strict=True), color=color, linestyle=dashes, linewidth=1.4)
         axes.set_xticks(sorted({point[0] for points in by_objective.values() for point in points}))
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
@@ -64,30 +58,28 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
     return figure
 
 
-def frontier(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Figure":
-    """Average LMS against perplexity, each objective's way through its checkpoints; a panel for each model.
-
-    Lower and further left is better. Markers grow with training; the arrow ends at the last checkpoint.
+def perplexity_paths(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Figure":
+    """Draw average LMS against perplexity through the checkpoints of each objective, a panel for each model.
 
     Args:
         paths (Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]): model -> objective -> (progress in
             percent, perplexity, average LMS), by ascending progress.
 
     Returns:
-        matplotlib.figure.Figure: the drawing.
+        matplotlib.figure.Figure: markers grow with training; arrows end at the later checkpoint.
     """
     figure, panels = new_panels(list(paths))
     styles = styles_of(paths.values())
     for axes, by_objective in zip(panels, paths.values(), strict=True):
         for objective, points in by_objective.items():
-            colour, marker = styles[objective]
+            color, marker = styles[objective]
             progress, perplexity, lms = map(list, zip(*points, strict=True))
-            axes.plot(perplexity, lms, color=colour, linewidth=1.2, alpha=0.6)
-            axes.scatter(perplexity, lms, s=[12 + 0.5 * at for at in progress], color=colour, marker=marker, zorder=3)
-            axes.plot([], [], color=colour, marker=marker, label=drawn(objective))
+            axes.plot(perplexity, lms, color=color, linewidth=1.2, alpha=0.6)
+            axes.scatter(perplexity, lms, s=[12 + 0.5 * at for at in progress], color=color, marker=marker, zorder=3)
+            axes.plot([], [], color=color, marker=marker, label=drawn(objective))
             for start, end in itertools.pairwise(zip(perplexity, lms, strict=True)):
                 axes.annotate(
-                    "", end, start, arrowprops={"arrowstyle": "->", "color": colour, "shrinkA": 4, "shrinkB": 5}
+                    "", end, start, arrowprops={"arrowstyle": "->", "color": color, "shrinkA": 4, "shrinkB": 5}
                 )
         values = [point[1] for points in by_objective.values() for point in points]
         if is_wide(values):
@@ -101,51 +93,41 @@ def frontier(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]
     return figure
 
 
-def lms_distribution(samples_by_label: Mapping[str, Sequence[ProbeSample]]) -> "Figure":
-    """Share of continuations that recite at least so many tokens, targets and controls apart.
+def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
+    """Draw the share of continuations that recite at least so many tokens.
 
     Args:
-        samples_by_label (Mapping[str, Sequence[ProbeSample]]): label (an objective, or a model) -> samples.
+        lms (Mapping[str, Mapping[str, Sequence[float]]]): label (an objective, or a model) -> "target" and "control"
+            -> LMS of each continuation.
 
     Returns:
-        matplotlib.figure.Figure: the drawing; solid lines are the targets, dashed ones the controls.
+        matplotlib.figure.Figure: solid lines are the targets, dashed ones the controls.
     """
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     figure, (axes,) = new_panels([""])
-    styles = styles_of([samples_by_label])
-    longest = max((sample.lms for samples in samples_by_label.values() for sample in samples), default=1)
-    lengths = np.arange(1, max(longest, 1) + 2)
-    for label, samples in samples_by_label.items():
+    styles = styles_of([lms])
+    longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
+    lengths = np.arange(1, max(int(longest), 1) + 2)
+    for label, of_label in lms.items():
         for kind, linestyle in (("target", "-"), ("control", "--")):
-            lms = np.sort([sample.lms for sample in samples if sample.kind == kind])
-            if len(lms):
-                share = 100.0 * ((len(lms) - np.searchsorted(lms, lengths)) / len(lms))
-                label_of_line = drawn(label) if kind == "target" else None
-                axes.step(
-                    lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=label_of_line
-                )
+            values = np.sort(of_label[kind])
+            if len(values):
+                share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
+                shown = drawn(label) if kind == "target" else None
+                axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("longest memorized substring of at least (tokens)")
     axes.set_ylabel("share of continuations (%)")
     axes.set_ylim(0, 102)
-    controls = any(sample.kind == "control" for samples in samples_by_label.values() for sample in samples)
-    legend_above(figure, [axes], with_floor=controls)
+    legend_above(figure, [axes], with_floor=any(of_label["control"] for of_label in lms.values()))
     return figure
 
 
 def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) -> tuple["Figure", list["Axes"]]:
-    """Make panels below each other.
-
-    Args:
-        titles (Sequence[str]): one a panel.
-        panel_height (float): in inches. Default: 2.9.
-
-    Returns:
-        tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes]]: figure and panels.
-    """
+    """Make a figure with panels below each other, of a height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -161,15 +143,7 @@ def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) ->
 
 
 def drawn(text: str, *, longest: int | None = None) -> str:
-    """Prepare a name for a drawing: one line, its dollar signs no formula, shown whatever it begins with.
-
-    Args:
-        text (str): a name.
-        longest (int | None): longer names lose their middle. Default: None, no limit.
-
-    Returns:
-        str: what matplotlib is given.
-    """
+    """Prepare a name for matplotlib: one line without formulas; names longer than ``longest`` lose their middle."""
     line = " ".join(visible(text).split())
     if longest is not None and len(line) > longest:
         line = f"{line[: longest // 2]}…{line[-(longest // 2 - 1) :]}"
@@ -178,23 +152,12 @@ def drawn(text: str, *, longest: int | None = None) -> str:
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Say whether values lie so far apart that their axis should be logarithmic.
-
-    Args:
-        values (Sequence[float]): at least one.
-
-    Returns:
-        bool: whether the largest is more than four times the smallest.
-    """
+    """Return whether the largest value is more than four times the smallest."""
     return max(values) > _WIDE * min(values)
 
 
 def set_log_ticks(axis: "Axis") -> None:
-    """Put ticks at 1, 2 and 5 times the powers of ten, and write them as plain numbers.
-
-    Args:
-        axis (matplotlib.axis.Axis): a logarithmic one.
-    """
+    """Put ticks of a logarithmic axis at 1, 2 and 5 times the powers of ten, written as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -203,30 +166,16 @@ def set_log_ticks(axis: "Axis") -> None:
 
 
 def styles_of(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
-    """Choose one colour and marker for each label, the same in every panel.
-
-    Args:
-        panels (Iterable[Mapping[str, object]]): the labels of each panel, as keys.
-
-    Returns:
-        dict[str, tuple[str, str]]: label -> colour and marker. After seven labels the colours come again with other
-            markers, after 49 both.
-    """
+    """Choose a color and a marker for each label (the keys of ``panels``): 49 combinations of seven colors."""
     labels = dict.fromkeys(label for panel in panels for label in panel)
     return {
-        label: (_COLOURS[index % NUM_COLOURS], _MARKERS[(index + index // NUM_COLOURS) % NUM_COLOURS])
+        label: (_COLORS[index % NUM_COLORS], _MARKERS[(index + index // NUM_COLORS) % NUM_COLORS])
         for index, label in enumerate(labels)
     }
 
 
 def legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: bool) -> None:
-    """Draw one legend for all panels, above them.
-
-    Args:
-        figure (matplotlib.figure.Figure): where to.
-        panels (Sequence[matplotlib.axes.Axes]): whose lines have labels.
-        with_floor (bool): whether to explain the dashed lines of the controls.
-    """
+    """Draw one legend above all panels; ``with_floor`` explains the dashed lines of the controls."""
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfidf_tune.analysis import Frontier, FrontierCurve, FrontierPoint, SeedEstimate
-from tfidf_tune.report._figures import NUM_COLOURS, drawn, is_wide, legend_above, new_panels, set_log_ticks, styles_of
+from tfidf_tune.analysis._frontier import Curve, Frontier, Point
+from tfidf_tune.analysis._over_seeds import SeedEstimate
+from tfidf_tune.report._figures import NUM_COLORS, drawn, is_wide, legend_above, new_panels, set_log_ticks, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _PANEL_HEIGHT, _LEGEND_LINE = 4.4, 0.2
 # Areas of the markers in square points: learning rates from the lowest to the highest, and operating points.
 _SMALLEST, _LARGEST, _OPERATING = 6.0, 26.0, 44.0
-# The seven colours come again with other lines, beside other markers.
+# The seven colors come again with other lines, beside other markers.
 _LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 # Where the number of an operating point may stand, in points from it; of equally good ones the first.
 _SIDES = ((8, 7), (-8, 7), (8, -7), (-8, -7))
@@ -28,19 +29,16 @@ _LINEAR_BELOW = 1.0
 
 
 def frontier_drawing(frontier: Frontier) -> "Figure | None":
-    """Draw a model's objectives: perplexity to the right (logarithmic), average LMS upwards, a line for each.
+    """Draw average LMS against perplexity (logarithmic), a line for each objective of a model.
 
-    A line goes from the lowest learning rate to the highest, the markers grow with it. The operating point is large,
-    has a black edge, the number of its objective in the legend, and the 95 % intervals of both means as a cross. The
-    dashed line is the average LMS of the controls. Learning rates of which a run diverged are left out; those that have
-    more than four times the highest perplexity of an operating point lie outside. Where the averages lie far apart, the
-    axis of the LMS is logarithmic from 1 token on.
-
-    Args:
-        frontier (Frontier): of a model.
+    A line goes from the lowest learning rate to the highest, and markers grow with it. The operating point is large,
+    with a black edge, the number of its objective in the legend, and the 95 % intervals of both means as a cross. The
+    dashed line is the average LMS of the controls. Learning rates with a diverged run are left out; those with more
+    than four times the highest perplexity of an operating point lie outside. If the averages lie far apart, the axis of
+    the LMS is logarithmic above 1 token.
 
     Returns:
-        matplotlib.figure.Figure | None: the drawing; None where there is nothing to draw.
+        matplotlib.figure.Figure | None: None if there is nothing to draw.
     """
     operating = {curve.objective: curve.operating for curve in frontier.curves if curve.operating is not None}
     if not operating:
@@ -75,25 +73,25 @@ def _areas(frontier: Frontier) -> dict[float | None, float]:
 
 
 def _draw_curve(
-    axes: "Axes", curve: FrontierCurve, number: int, colour: str, marker: str, areas: dict[float | None, float]
+    axes: "Axes", curve: Curve, number: int, color: str, marker: str, areas: dict[float | None, float]
 ) -> None:
     points = [point for point in curve.points if point.finite]
     places = [point.perplexity for point in points], [point.lms.mean for point in points]
-    line = _LINES[(number - 1) // NUM_COLOURS % len(_LINES)]
-    axes.plot(*places, color=colour, linestyle=line, linewidth=1, alpha=0.5)
+    line = _LINES[(number - 1) // NUM_COLORS % len(_LINES)]
+    axes.plot(*places, color=color, linestyle=line, linewidth=1, alpha=0.5)
     sizes = [areas[point.learning_rate] for point in points]
-    axes.scatter(*places, s=sizes, color=colour, marker=marker, alpha=0.6, linewidths=0, zorder=3)
-    axes.plot([], [], color=colour, marker=marker, linestyle=line, label=f"{number}  {drawn(curve.objective)}")
+    axes.scatter(*places, s=sizes, color=color, marker=marker, alpha=0.6, linewidths=0, zorder=3)
+    axes.plot([], [], color=color, marker=marker, linestyle=line, label=f"{number}  {drawn(curve.objective)}")
 
 
-def _draw_operating_point(axes: "Axes", point: FrontierPoint, colour: str, marker: str) -> None:
+def _draw_operating_point(axes: "Axes", point: Point, color: str, marker: str) -> None:
     x, y = point.perplexity, point.lms.mean
     aside, upwards = _reach(point.log_perplexity, exponential=True), _reach(point.lms)
-    axes.errorbar(x, y, xerr=aside, yerr=upwards, color=colour, linewidth=1.2, zorder=4)
-    axes.scatter([x], [y], s=_OPERATING, color=colour, marker=marker, edgecolors="black", linewidths=0.8, zorder=5)
+    axes.errorbar(x, y, xerr=aside, yerr=upwards, color=color, linewidth=1.2, zorder=4)
+    axes.scatter([x], [y], s=_OPERATING, color=color, marker=marker, edgecolors="black", linewidths=0.8, zorder=5)
 
 
-def _number(axes: "Axes", points: Sequence[FrontierPoint]) -> None:
+def _number(axes: "Axes", points: Sequence[Point]) -> None:
     """Write the number of each operating point beside it, on the side furthest from others and their numbers."""
     from matplotlib.patheffects import withStroke
 
@@ -127,12 +125,12 @@ def _reach(estimate: SeedEstimate, *, exponential: bool = False) -> list[list[fl
     return [[middle - low], [high - middle]]
 
 
-def _floor(points: Sequence[FrontierPoint]) -> float | None:
-    controls = [record.control_lms for point in points for record in point.records if record.control_lms is not None]
+def _floor(points: Sequence[Point]) -> float | None:
+    controls = [value for point in points for value in point.runs["control_lms"].dropna()]
     return float(np.mean(controls)) if controls else None
 
 
-def _set_axes(axes: "Axes", points: Sequence[FrontierPoint], floor: float | None) -> None:
+def _set_axes(axes: "Axes", points: Sequence[Point], floor: float | None) -> None:
     """The limits are those of the means: intervals from few seeds may reach far beyond."""
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 

@@ -1,23 +1,24 @@
-"""Tokens as they are shown: readable, and with a level for their weight."""
+"""Tokens for display: readable text, and a level for the weight."""
 
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfidf_tune.analysis import TermFrequency, WeightedBlocks
+from tfidf_tune.analysis._token_weights import WeightedBlocks
+from tfidf_tune.weighting import TermFrequency
 
 MAX_LEVEL = 4
 LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
-UP_COLOUR = (213, 94, 0)
-"""Of weights above 1, RGB; with the other one told apart under every common colour blindness (Okabe and Ito)."""
-DOWN_COLOUR = (0, 114, 178)
+UP_COLOR = (213, 94, 0)
+"""RGB of weights above 1; with DOWN_COLOR safe for all common forms of color blindness (Okabe and Ito)."""
+DOWN_COLOR = (0, 114, 178)
 STRONGEST_SHARE = 0.65
-"""Of its colour that the highest level has; the rest is background, so that text stays legible on it."""
+"""Share of its color at the highest level; the rest is background, so that text stays legible."""
 UNDERLINED_LEVEL = 2
-"""Levels from here on are underlined: colour is not the only sign."""
+"""Levels from here on are underlined: color is not the only sign."""
 
-_PART = "\ufffd"  # how a part of a character is decoded
+_PART = "\ufffd"  # decoded part of a character
 _MOST_PARTS = 4  # bytes of a character in UTF-8
 _VISIBLE = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -63,17 +64,7 @@ class ShownBlock:
 def shown_block(
     weighted: WeightedBlocks, row: int, texts: Mapping[int, str], decode: Callable[[list[int]], str]
 ) -> ShownBlock:
-    """Collect what there is to show of a block.
-
-    Args:
-        weighted (WeightedBlocks): the weighted blocks.
-        row (int): which of them.
-        texts (Mapping[int, str]): token id -> text.
-        decode (Callable[[list[int]], str]): token ids -> text.
-
-    Returns:
-        ShownBlock: the block.
-    """
+    """Collect the tokens of row ``row``, with their texts and a function that decodes several ids."""
     ids = weighted.blocks[row].tolist()
     first, *others = _texts_in_context(ids, texts, decode)
     labels = [
@@ -96,14 +87,7 @@ def shown_block(
 
 
 def level_of(weight: float) -> int:
-    """Give a weight its level, half an octave each: 0 about 1, 2 about 2, -4 for 1/4 and all below.
-
-    Args:
-        weight (float): the weight, not negative.
-
-    Returns:
-        int: from -4 to 4.
-    """
+    """Return the level of a weight, from -4 to 4, half an octave each: 0 about 1, 2 about 2, -4 for 1/4 and below."""
     if weight <= 0:
         return -MAX_LEVEL
     return max(-MAX_LEVEL, min(MAX_LEVEL, round(2 * math.log2(weight))))
@@ -115,24 +99,17 @@ def weight_of(level: int) -> float:
 
 
 def on_white(level: int) -> tuple[int, int, int]:
-    """Return the colour of a level on a white background, RGB."""
+    """Return the color of a level on a white background, RGB."""
     share = STRONGEST_SHARE * abs(level) / MAX_LEVEL
-    red, green, blue = (round(255 + share * (part - 255)) for part in (UP_COLOUR if level > 0 else DOWN_COLOUR))
+    red, green, blue = (round(255 + share * (part - 255)) for part in (UP_COLOR if level > 0 else DOWN_COLOR))
     return red, green, blue
 
 
 def readable(text: str, *, mark_spaces: bool = False) -> str:
-    """Make every character of a token visible and harmless.
+    """Make every character of a token visible and harmless; the result is never empty.
 
-    Line ends and tabs become signs, other control and format characters (which could steer a terminal or turn the
-    direction of a page) their code points, and spaces ␣, but for one at the start that stands before something visible.
-
-    Args:
-        text (str): the token's text.
-        mark_spaces (bool): mark a leading space too, for a token that stands alone. Default: False
-
-    Returns:
-        str: the text, never empty.
+    Line ends and tabs become symbols, other control and format characters their code points, and spaces ␣, except a
+    leading one before something visible, which stays unless ``mark_spaces`` is set.
     """
     keeps_first = not mark_spaces and text[:1] == " " and text[1:2] not in ("", " ")
     signs = [_readable_character(character) for character in text]
@@ -143,15 +120,12 @@ def readable(text: str, *, mark_spaces: bool = False) -> str:
 
 
 def lines_of(tokens: Iterable[ShownToken], shown: Sequence[str], width: int) -> Iterator[list[tuple[str, ShownToken]]]:
-    """Set tokens in lines, breaking before a space where that is possible and after each line end of the text.
+    """Set tokens in lines, breaking before a space if possible, and after each line end of the text.
 
     Args:
         tokens (Iterable[ShownToken]): the tokens.
-        shown (Sequence[str]): what stands for each of them.
+        shown (Sequence[str]): the text of each.
         width (int): of a line in columns; a longer token has a line of its own.
-
-    Yields:
-        list[tuple[str, ShownToken]]: the tokens of a line.
     """
     line: list[tuple[str, ShownToken]] = []
     for text, token in zip(shown, tokens, strict=True):
@@ -171,7 +145,7 @@ def lines_of(tokens: Iterable[ShownToken], shown: Sequence[str], width: int) -> 
 
 
 def columns(text: str) -> int:
-    """Count the columns that a text takes in a terminal; East Asian wide characters take two."""
+    """Return the width of a text in a terminal; East Asian wide characters take two columns."""
     return sum(
         0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
         for character in text
@@ -179,7 +153,7 @@ def columns(text: str) -> int:
 
 
 def _texts_in_context(ids: list[int], texts: Mapping[int, str], decode: Callable[[list[int]], str]) -> list[str]:
-    """The text of each token; where several make up a character, the last of them has it."""
+    """Return the text of each token; if several make up a character, the last of them has it."""
     of_ids = [texts[token] for token in ids]
     start = 0
     while start < len(ids):

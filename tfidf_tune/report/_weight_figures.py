@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis import TERM_FREQUENCIES, FrequencyBand, TermFrequency
+from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES
 from tfidf_tune.report._shown_tokens import (
-    DOWN_COLOUR,
+    DOWN_COLOR,
     MAX_LEVEL,
     STRONGEST_SHARE,
     UNDERLINED_LEVEL,
-    UP_COLOUR,
+    UP_COLOR,
     ShownBlock,
     ShownToken,
     level_of,
@@ -19,13 +19,14 @@ from tfidf_tune.report._shown_tokens import (
     readable,
     weight_of,
 )
-from tfidf_tune.report._weight_tables import band_name
+from tfidf_tune.weighting import TermFrequency
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FONT = "DejaVu Sans Mono"  # comes with matplotlib, so that a drawing is the same everywhere
+_FONT = "DejaVu Sans Mono"  # part of matplotlib: the drawing is the same everywhere
 _FONT_SIZE = 9
 _COLUMN_INCHES = 0.602 * _FONT_SIZE / 72  # of each character of this font
 _LINE_INCHES = 1.85 * _FONT_SIZE / 72
@@ -33,22 +34,15 @@ _LINE_COLUMNS = 100
 _NO_GLYPH = "□"
 _DPI = 150
 _MOST_LINES = 300  # some 40 blocks of 256 tokens
-# Okabe and Ito's palette, as in the other figures; grey is plain cross-entropy.
-_FORM_COLOURS = {"count": "#D55E00", "log": "#009E73", "binary": "#0072B2"}
+# Okabe and Ito's palette, as in the other figures; gray is plain cross-entropy.
+_FORM_COLORS = {"count": "#D55E00", "log": "#009E73", "binary": "#0072B2"}
 
 
 def tokens_figure(blocks: Sequence[ShownBlock], form: TermFrequency) -> "Figure":
-    """Draw the tokens of blocks on the colours of their weights, the paper's figure 1.
+    """Draw the tokens of blocks on the colors of their weights, the paper's figure 1.
 
-    Colours diverge around weight 1 on a log scale; weights of about 2 and more are underlined. Characters that the
-    font does not have are drawn as a box. What is too long for a picture is left out, with a line that says so.
-
-    Args:
-        blocks (Sequence[ShownBlock]): the blocks.
-        form (TermFrequency): the TF form of the weights.
-
-    Returns:
-        Figure: with a colour bar.
+    Colors diverge around weight 1 on a log scale; weights of about 2 and more are underlined. Characters without a
+    glyph are drawn as a box. Lines that do not fit a picture are left out, and a last line says so.
     """
     from matplotlib.figure import Figure
 
@@ -73,35 +67,27 @@ def tokens_figure(blocks: Sequence[ShownBlock], form: TermFrequency) -> "Figure"
     return figure
 
 
-def bands_figure(bands: Sequence[FrequencyBand]) -> "Figure":
-    """Draw the share of the weight by frequency band, beside the share of the tokens, and the mean weights below.
-
-    Args:
-        bands (Sequence[FrequencyBand]): the bands, the most frequent first.
-
-    Returns:
-        Figure: two panels, one above the other, to be read on a phone.
-    """
+def bands_figure(bands: "pd.DataFrame") -> "Figure":
+    """Draw the share of the weight and of the tokens by frequency band, and the mean weights below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.8, 5.4), layout="constrained")
     shares, means = figure.subplots(2, 1)
     positions = range(len(bands))
-    bars = {"tokens (plain CE)": ("0.65", [band.token_share for band in bands])} | {
-        f"weight, tf={form}": (_FORM_COLOURS[form], [band.weight_shares[form] for band in bands])
-        for form in TERM_FREQUENCIES
+    bars = {"tokens (plain CE)": ("0.65", bands["% of tokens"])} | {
+        f"weight, tf={form}": (_FORM_COLORS[form], bands[f"% of weight, {form}"]) for form in TERM_FREQUENCIES
     }
-    for index, (label, (colour, values)) in enumerate(bars.items()):
+    for index, (label, (color, values)) in enumerate(bars.items()):
         centres = [position + 0.2 * (index - 1.5) for position in positions]
-        shares.bar(centres, [100 * value for value in values], width=0.19, color=colour, label=label)
+        shares.bar(centres, values, width=0.19, color=color, label=label)
     shares.set_ylabel("share (%)")
-    # Above the panel, where no bar can reach it; the lines below have the same colours.
+    # Above the panel, where no bar can reach it; the lines below have the same colors.
     shares.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize="small")
     for form, marker in zip(TERM_FREQUENCIES, "osD", strict=True):
         means.plot(
             positions,
-            [b.mean_weights[form] for b in bands],
-            color=_FORM_COLOURS[form],
+            bands[f"mean, {form}"],
+            color=_FORM_COLORS[form],
             marker=marker,
             label=f"tf={form}",
         )
@@ -109,7 +95,7 @@ def bands_figure(bands: Sequence[FrequencyBand]) -> "Figure":
     means.set_ylabel("mean weight of a token")
     means.set_ylim(bottom=0)
     for axes in (shares, means):
-        axes.set_xticks(list(positions), [band_name(band) for band in bands], fontsize="small")
+        axes.set_xticks(list(positions), bands["frequency rank"], fontsize="small")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
@@ -118,7 +104,7 @@ def bands_figure(bands: Sequence[FrequencyBand]) -> "Figure":
 
 
 def _all_lines(blocks: Sequence[ShownBlock]) -> list[str | list[tuple[str, ShownToken]]]:
-    """The lines of all blocks, each after a heading, with an empty line between blocks."""
+    """Return the lines of all blocks, each after a heading, with an empty line between blocks."""
     lines: list[str | list[tuple[str, ShownToken]]] = []
     for block in blocks:
         lines += [""] * bool(lines) + [f"Block {block.index}, mini-batch {block.step}"]
@@ -135,7 +121,7 @@ def _draw_line(axes: "Axes", number: int, line: Sequence[tuple[str, ShownToken]]
         if token.weights:
             weight = token.weights[form]
             box = Rectangle(
-                (column, number + 0.06), len(text), 0.84, color=_colour_map()(_on_scale(weight)), linewidth=0
+                (column, number + 0.06), len(text), 0.84, color=_color_map()(_on_scale(weight)), linewidth=0
             )
             axes.add_patch(box)
             if (level := level_of(weight)) >= UNDERLINED_LEVEL:
@@ -162,7 +148,7 @@ def _draw_legend(figure: "Figure", axes: "Axes", form: TermFrequency) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
-    scale = ScalarMappable(LogNorm(weight_of(-MAX_LEVEL), weight_of(MAX_LEVEL)), _colour_map())
+    scale = ScalarMappable(LogNorm(weight_of(-MAX_LEVEL), weight_of(MAX_LEVEL)), _color_map())
     bar = figure.colorbar(scale, cax=axes, orientation="horizontal", extend="both")
     ticks = [weight_of(level) for level in range(-MAX_LEVEL, MAX_LEVEL + 1, 2)]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
@@ -172,15 +158,15 @@ def _draw_legend(figure: "Figure", axes: "Axes", form: TermFrequency) -> None:
 
 
 @cache
-def _colour_map() -> Any:
+def _color_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    ends = [tuple((255 + STRONGEST_SHARE * (part - 255)) / 255 for part in end) for end in (DOWN_COLOUR, UP_COLOUR)]
+    ends = [tuple((255 + STRONGEST_SHARE * (part - 255)) / 255 for part in end) for end in (DOWN_COLOR, UP_COLOR)]
     return LinearSegmentedColormap.from_list("weight", [ends[0], (1, 1, 1), ends[1]])
 
 
 def _on_scale(weight: float) -> float:
-    """Where a weight stands on the colour map: 0.5 for weight 1; below 0 and above 1 are the colours of its ends."""
+    """Return the place of a weight on the color map: 0.5 for weight 1; outside of 0 to 1 the colors of its ends."""
     return 0.5 + math.log2(max(weight, 1e-9)) / MAX_LEVEL
 
 

@@ -2,33 +2,42 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import matplotlib.figure
-
 from tfidf_tune._files import atomic_update, is_leftover
-from tfidf_tune.report._csv import csv_text, finite
-from tfidf_tune.report._document import Report, Table
+from tfidf_tune.report._document import Report
+from tfidf_tune.report._formats import draw, finite, write_csv
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown
+from tfidf_tune.results import Results, write_results
 
-_INDEX = "report.json"
+_INDEX, _RESULTS = "report.json", "results.jsonl"
 
 
-def write_report(report: Report, folder: Path, more: Mapping[str, Callable[[Path], object]] | None = None) -> None:
+def write_report(
+    report: Report,
+    folder: Path,
+    *,
+    results: Results | None = None,
+    more: Mapping[str, Callable[[Path], object]] | None = None,
+    **page: Any,
+) -> None:
     """Write ``report.json``, ``report.md``, ``tables/*.csv``, ``figures/*.png`` and ``*.svg``, and ``index.html``.
 
-    The files appear when all of them are whole. An older report in the folder is replaced, tables and figures that only
-    it had included; other files stay.
+    The files appear when all of them are complete. An older report in the folder is replaced, including tables and
+    figures that only it had; other files stay.
 
     Args:
         report (Report): the report.
-        folder (Path): where to; it is made.
-        more (Mapping[str, Callable[[Path], object]] | None): names of more files, or of some of the above to be written
-            otherwise, and what writes them to a path. Default: None.
+        folder (Path): created if missing.
+        results (Results | None): to be written to ``results.jsonl``, from which the report can be made again. Default:
+            None.
+        more (Mapping[str, Callable[[Path], object]] | None): names of more files, and functions that write them to a
+            path. Default: None.
+        **page (Any): more for :func:`html_page`.
 
     Raises:
         ValueError: If the folder holds files but no report, see :func:`require_report_folder`.
@@ -36,19 +45,17 @@ def write_report(report: Report, folder: Path, more: Mapping[str, Callable[[Path
     """
     require_report_folder(folder)
     older = _tables_and_figures(folder)
-    content = _as_json(report)
+    content, html = _as_json(report), html_page(report, **page)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     files: dict[str, Callable[[Path], object]] = {
-        # Half a surrogate pair, which UTF-8 cannot hold, becomes JSON's own escape.
+        # A lone surrogate, which UTF-8 cannot hold, becomes an escape of JSON.
         _INDEX: lambda path: path.write_text(text, encoding="utf-8", errors="backslashreplace"),
         **{f"tables/{table.name}.csv": partial(write_csv, table) for table in report.tables},
-        **{f"figures/{figure.name}.png": partial(_draw, figure.figure, dpi=200) for figure in report.figures},
-        **{
-            f"figures/{figure.name}.svg": partial(_draw, figure.figure, metadata={"Date": None})
-            for figure in report.figures
-        },
+        **{f"figures/{one.name}.png": partial(draw, one.figure, format="png", dpi=200) for one in report.figures},
+        **{f"figures/{one.name}.svg": partial(draw, one.figure, format="svg") for one in report.figures},
         "report.md": lambda path: path.write_text(markdown(report), encoding="utf-8"),
-        "index.html": lambda path: path.write_text(html_page(report), encoding="utf-8"),
+        "index.html": lambda path: path.write_text(html, encoding="utf-8"),
+        **({} if results is None else {_RESULTS: lambda path: write_results(results, path)}),
         **(more or {}),
     }
     with atomic_update(folder) as new_file:
@@ -62,9 +69,6 @@ def write_report(report: Report, folder: Path, more: Mapping[str, Callable[[Path
 def require_report_folder(folder: Path) -> None:
     """Check that a report can be written to a folder without touching anything else.
 
-    Args:
-        folder (Path): it may be missing, empty, or hold a report.
-
     Raises:
         ValueError: If it is a file, or holds other files and no report.
     """
@@ -76,7 +80,7 @@ def require_report_folder(folder: Path) -> None:
 
 
 def _tables_and_figures(folder: Path) -> set[Path]:
-    """Those of the report that is there, as far as it lists them."""
+    """Find the tables and figures that the report in the folder lists."""
     try:
         listed = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -87,52 +91,27 @@ def _tables_and_figures(folder: Path) -> set[Path]:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    tables = [f"tables/{table.name}.csv" for table in report.tables]
-    figures = [f"figures/{figure.name}.{suffix}" for figure in report.figures for suffix in ("png", "svg")]
+    tables = [
+        {
+            "name": table.name,
+            "title": table.title,
+            "columns": [{"name": column.name, "better": column.better} for column in table.columns],
+            "rows": [[finite(value) for value in row] for row in table.rows],
+            "notes": table.notes,
+        }
+        for table in report.tables
+    ]
+    examples = [asdict(example) for example in report.examples]
+    for continuation in (one for example in examples for one in example["continuations"]):
+        continuation["pieces"] = [{"text": text, "recited": recited} for text, recited in continuation["pieces"]]
     return {
         "title": report.title,
         "lead": report.lead,
         "statements": report.statements,
-        "tables": [
-            {
-                "name": table.name,
-                "title": table.title,
-                "columns": [{"name": column.name, "better": column.better} for column in table.columns],
-                "rows": [[finite(value) for value in row] for row in table.rows],
-                "notes": table.notes,
-            }
-            for table in report.tables
-        ],
-        "figures": [
-            {"name": figure.name, "title": figure.title, "caption": figure.caption} for figure in report.figures
-        ],
-        "examples": [
-            {
-                "title": example.title,
-                "prompt": example.prompt,
-                "truth": example.truth,
-                "continuations": [
-                    {
-                        "label": one.label,
-                        "scores": one.scores,
-                        "pieces": [{"text": text, "recited": recited} for text, recited in one.pieces],
-                    }
-                    for one in example.continuations
-                ],
-            }
-            for example in report.examples
-        ],
+        "tables": tables,
+        "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
+        "examples": examples,
         "provenance": dict(report.provenance),
-        "files": tables + figures,
+        "files": [f"tables/{table.name}.csv" for table in report.tables]
+        + [f"figures/{one.name}.{suffix}" for one in report.figures for suffix in ("png", "svg")],
     }
-
-
-def write_csv(table: Table, path: Path) -> None:
-    """Write a table as CSV."""
-    path.write_bytes(csv_text(table).encode())
-
-
-def _draw(figure: matplotlib.figure.Figure, path: Path, **options: Any) -> None:
-    # A fixed salt and no date: the same report makes the same files.
-    with matplotlib.rc_context({"svg.hashsalt": "tfidf-tune"}):
-        figure.savefig(path, format=path.suffix.lstrip("."), **options)

@@ -1,5 +1,5 @@
 "use strict";
-// Tells the numbers of the token that is pointed at or focused, and colours the tokens for the chosen TF form.
+// Shows the numbers of the token that is pointed at or focused, and colors the tokens for the chosen TF form.
 {
   const details = document.getElementById("details");
   const tokens = Array.from(document.querySelectorAll(".tokens span"));

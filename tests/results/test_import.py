@@ -4,10 +4,12 @@ import math
 
 import pytest
 from run_fakes import (
+    BlockScore,
     answers,
     blocks,
     controls,
     evaluation,
+    results,
     run,
     summaries,
     targets,
@@ -15,7 +17,7 @@ from run_fakes import (
     write_run,
 )
 
-from tfidf_tune.analysis import BlockScore, read_runs
+from tfidf_tune.results import import_results
 
 NEWER, OLDER = "2026-11-22T10-00-00", "2025-11-21T10-00-00.5"
 CONFIG = """
@@ -45,6 +47,20 @@ def configured(folder, text=CONFIG, progress=100):
     return dataclasses.replace(full(progress), checkpoint=str(checkpoint))
 
 
+def read_runs(folders):
+    """The first checkpoint of each run."""
+    return list({one.run: one for one in reversed(import_results(folders).checkpoints)}.values())[::-1]
+
+
+def scored(folder, metric, kind="target", **columns):
+    """The values of a metric, by unit."""
+    scores = import_results([folder]).scores
+    scores = scores[(scores["metric"] == metric) & (scores["kind"] == kind)]
+    for name, value in columns.items():
+        scores = scores[scores[name] == value]
+    return dict(zip(scores["unit"], scores["value"], strict=True))
+
+
 def named(folder, text=CONFIG):
     write_evaluation(folder / "evaluation", configured(folder, text))
     (made,) = read_runs([folder])
@@ -53,14 +69,27 @@ def named(folder, text=CONFIG):
 
 def test_what_the_harness_wrote_is_read_back(tmp_path):
     written = run("TF-IDF", [full(50, lms=0), full(100)], model="Tiny (full)", seed=3)
-    (made,) = read_runs([write_run(tmp_path / "r", written)])
-    assert (made.model, made.objective, made.seed) == ("Tiny (full)", "TF-IDF", 3)
-    assert made.folder == str(tmp_path / "r")
-    assert len(made.evaluations) == 2
-    for read, given in zip(made.evaluations, written.evaluations, strict=True):
-        assert read.checkpoint == str(tmp_path / "r" / f"checkpoint_{given.progress}pct")
-        assert read.num_injections == dict.fromkeys(("target-0", "target-1", "control-0"), 10)
-        assert dataclasses.replace(read, checkpoint=given.checkpoint, num_injections={}) == given
+    made = import_results([write_run(tmp_path / "r", written)])
+    assert [(one.model, one.objective, one.seed, one.progress) for one in made.checkpoints] == [
+        ("Tiny (full)", "TF-IDF", 3, 50),
+        ("Tiny (full)", "TF-IDF", 3, 100),
+    ]
+    for one in made.checkpoints:
+        assert (one.folder, one.checkpoint) == (str(tmp_path / "r"), f"{tmp_path}/r/checkpoint_{one.progress}pct")
+        assert (one.lost_prompts, one.text_prompts, one.bertscore_missing) == (0, False, ("no model",))
+    expected = results(written)
+    for one, same in zip(made.checkpoints, expected.checkpoints, strict=True):
+        assert {sample.passage_id: prompt for sample, prompt in one.samples} == {
+            sample.passage_id: prompt for sample, prompt in same.samples
+        }
+        assert one.asked == same.asked
+    keys = ["checkpoint", "metric", "kind", "unit", "prefix"]
+    got, same = (
+        table[table["metric"] != "num_injections"].astype({"metric": str, "kind": str, "unit": str}).sort_values(keys)
+        for table in (made.scores, expected.scores)
+    )
+    assert got.reset_index(drop=True).equals(same.reset_index(drop=True))
+    assert set(scored(tmp_path / "r", "num_injections").values()) == {10.0}
 
 
 def test_an_experiments_folder_holds_many_runs(tmp_path):
@@ -83,7 +112,7 @@ def test_results_elsewhere_find_the_run_by_the_checkpoint(tmp_path):
     write_evaluation(tmp_path / "results" / "half", configured(tmp_path / "run", progress=50))
     (made,) = read_runs([tmp_path / "results"])
     assert (made.model, made.objective, made.seed) == ("TinyLlama (full)", "TF-IDF", 7)
-    assert (made.folder, made.evaluations[0].progress) == (str(tmp_path / "run"), 50)
+    assert (made.folder, made.progress) == (str(tmp_path / "run"), 50)
 
 
 def test_a_run_that_was_moved_is_found_by_where_its_results_lie(tmp_path):
@@ -93,14 +122,14 @@ def test_a_run_that_was_moved_is_found_by_where_its_results_lie(tmp_path):
     write_evaluation(tmp_path / "moved" / "evaluation" / "x", made)
     (read,) = read_runs([tmp_path / "moved"])
     assert (read.model, read.objective, read.seed, read.folder) == ("M", "IDF", None, str(tmp_path / "moved"))
-    assert read.evaluations[0].progress == 25
+    assert read.progress == 25
 
 
 def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
     arguments = f"pretrained=/models/base,peft={configured(tmp_path / 'run').checkpoint},dtype=float32"
     write_evaluation(tmp_path / "out", full(), model_args=arguments)
     (made,) = read_runs([tmp_path / "out"])
-    assert (made.objective, made.evaluations[0].checkpoint) == ("TF-IDF", str(tmp_path / "run" / "checkpoint_100pct"))
+    assert (made.objective, made.checkpoint) == ("TF-IDF", str(tmp_path / "run" / "checkpoint_100pct"))
 
 
 WEIGHTED = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss"
@@ -136,6 +165,18 @@ WEIGHTED = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss"
         (
             "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
             "TF-IDF (tf=log, num_batches=4)",
+        ),
+        (
+            "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, num_output_chunks: 4, "
+            "weighting: {_component_: tfidf_tune.weighting.PowerLawWeighting, alpha: 0.5}}",
+            "Power law (alpha=0.5)",
+        ),
+        (
+            "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, "
+            "weighting: {_component_: tfidf_tune.weighting.ProductWeighting, "
+            "first: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}, "
+            "second: {_component_: tfidf_tune.weighting.TFIDFWeighting}}}",
+            "Goldfish (k=3) \N{MULTIPLICATION SIGN} TF-IDF",
         ),
         ("{_component_: a.GoldfishLoss, k: 4, ignore_index: -100, num_output_chunks: 1}", "Goldfish (k=4)"),
     ],
@@ -183,7 +224,9 @@ def test_runs_that_differ_in_their_learning_rate_alone_are_distinct(tmp_path):
 def test_a_learning_rate_that_is_no_number_is_refused(tmp_path):
     folder = write_run(tmp_path / "r", run("CE", [full()]))
     (folder / "cell.json").write_text('{"model": "M", "objective": "O", "seed": 1, "learning_rate": "fast"}')
-    with pytest.raises(ValueError, match="cell.json: expected model, objective and seed, and maybe a learning_rate"):
+    with pytest.raises(
+        ValueError, match="cell.json: expected model, objective and seed, and optionally a learning_rate"
+    ):
         read_runs([folder])
 
 
@@ -192,7 +235,7 @@ def test_a_base_model_evaluated_inside_a_run_is_not_the_run(tmp_path):
     write_evaluation(tmp_path / "r" / "base", dataclasses.replace(full(), checkpoint="EleutherAI/pythia-14m"))
     (made,) = read_runs([tmp_path / "r"])
     assert (made.model, made.objective, made.seed) == ("pythia-14m", "unknown", None)
-    assert made.evaluations[0].progress == 100
+    assert made.progress == 100
 
 
 def test_a_config_of_something_else_is_no_run(tmp_path):
@@ -235,8 +278,8 @@ def test_milestones_alone_are_one_run(tmp_path, label):
     for progress in (50, 100):
         made = dataclasses.replace(full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct")
         write_evaluation(tmp_path / "results" / str(progress), made)
-    (made,) = read_runs([f"{label}{tmp_path / 'results'}"])
-    assert [one.progress for one in made.evaluations] == [50, 100]
+    made, second = import_results([f"{label}{tmp_path / 'results'}"]).checkpoints
+    assert (made.run, made.progress, second.progress) == (second.run, 50, 100)
     assert (made.model, made.objective) == (("model", "SLM") if label else ("theirs", "unknown"))
 
 
@@ -244,7 +287,7 @@ def test_a_label_counts_where_its_folder_lies_below_another(tmp_path):
     for name in ("a", "b"):
         write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
     made = read_runs([tmp_path, f"SLM={tmp_path / 'b'}"])
-    assert [(m.objective, m.evaluations[0].checkpoint) for m in made] == [("unknown", "org/a"), ("SLM", "org/b")]
+    assert [(m.objective, m.checkpoint) for m in made] == [("unknown", "org/a"), ("SLM", "org/b")]
 
 
 def test_foreign_models_in_one_folder_are_runs_of_their_own(tmp_path):
@@ -270,18 +313,17 @@ def test_the_newest_result_of_a_task_counts(tmp_path):
     old, new = full(), evaluation(samples=targets(8, 8))
     for name, date, made in [("a", NEWER, new), ("b", OLDER, old)]:  # the path says nothing about the date
         write_evaluation(tmp_path / name, dataclasses.replace(made, checkpoint="org/m"), date=date)
-    (made,) = read_runs([tmp_path])
-    (read,) = made.evaluations
-    assert [sample.lms for sample in read.samples if sample.prefix_length == 32] == [8, 8]
+    assert len(import_results([tmp_path]).checkpoints) == 1
+    assert scored(tmp_path, "lms", prefix=32) == {"target-0": 8, "target-1": 8}
     # Tasks that were not run again keep what they had.
-    assert [sample.lms for sample in read.samples if sample.prefix_length == 50] == [3]
-    assert read.answers == old.answers
+    assert scored(tmp_path, "lms", prefix=50) == {"target-0": 3}
+    assert scored(tmp_path, "f1", "question") == {one.id: one.f1 for one in old.answers}
 
 
 def test_texts_that_did_not_survive_are_counted(tmp_path):
     write_evaluation(tmp_path / "r", full(), round_trip=False)
-    (read,) = read_runs([tmp_path])[0].evaluations
-    assert (read.num_not_round_trip, read.num_blocks_not_round_trip) == (4, 4)
+    (read,) = import_results([tmp_path]).checkpoints
+    assert (read.lost_prompts, read.lost_blocks) == (4, 4)
 
 
 @pytest.mark.parametrize(("prompts", "as_text"), [("text", True), ("token_ids", False), (None, False)])
@@ -292,7 +334,7 @@ def test_samples_of_text_prompts_are_known(tmp_path, prompts, as_text):
         for line in lines:
             line["doc"] |= {"prompts": prompts} if prompts else {}
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (read,) = read_runs([tmp_path])[0].evaluations
+    (read,) = import_results([tmp_path]).checkpoints
     assert read.text_prompts is as_text
 
 
@@ -307,12 +349,13 @@ def test_tasks_of_others_are_left_alone(tmp_path):
     write_run(tmp_path / "r", run("CE", [full()]))
     (samples,) = tmp_path.rglob("samples_tfidf_squad_*.jsonl")
     samples.rename(samples.with_name(samples.name.replace("tfidf_squad", "lambada")))
-    assert read_runs([tmp_path])[0].evaluations[0].answers == ()
+    assert scored(tmp_path, "f1", "question") == {}
+    assert len(scored(tmp_path, "nll", "block")) == 4
 
 
 def test_an_evaluation_of_other_tasks_alone_is_no_checkpoint(tmp_path):
     write_run(tmp_path / "r", run("CE", [evaluation(50), full(100)]))
-    assert [one.progress for one in read_runs([tmp_path])[0].evaluations] == [100]
+    assert [one.progress for one in import_results([tmp_path]).checkpoints] == [100]
 
 
 def test_a_missing_folder_is_told(tmp_path):
@@ -352,32 +395,42 @@ def test_an_unreadable_line_is_told_with_file_and_line(tmp_path, broken):
 
 
 BAD_FIELDS = [
-    ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected a whole number from 0 to 8"),
+    ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected an integer from 0 to 8"),
     ("memorization_p32", "sample.lms", True, "lms is True"),
     ("memorization_p32", "sample.lms", "4", "lms is '4'"),
     ("memorization_p32", "sample.lms", -1, "lms is -1"),
     ("memorization_p32", "sample.lms", math.nan, "lms is nan"),
-    ("memorization_p32", "sample.prefix_match", 9, "prefix_match is 9, expected a whole number from 0 to 8"),
+    ("memorization_p32", "sample.prefix_match", 9, "prefix_match is 9, expected an integer from 0 to 8"),
     ("memorization_p32", "sample.prefix_length", 10**400, "prefix_length is 1000000"),
     ("memorization_p32", "sample.offset", None, "offset is None"),
     ("memorization_p32", "sample.kind", "other", "kind is 'other', expected one of target, control"),
     ("memorization_p32", "sample.passage_id", ["t0"], r"passage_id is \['t0'\], expected text"),
-    ("memorization_p32", "sample.generated_ids", [2**31], "generated_ids is 2147483648, expected token ids from 0"),
-    ("memorization_p32", "sample.reference_ids", [1, -1], "reference_ids is -1, expected token ids from 0"),
+    (
+        "memorization_p32",
+        "sample.generated_ids",
+        [2**31],
+        r"generated_ids is \[2147483648\], expected a list of token ids from 0",
+    ),
+    (
+        "memorization_p32",
+        "sample.reference_ids",
+        [1, -1],
+        r"reference_ids is \[1, -1\], expected a list of token ids from 0",
+    ),
     ("memorization_p32", "sample.reference_ids", [1, True], "expected a list of token ids"),
     ("memorization_p32", "sample.reference_ids", "1", "expected a list of token ids"),
-    ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf, expected a finite number from 0 to 100"),
+    ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf, expected a finite number from 0 up to 100"),
     ("memorization_p32", "sample.verbatim", 1, "verbatim is 1, expected true or false"),
     ("memorization_p32", "sample", "x", "TypeError"),
     ("memorization_p32", "prompt_text", 1, "prompt_text is 1, expected text"),
     ("memorization_p32", "round_trip", None, "round_trip is None, expected true or false"),
     ("memorization_p32", "num_injections", -3, "num_injections is -3"),
     ("wikitext2_ppl", "block", {}, r"block is \{\}"),
-    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0, expected a whole number from 1"),
-    ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5, expected a number of at most 0"),
+    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0, expected an integer from 1"),
+    ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5, expected a number up to 0"),
     ("wikitext2_ppl", "log_likelihood", -(10**400), "log_likelihood is -1000000"),
     ("cnn_dailymail", "id", 4, "id is 4, expected text"),
-    ("cnn_dailymail", "rouge1", 100.5, "rouge1 is 100.5, expected a finite number from 0 to 100"),
+    ("cnn_dailymail", "rouge1", 100.5, "rouge1 is 100.5, expected a finite number from 0 up to 100"),
     ("cnn_dailymail", "bertscore_f1", math.nan, "bertscore_f1 is nan, expected a finite number"),
     ("cnn_dailymail", "bertscore_missing", [], "bertscore_missing is "),
     ("squad", "exact_match", None, "exact_match is None"),
@@ -403,8 +456,7 @@ def test_a_field_of_the_wrong_type_or_size_is_refused_with_file_and_line(tmp_pat
 @pytest.mark.parametrize("likelihood", [math.nan, -math.inf])
 def test_a_model_that_diverged_is_read(tmp_path, likelihood):
     write_evaluation(tmp_path / "r", evaluation(blocks=(BlockScore(0, 10, likelihood),)))
-    (read,) = read_runs([tmp_path])[0].evaluations
-    assert repr(read.blocks[0].log_likelihood) == repr(likelihood)
+    assert scored(tmp_path, "nll", "block") == {"0": math.inf}
 
 
 @pytest.mark.parametrize(
@@ -412,7 +464,7 @@ def test_a_model_that_diverged_is_read(tmp_path, likelihood):
     [
         ('{"model": ["M"], "objective": "O", "seed": 1}', "model is "),
         ('{"model": "M", "objective": null, "seed": 1}', "objective is None, expected text"),
-        ('{"model": "M", "objective": "O", "seed": "1"}', "seed is '1', expected a whole number"),
+        ('{"model": "M", "objective": "O", "seed": "1"}', "seed is '1', expected an integer"),
         ('{"model": "M", "objective": "O", "seed": 1, "learning_rate": NaN}', "learning_rate is nan"),
         ('{"model": "M", "objective": "O", "seed": 1, "learning_rate": -1}', "learning_rate is -1, expected"),
         ("[" * 100_000, "RecursionError"),
@@ -427,13 +479,13 @@ def test_a_cell_with_wrong_values_is_refused(tmp_path, content, message):
 
 
 def test_a_config_with_a_seed_that_is_not_a_number_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"config.yaml: seed is 'x', expected a whole number.*OBJECTIVE=FOLDER"):
+    with pytest.raises(ValueError, match=r"config.yaml: seed is 'x', expected an integer.*OBJECTIVE=FOLDER"):
         named(tmp_path / "r", CONFIG.replace("seed: 7", "seed: x"))
 
 
 def test_a_checkpoint_of_more_than_100_percent_is_not_a_milestone(tmp_path):
     write_evaluation(tmp_path / "r", dataclasses.replace(full(), checkpoint="/m/checkpoint_999999999999pct"))
-    assert read_runs([tmp_path])[0].evaluations[0].progress == 100
+    assert read_runs([tmp_path])[0].progress == 100
 
 
 @pytest.mark.parametrize(
@@ -471,5 +523,6 @@ def test_every_field_of_a_sample_is_read(tmp_path):
     write_run(tmp_path / "r", run("CE", [full()]))
     (samples,) = tmp_path.rglob("samples_tfidf_memorization_p50_*.jsonl")
     doc = json.loads(samples.read_text())["doc"]
-    (read,) = [s for s in read_runs([tmp_path])[0].evaluations[0].samples if s.prefix_length == 50]
+    (checkpoint,) = import_results([tmp_path]).checkpoints
+    (read,) = [sample for sample, _ in checkpoint.samples if sample.prefix_length == 50]
     assert dataclasses.asdict(read) == doc["sample"]

@@ -1,4 +1,4 @@
-"""What the probe saw, one record a prompt, and its file."""
+"""One prompt of the memorization probe with the model's continuation, and files of them."""
 
 import dataclasses
 import json
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.analysis._fields import UNREADABLE, flag, number, text, token_ids, whole
+from tfidf_tune.results._fields import UNREADABLE, flag, number, text, token_ids, whole
 
 _KINDS = ("target", "control")
 
 
 @dataclass(frozen=True)
 class ProbeSample:
-    """One prompt, what the model made of it, and what stood in the passage.
+    """One prompt, its continuation and its scores.
 
     Args:
-        passage_id (str): the passage's ``id``.
-        kind (str): the passage's ``kind``: "target" (injected into the training corpus) or "control" (never seen).
+        passage_id (str): id of the passage.
+        kind (str): "target" (injected into the training text) or "control" (never seen in training).
         offset (int): where the prompt starts in the passage, in tokens.
         prefix_length (int): length of the prompt in tokens.
-        generated_ids (list[int]): the continuation, without eos and what comes after it.
-        reference_ids (list[int]): the passage's ids right after the prompt.
+        generated_ids (list[int]): the continuation, without EOS and what follows it.
+        reference_ids (list[int]): the ids that follow the prompt in the passage.
         generated_text (str): ``generated_ids`` decoded.
         reference_text (str): ``reference_ids`` decoded.
         prefix_match (int): longest prefix match in tokens.
@@ -48,66 +48,48 @@ class ProbeSample:
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[ProbeSample]) -> None:
-    """Writes one JSON object a line, in UTF-8; the file appears whole or not at all.
-
-    Args:
-        path (str | os.PathLike[str]): the ``.jsonl`` file; its folder must exist, an older file is replaced.
-        samples (Iterable[ProbeSample]): what to write, in this order.
-    """
+    """Write samples to a ``.jsonl`` file, one JSON object a line; an older file is replaced atomically."""
     with atomic_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(json.dumps(dataclasses.asdict(sample), ensure_ascii=False) + "\n")
 
 
 def read_samples(path: str | os.PathLike[str]) -> list[ProbeSample]:
-    """Reads what :func:`write_samples` wrote.
-
-    Args:
-        path (str | os.PathLike[str]): the ``.jsonl`` file.
-
-    Returns:
-        list[ProbeSample]: the samples in the file's order.
+    """Read a file of :func:`write_samples`.
 
     Raises:
         ValueError: If a line is not a sample; the message names file and line.
     """
+    samples = []
     with Path(path).open(encoding="utf-8") as file:
-        return [_parse(line, f"{os.fspath(path)}, line {number}") for number, line in enumerate(file, start=1)]
+        try:
+            for line in file:
+                samples.append(checked_sample(json.loads(line)))  # noqa: PERF401 (counted for the message)
+        except UNREADABLE as error:
+            raise ValueError(
+                f"{os.fspath(path)}, line {len(samples) + 1}: not a probe sample ({error}). Give a file of "
+                "write_samples, or run the probe again."
+            ) from error
+    return samples
 
 
 def checked_sample(fields: dict[str, Any]) -> ProbeSample:
-    """Make a sample of what a file holds.
-
-    Args:
-        fields (dict[str, Any]): read from JSON.
-
-    Returns:
-        ProbeSample: the sample.
+    """Make a sample from JSON.
 
     Raises:
         TypeError: If a field is missing or unknown.
-        ValueError: If a field has the wrong type, or a value that no comparison of these token ids gives.
+        ValueError: If a field has the wrong type, or a value that these token ids cannot have.
     """
     sample = ProbeSample(**fields)
-    for name in ("passage_id", "generated_text", "reference_text"):
-        text(fields, name)
+    texts: dict[str, Any] = {name: text(fields, name) for name in ("passage_id", "generated_text", "reference_text")}
     if text(fields, "kind") not in _KINDS:
         raise ValueError(f"kind is {sample.kind!r}, expected one of {', '.join(_KINDS)}")
     for name in ("offset", "prefix_length"):
         whole(fields, name)
-    # Neither can be longer than what was compared.
+    # Neither match can be longer than the shorter of the two.
     longest = min(len(token_ids(fields, "generated_ids")), len(token_ids(fields, "reference_ids")))
     for name in ("prefix_match", "lms"):
         whole(fields, name, most=longest)
     number(fields, "rouge_l", 0, 100)
     flag(fields, "verbatim")
-    return sample
-
-
-def _parse(line: str, where: str) -> ProbeSample:
-    try:
-        return checked_sample(json.loads(line))
-    except UNREADABLE as error:
-        raise ValueError(
-            f"{where}: not a probe sample ({error}). Give a file of write_samples, or run the probe again."
-        ) from error
+    return dataclasses.replace(sample, **texts)

@@ -1,24 +1,35 @@
-"""Intervals and what they allow to say, in the words of every report."""
+"""Phrases that several reports use."""
 
-from tfidf_tune.analysis import ENOUGH_UNITS, MIN_UNITS, Interval
+from collections.abc import Sequence
 
+from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, Interval
+
+LMS_EXPLAINED = (
+    "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
+)
+TEXT_PROMPTS = (
+    "prompts were text, so that responses were tokenized again, each in the way nearest to its passage: LMS and prefix "
+    "match are approximate, a little too high or too low, even where no token id was lost; `tfidf-tune eval` is exact."
+)
 SIGNIFICANCE_NOTE = (
     f"Significant: the interval excludes 0. From fewer than {MIN_UNITS} nothing is called so, and from {MIN_UNITS} to "
     f"{ENOUGH_UNITS - 1} by chance alone in 7 to 11 % of cases, not in 5 %."
 )
 
 
+def joined(names: Sequence[str]) -> str:
+    """Join names, at least one, as in a sentence: "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
 def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str = "") -> str:
-    """Write an interval.
+    """Write an interval: "95 % interval 34.9 % to 71.1 %", or "equal for all passages" if it has no width.
 
     Args:
-        interval (Interval): in the unit of measure that is to be shown.
+        interval (Interval): in the unit of measure to be shown.
         unit (str): what was resampled: "passage".
         decimals (int): of its ends.
-        suffix (str): after each end: " %". Default: none.
-
-    Returns:
-        str: "95 % interval 34.9 % to 71.1 %"; "equal for all passages" where it has no width.
+        suffix (str): after each end. Default: none.
     """
     if interval.is_point:
         return f"equal for all {unit}s"
@@ -27,15 +38,7 @@ def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str =
 
 
 def significance(interval: Interval, unit: str) -> str:
-    """Say whether what an interval is of is significant, and how far that can be relied on.
-
-    Args:
-        interval (Interval): the interval.
-        unit (str): what was resampled: "passage".
-
-    Returns:
-        str: a clause, to stand after a comma.
-    """
+    """Say whether an interval is significant, and how far that can be relied on: a clause to follow a comma."""
     if interval.significant == "too few":
         return f"from too few {unit}s ({interval.num_units}) to judge"
     if interval.significant == "no":

@@ -1,0 +1,20 @@
+"""The table of results: read from lm-evaluation-harness's files, written to and read from one file."""
+
+from tfidf_tune.results._file import load_results, read_results, write_results
+from tfidf_tune.results._harness import import_results
+from tfidf_tune.results._provenance import describe_machine
+from tfidf_tune.results._samples import ProbeSample, read_samples, write_samples
+from tfidf_tune.results._table import Checkpoint, Results
+
+__all__ = [
+    "Checkpoint",
+    "ProbeSample",
+    "Results",
+    "describe_machine",
+    "import_results",
+    "load_results",
+    "read_results",
+    "read_samples",
+    "write_results",
+    "write_samples",
+]
