@@ -7,9 +7,9 @@ import signal
 import pytest
 from omegaconf import OmegaConf
 
-from tfidf_tune.analysis import read_runs
 from tfidf_tune.commands import demo
 from tfidf_tune.commands.experiment import main as experiment_command
+from tfidf_tune.results import import_results
 
 SMALL = """
 base: experiments/demo
@@ -50,16 +50,20 @@ def tables_of(text):
 
 
 def test_both_objectives_are_evaluated_at_every_milestone(finished_demo):
-    runs = read_runs([finished_demo[1] / "llama-3m-full"])
+    results = import_results([finished_demo[1] / "llama-3m-full"])
 
-    assert [(run.objective, run.seed) for run in runs] == [("CE", 3), ("TF-IDF", 3)]
-    for run in runs:
-        assert [evaluation.progress for evaluation in run.evaluations] == [50, 100]
-        for evaluation in run.evaluations:
-            assert {sample.prefix_length for sample in evaluation.samples} == {32, 50, 100}
-            assert {sample.kind for sample in evaluation.samples} == {"target", "control"}
-            assert len(evaluation.blocks) == 4
-    assert runs[0].evaluations[-1].blocks != runs[1].evaluations[-1].blocks, "different objectives, different models"
+    assert [(one.objective, one.seed, one.progress) for one in results.checkpoints] == [
+        *(("CE", 3, progress) for progress in (50, 100)),
+        *(("TF-IDF", 3, progress) for progress in (50, 100)),
+    ]
+    scores = results.scores
+    for number in range(len(results.checkpoints)):
+        own = scores[scores["checkpoint"] == number]
+        assert set(own["prefix"].dropna()) == {32, 50, 100}
+        assert set(own["kind"]) == {"target", "control", "block"}
+        assert (own["kind"] == "block").sum() == 4
+    blocks = [scores.loc[(scores["checkpoint"] == at) & (scores["kind"] == "block"), "value"].tolist() for at in (1, 3)]
+    assert blocks[0] != blocks[1], "different objectives, different models"
 
 
 def test_it_ends_with_tables_intervals_an_example_and_the_page(finished_demo):

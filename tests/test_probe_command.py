@@ -282,9 +282,7 @@ def test_results_of_two_models_are_refused(make, tiny_checkpoint, audit, tmp_pat
         results.mkdir(parents=True)
         for file in (tmp_path / "audit" / "evaluation").rglob("*.json*"):
             (results / file.name).write_text(file.read_text().replace(str(tiny_checkpoint), f"some/{name}"))
-    with pytest.raises(
-        ValueError, match=r"both holds the results of 2 runs, .*: name one of them, or put them side by"
-    ):
+    with pytest.raises(ValueError, match=r"both holds the results of 2 runs, .*: name one of them, or compare them by"):
         audit("--results", tmp_path / "both")
 
 

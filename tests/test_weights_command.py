@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from rich.style import Style
 
 from tfidf_tune import cli
 from tfidf_tune.commands.weights import main
@@ -69,7 +70,8 @@ def test_blocks_can_be_named(arguments, tmp_path, capsys):
     assert output.index("Block 17, mini-batch") < output.index("Block 4, mini-batch")
 
 
-def test_a_terminal_gets_colours_unless_they_are_unwanted(arguments, tmp_path, capsys, monkeypatch):
+def test_a_terminal_gets_colors_unless_they_are_unwanted(arguments, tmp_path, capsys, monkeypatch):
+    Style._add.cache_clear()  # rich keeps the codes of the color system that was used first
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from run_fakes import blocks, evaluation, run, targets
+from run_fakes import blocks, evaluation, results, run, targets
 from torchtune import config
 
 from tfidf_tune import cli
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.experiment import load_experiment, shipped_experiments
 from tfidf_tune.experiment._expand import TASK_SETTINGS, expand, slug
-from tfidf_tune.experiment._run import _write_frontier
+from tfidf_tune.experiment._run import _write_report
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.training import SetupError
 
@@ -457,18 +457,18 @@ def test_with_learning_rates_the_report_is_the_frontier(experiment_file, tmp_pat
         for rate in (1, 2)
     ]
 
-    report = _write_frontier(runs, experiment, tmp_path / "report")
+    report = _write_report(results(*runs), experiment, tmp_path / "report")
 
     (differences,) = [table for table in report.tables if table.name == "differences"]
     assert [row[1:3] for row in differences.rows] == [("TF-IDF", "CE"), ("CE", "TF-IDF")]
-    assert {"runs.jsonl", "index.html", "report.md"} <= {file.name for file in (tmp_path / "report").iterdir()}
+    assert {"results.jsonl", "index.html", "report.md"} <= {file.name for file in (tmp_path / "report").iterdir()}
 
 
 def test_a_reference_that_is_not_done_yet_is_left_out(experiment_file, tmp_path):
     experiment = load_experiment(experiment_file(), ["learning_rates=[0.1]", "references=[TF-IDF]"])
     runs = [run("CE", [evaluation(samples=targets(4), blocks=blocks(10))], learning_rate=0.1)]
 
-    report = _write_frontier(runs, experiment, tmp_path / "report")
+    report = _write_report(results(*runs), experiment, tmp_path / "report")
 
     assert not [table for table in report.tables if table.name == "differences"]
 

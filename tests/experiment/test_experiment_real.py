@@ -11,9 +11,10 @@ import time
 
 import pytest
 
-from tfidf_tune.analysis import load_model, probe, read_runs, summarize, token_perplexity
+from tfidf_tune.analysis import load_model, probe, summarize, token_perplexity
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
 from tfidf_tune.experiment import load_experiment, print_cells, run_experiment
+from tfidf_tune.results import import_results
 
 
 @pytest.fixture
@@ -121,20 +122,20 @@ def test_an_experiment_killed_while_training_and_while_evaluating_ends_complete_
     print_cells(load_experiment(file))
     assert "4 of 4 cells are done" in capsys.readouterr().out
 
-    runs = read_runs([tmp_path / "out"])
+    results = import_results([tmp_path / "out"])
+    runs = results.checkpoints
     assert [(run.model, run.objective, run.seed) for run in runs] == [
         ("Tiny (LoRA)", "CE", 0), ("Tiny (LoRA)", "TF-IDF", 0),
     ]  # fmt: skip
     tokenizer = hf_tokenizer(str(tiny_checkpoint))
     blocks = text_blocks(tokenizer, load_documents(str(text_file)), block_size=32, num_blocks=5)
     losses = []
-    for run in runs:
-        (evaluation,) = run.evaluations
-        model, passages = load_model(evaluation.checkpoint), read_probe_file(f"{run.folder}/probe.jsonl")
+    for number, run in enumerate(runs):
+        model, passages = load_model(run.checkpoint), read_probe_file(f"{run.folder}/probe.jsonl")
         samples = probe(model, tokenizer, passages, prefix_lengths=(8,), max_new_tokens=16)
-        assert summarize(evaluation.samples) == summarize(samples)
-        loss = -sum(block.log_likelihood for block in evaluation.blocks)
-        losses.append(loss / sum(block.num_predictions for block in evaluation.blocks))
+        assert summarize([sample for sample, _ in run.samples]) == summarize(samples)
+        nll = results.scores[(results.scores["checkpoint"] == number) & (results.scores["metric"] == "nll")]
+        losses.append((nll["value"] * nll["count"]).sum() / nll["count"].sum())
         assert math.exp(losses[-1]) == pytest.approx(token_perplexity(model, blocks), rel=1e-4)
     assert losses[0] != losses[1], "different objectives, different models"
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from browser import DESKTOP, PHONE
 from rich.console import Console
+from rich.style import Style
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -178,6 +179,7 @@ def test_wide_characters_take_two_columns():
 
 def printed(block, form, width=80, **environment):
     file = io.StringIO()
+    Style._add.cache_clear()  # rich keeps the codes of the color system that was used first
     colored = {"force_terminal": True} if environment else {}
     print_block(block, form, Console(file=file, width=width, _environ=environment, **colored))
     return file.getvalue()

@@ -12,8 +12,8 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import TaskManager
 from task_fakes import MEMORIZATION, lm_eval, run_tasks
 
-from tfidf_tune.analysis import read_runs
 from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.results import import_results
 from tfidf_tune.tasks import save_token_ids_tokenizer
 
 GROUPS = "tfidf_memorization,tfidf_wikitext2_ppl,tfidf_cnn_dailymail,tfidf_squad"
@@ -37,26 +37,30 @@ def settings(probe_file, wiki_file, news_file, squad_file):
 
 def check_read_back(output, num_not_round_trip):
     """The comparison finds all that was measured."""
-    [run] = read_runs([output.folder])
-    [evaluation] = run.evaluations
+    results = import_results([output.folder])
+    [checkpoint] = results.checkpoints
     docs = [doc for task in MEMORIZATION for doc in output.docs(task)]
-    samples = {(sample.passage_id, sample.offset, sample.prefix_length): sample for sample in evaluation.samples}
-    assert len(samples) == len(evaluation.samples) == len(docs)
+    samples = {(one.passage_id, one.offset, one.prefix_length): (one, prompt) for one, prompt in checkpoint.samples}
+    assert len(samples) == len(checkpoint.samples) == len(docs)
     for doc in docs:
-        key = doc["passage_id"], doc["offset"], doc["prefix_length"]
-        assert dataclasses.asdict(samples[key]) == doc["sample"]
-        assert evaluation.prompts[key] == doc["prompt_text"]
-    assert evaluation.num_not_round_trip == num_not_round_trip
-    lms = [sample.lms for sample in evaluation.samples if sample.kind == "target" and sample.prefix_length == 32]
-    assert sum(lms) / len(lms) == output.metrics("tfidf_memorization_p32")["avg_lms"]
-    num_predictions = sum(block.num_predictions for block in evaluation.blocks)
-    ppl = math.exp(-sum(block.log_likelihood for block in evaluation.blocks) / num_predictions)
-    assert ppl == pytest.approx(output.metrics("tfidf_wikitext2_ppl")["token_perplexity"])
-    rouge = [summary.rouge1 for summary in evaluation.summaries]
-    assert sum(rouge) / len(rouge) == pytest.approx(output.metrics("tfidf_cnn_dailymail")["rouge1"])
-    assert all(summary.bertscore_f1 is None and summary.bertscore_missing for summary in evaluation.summaries)
-    f1 = [answer.f1 for answer in evaluation.answers]
-    assert sum(f1) / len(f1) == pytest.approx(output.metrics("tfidf_squad")["f1"])
+        sample, prompt = samples[doc["passage_id"], doc["offset"], doc["prefix_length"]]
+        assert dataclasses.asdict(sample) == doc["sample"]
+        assert prompt == doc["prompt_text"]
+    assert checkpoint.lost_prompts == num_not_round_trip
+
+    def values(metric, kind):
+        return results.scores[(results.scores["metric"] == metric) & (results.scores["kind"] == kind)]
+
+    lms = values("lms", "target").query("prefix == 32")["value"]
+    assert lms.mean() == output.metrics("tfidf_memorization_p32")["avg_lms"]
+    nll = values("nll", "block")
+    perplexity = math.exp((nll["value"] * nll["count"]).sum() / nll["count"].sum())
+    assert perplexity == pytest.approx(output.metrics("tfidf_wikitext2_ppl")["token_perplexity"])
+    rouge = values("rouge1", "article")["value"]
+    assert rouge.mean() == pytest.approx(output.metrics("tfidf_cnn_dailymail")["rouge1"])
+    assert values("bertscore_f1", "article")["value"].isna().all()
+    assert checkpoint.bertscore_missing
+    assert values("f1", "question")["value"].mean() == pytest.approx(output.metrics("tfidf_squad")["f1"])
 
 
 @pytest.fixture

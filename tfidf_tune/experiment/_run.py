@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
 from tfidf_tune.experiment._cells import (
@@ -20,6 +21,10 @@ from tfidf_tune.experiment._expand import expand
 from tfidf_tune.experiment._launcher import only_command, run_jobs
 from tfidf_tune.experiment._progress import Failure, step_of
 from tfidf_tune.experiment._schema import Experiment
+
+if TYPE_CHECKING:
+    from tfidf_tune.report import Report
+    from tfidf_tune.results import Results
 
 
 def run_experiment(
@@ -100,20 +105,26 @@ def _report(runs: Sequence[PlannedRun], experiment: Experiment, folder: Path) ->
     if not evaluated:
         say("\nNothing was evaluated, so there is nothing to compare.")
         return
-    from tfidf_tune.report import comparison_report, frontier_report, terminal_text, write_report
+    from tfidf_tune.report import terminal_text
     from tfidf_tune.results import import_results
 
     try:
-        results = import_results(evaluated)
-        if experiment.learning_rates is None:
-            report = comparison_report(results)
-        else:
-            done = {one.objective for one in results.checkpoints}
-            report = frontier_report(results, references=[name for name in experiment.references if name in done])
-        write_report(report, folder, results=results)
+        report = _write_report(import_results(evaluated), experiment, folder)
     except ValueError as error:  # for example a single run; the cells are done nevertheless
         say(f"\nThere is no comparison: {error}")
         return
     # A terminal shows no figures, and one example says what examples are.
     shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
     say(f"\n{terminal_text(shown)}\nAll of it, with figures: {folder / 'index.html'}")
+
+
+def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "Report":
+    from tfidf_tune.report import comparison_report, frontier_report, write_report
+
+    if experiment.learning_rates is None:
+        report = comparison_report(results)
+    else:
+        done = {one.objective for one in results.checkpoints}
+        report = frontier_report(results, references=[name for name in experiment.references if name in done])
+    write_report(report, folder, results=results)
+    return report
