@@ -34,15 +34,16 @@ class _Cell:
     best: bool
 
 
-def html_page(report: Report, **context: Any) -> str:
+def html_page(report: Report, section: str | None = None, **context: Any) -> str:
     """Make a page of a report: figures are drawn into it, and it has the CSV of every table to be saved.
 
     Args:
         report (Report): the report.
-        **context (Any): ``section``, the name of a template for one more section, and what that template needs;
-            ``script``, the name of a template with its JavaScript.
+        section (str | None): one more section, below the findings: its id and the name of its template and script.
+            Default: None.
+        **context (Any): what the template of that section needs.
     """
-    names = ["sort.js", *([context["script"]] if "script" in context else [])]
+    names = ["sort.js", *([f"{section}.js"] if section else [])]
     scripts = [Markup(_TEMPLATES.get_template(name).render()) for name in names]
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
@@ -52,20 +53,26 @@ def html_page(report: Report, **context: Any) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     return _TEMPLATES.get_template("page.html").render(
-        {"section": None} | context, report=report, contents=_contents(report), policy=policy, scripts=scripts
+        context,
+        report=report,
+        section=section,
+        contents=_contents(report, section),
+        policy=policy,
+        scripts=scripts,
     )
 
 
-def _contents(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+def _contents(report: Report, section: str | None) -> list[tuple[str, list[tuple[str, str]]]]:
     """List the sections that are not empty: the id of each, and the ids and titles of its parts."""
-    sections = [
+    sections: list[tuple[str, Any, list[tuple[str, str]]]] = [
         ("findings", report.statements, []),
+        (section or "", section, []),
         ("tables", report.tables, [(f"table-{table.name}", table.title) for table in report.tables]),
         ("figures", report.figures, [(f"figure-{figure.name}", figure.title) for figure in report.figures]),
         ("examples", report.examples, [(f"example-{i}", one.title) for i, one in enumerate(report.examples, 1)]),
         ("provenance", report.provenance, []),
     ]
-    return [(section, parts) for section, content, parts in sections if content]
+    return [(name, parts) for name, content, parts in sections if content]
 
 
 def cells(table: Table) -> list[list[_Cell]]:

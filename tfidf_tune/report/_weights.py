@@ -143,8 +143,7 @@ def write_weights(weights: WeightsReport, folder: Path) -> None:
 def tokens_section(weights: WeightsReport) -> dict[str, Any]:
     """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
     return {
-        "section": "token_weights.html",
-        "script": "token_weights.js",
+        "section": "tokens",
         "blocks": weights.blocks,
         "form": weights.form,
         "forms": TERM_FREQUENCIES,
