@@ -54,8 +54,7 @@ def lms_floor(evaluations):
 
 
 def group_runs(runs, **options):
-    grouped = group_results(results(*runs), **options)
-    return grouped.baseline, grouped.settings
+    return group_results(results(*runs), **options)
 
 
 def compared(*runs, **options):

@@ -37,42 +37,25 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Bracket:
-    """Two checkpoints of the baseline between which it first had some perplexity; one if exactly there.
+    """Two checkpoints of the baseline between which it first had some perplexity; twice the same if exactly there."""
 
-    Args:
-        before (int): the first, in percent.
-        after (int): the second, in percent.
-        lms_before (float): the baseline's average LMS at the first.
-        lms_after (float): that at the second.
-        interpolated (float): that between them, linearly in log perplexity.
-        at_floor (bool): whether the baseline is at the floor at both, see :class:`Floor`.
-    """
-
-    before: int
+    before: int  # progress in percent
     after: int
-    lms_before: float
+    lms_before: float  # the baseline's average LMS
     lms_after: float
-    interpolated: float
-    at_floor: bool
+    interpolated: float  # between them, linearly in log perplexity
+    at_floor: bool  # whether the baseline is at the floor at both, see Floor
 
 
 @dataclass(frozen=True)
 class EqualPerplexity:
-    """What the baseline recited when it had the perplexity that another objective ends with.
+    """What the baseline recited when it had the perplexity that another objective ends with."""
 
-    Args:
-        perplexity (float): the other objective's, at the last checkpoint.
-        lms (float): the other objective's average LMS there.
-        at_floor (bool): whether the other objective is at the floor there.
-        baseline_perplexities (tuple[float, ...]): of the baseline's checkpoints, in the order of training.
-        bracket (Bracket | None): the baseline around that perplexity; None if it never had it.
-    """
-
-    perplexity: float
-    lms: float
-    at_floor: bool
-    baseline_perplexities: tuple[float, ...]
-    bracket: Bracket | None
+    perplexity: float  # the other objective's, at the last checkpoint
+    lms: float  # its average LMS there
+    at_floor: bool  # whether it is at the floor there
+    baseline_perplexities: tuple[float, ...]  # of the baseline's checkpoints, in the order of training
+    bracket: Bracket | None  # the baseline around that perplexity; None if it never had it
 
 
 @dataclass(frozen=True)
@@ -98,18 +81,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Floor:
-    """The average LMS of the targets and that of the controls: what is recited of text that was never seen.
-
-    Args:
-        targets (float): average LMS of the targets.
-        controls (float): average LMS of the controls.
-        excess (Interval | None): 95 % interval of ``targets - controls``, passages of either drawn independently;
-            None if either has a single passage.
-    """
+    """The average LMS of the targets, and of the controls: what is recited of text that was never seen."""
 
     targets: float
     controls: float
-    excess: Interval | None
+    excess: Interval | None  # of targets - controls, drawn independently; None if either has a single passage
 
     @property
     def difference(self) -> float:

@@ -84,52 +84,29 @@ class Curve:
 
 @dataclass(frozen=True)
 class SeedDifference:
-    """An objective minus a reference, paired by seed.
-
-    Args:
-        objective (str): its name.
-        reference (str): what it is compared with.
-        learning_rate (float | None): the objective's.
-        reference_rate (float | None): the reference's.
-        num_pairs (int): seeds that both have; others are left out.
-        lms (SeedEstimate | None): difference in average LMS; None if there is no pair.
-        log_perplexity (SeedEstimate | None): difference in log perplexity, likewise.
-        reduction (float | None): ``(reference - objective) / reference`` of the mean LMS over the pairs; None if the
-            reference's is 0, or there is no pair.
-        verdict (str): one of ``VERDICTS``.
-    """
+    """An objective minus a reference, paired by seed; seeds that only one of them has are left out."""
 
     objective: str
     reference: str
-    learning_rate: float | None
+    learning_rate: float | None  # the objective's
     reference_rate: float | None
     num_pairs: int
-    lms: SeedEstimate | None
-    log_perplexity: SeedEstimate | None
-    reduction: float | None
-    verdict: str
+    lms: SeedEstimate | None  # difference in average LMS; None if there is no pair
+    log_perplexity: SeedEstimate | None  # likewise
+    reduction: float | None  # (reference - objective) / reference of the mean LMS; None if the reference's is 0
+    verdict: str  # one of VERDICTS
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """All objectives of one model.
-
-    Args:
-        model (str): its name.
-        references (tuple[str, ...]): what objectives are compared with, the baseline first; the model may lack it.
-        curves (tuple[Curve, ...]): the baseline's first.
-        at_operating_points (tuple[SeedDifference, ...]): by reference, then objective: each at its own operating point.
-        at_equal_rates (tuple[SeedDifference, ...]): by reference, objective and learning rate: both at the same. Empty
-            if there is a single learning rate, where it would repeat the above.
-        left_out (tuple[str, ...]): runs that no curve can have, with the reason.
-    """
+    """All objectives of one model."""
 
     model: str
-    references: tuple[str, ...]
-    curves: tuple[Curve, ...]
-    at_operating_points: tuple[SeedDifference, ...]
-    at_equal_rates: tuple[SeedDifference, ...]
-    left_out: tuple[str, ...]
+    references: tuple[str, ...]  # what objectives are compared with; the baseline first, which the model may lack
+    curves: tuple[Curve, ...]  # the baseline's first
+    at_operating_points: tuple[SeedDifference, ...]  # by reference, then objective: each at its own operating point
+    at_equal_rates: tuple[SeedDifference, ...]  # both at the same rate; empty if there is a single one
+    left_out: tuple[str, ...]  # runs that no curve can have, with the reason
 
 
 def perplexity_of(log_perplexity: float) -> float:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -98,21 +97,8 @@ class Setting:
         return sums[order].to_numpy(float), counts[order].to_numpy(float)
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """Results put together by model and objective.
-
-    Args:
-        baseline (str): objective that others are compared with.
-        settings (tuple[Setting, ...]): in the order of their first run.
-    """
-
-    baseline: str
-    settings: tuple[Setting, ...]
-
-
-def group_results(results: Results, *, baseline: str | None = None) -> Grouped:
-    """Put results together by model and objective.
+def group_results(results: Results, *, baseline: str | None = None) -> tuple[str, list[Setting]]:
+    """Return the baseline and the results by model and objective, in the order of the first runs.
 
     Args:
         results (Results): of any models, objectives and seeds.
@@ -138,7 +124,7 @@ def group_results(results: Results, *, baseline: str | None = None) -> Grouped:
             for objective in objectives
         }
         settings.append(Setting(name, {objective: own for objective, own in of_setting.items() if own}, results))
-    return Grouped(baseline, tuple(settings))
+    return baseline, settings
 
 
 def choose_baseline(checkpoints: Sequence[Checkpoint], baseline: str | None) -> tuple[str, list[str]]:

@@ -44,8 +44,7 @@ def comparison_report(
     Raises:
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
     """
-    grouped = group_results(results, baseline=baseline)
-    baseline, settings = grouped.baseline, grouped.settings
+    baseline, settings = group_results(results, baseline=baseline)
     comparisons = [one for setting in settings for one in compare_objectives(setting, baseline)]
     others = [name for name in dict.fromkeys(one.objective for one in results.checkpoints) if name != baseline]
     return Report(

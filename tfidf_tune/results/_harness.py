@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tfidf_tune.results._documents import (
     with_scores,
 )
 from tfidf_tune.results._fields import UNREADABLE
-from tfidf_tune.results._identity import Identity, identify, training_config, training_manifest
+from tfidf_tune.results._identity import identify, training_config, training_manifest
 from tfidf_tune.results._provenance import NAMES
 from tfidf_tune.results._table import Checkpoint, Results, merge_provenance, scores_table
 
@@ -28,9 +28,10 @@ _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json
 
 @dataclass(frozen=True)
 class _ResultsFile:
-    """One results file of the harness: its run, and its samples files by task."""
+    """One results file of the harness: the key of its run, its checkpoint, and its samples files by task."""
 
-    run: Identity
+    run: str
+    named: Checkpoint
     date: str
     samples_files: dict[str, Path]
 
@@ -61,20 +62,28 @@ def import_results(folders: Sequence[str | Path]) -> Results:
             found.setdefault(file, result)
     by_run: dict[str, list[_ResultsFile]] = {}
     for file in dict.fromkeys(file for _, folder in labelled for file in _results_files(folder)):
-        by_run.setdefault(found[file].run.key, []).append(found[file])
-    models = _models([same[0].run for same in by_run.values()])
-    _require_distinct(list(zip(models, (same[0].run for same in by_run.values()), strict=True)))
+        by_run.setdefault(found[file].run, []).append(found[file])
+    # A run of which only the objective is known has the model of all others, if they agree.
+    known = {same[0].named.model for same in by_run.values()} - {""}
+    shared = known.pop() if len(known) == 1 else "model"
+    runs = [replace(same[0].named, model=same[0].named.model or shared) for same in by_run.values()]
+    _require_distinct(runs)
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
     provenance = []
-    for model, same in zip(models, by_run.values(), strict=True):
-        manifest = training_manifest(Path(same[0].run.folder))
+    for run, same in zip(runs, by_run.values(), strict=True):
+        manifest = training_manifest(Path(run.folder))
         provenance.append(manifest.get("provenance", dict.fromkeys(NAMES, "unknown")))
-        for progress in sorted({result.run.progress for result in same}):
-            results = [result for result in same if result.run.progress == progress]
-            documents = _newest_documents(results)
-            if documents:
-                named = _checkpoint(model, same[0].run, max(results, key=lambda result: result.date).run, manifest)
+        run = replace(
+            run,
+            recipe=manifest.get("settings", {}).get("recipe"),
+            loss=training_config(Path(run.folder)).get("loss"),
+            training_seconds=manifest.get("seconds"),
+        )
+        for progress in sorted({result.named.progress for result in same}):
+            results = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
+            if documents := _newest_documents(results):
+                named = replace(run, progress=progress, checkpoint=results[-1].named.checkpoint)
                 completed, scores = with_scores(named, documents)
                 rows += [(len(checkpoints), *score) for score in scores]
                 checkpoints.append(completed)
@@ -112,7 +121,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
             for sample in sorted(file.parent.glob(f"samples_*_{date}.jsonl"))
         }
         found |= any(map(is_ours, samples_files))
-        yield file, _ResultsFile(identify(_model_args(file), file, label), date, samples_files)
+        yield file, _ResultsFile(*identify(_model_args(file), file, label), date, samples_files)
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} (looked for results_<date>.json with samples_<task>_<date>.jsonl "
@@ -135,44 +144,21 @@ def _model_args(file: Path) -> dict[str, str]:
         ) from error
 
 
-def _models(runs: Sequence[Identity]) -> list[str]:
-    """Name the models; a run with an objective given by hand has the model of all others, if they agree."""
-    known = {run.model for run in runs if run.model is not None}
-    shared = known.pop() if len(known) == 1 else "model"
-    return [shared if run.model is None else run.model for run in runs]
-
-
-def _require_distinct(runs: Sequence[tuple[str, Identity]]) -> None:
-    seen: dict[tuple[Any, ...], Identity] = {}
-    for model, run in runs:
-        first = seen.setdefault((model, run.objective, run.learning_rate, run.seed), run)
+def _require_distinct(runs: Sequence[Checkpoint]) -> None:
+    seen: dict[tuple[Any, ...], Checkpoint] = {}
+    for run in runs:
+        first = seen.setdefault(run.run, run)
         if first is not run:
-            title = Checkpoint(model, run.objective, run.learning_rate, run.seed, 100).title
             raise ValueError(
-                f"{first.folder} and {run.folder} are both {title}: leave one out, or tell them apart as "
+                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or tell them apart as "
                 "OBJECTIVE=FOLDER"
             )
 
 
-def _checkpoint(model: str, run: Identity, own: Identity, manifest: dict[str, Any]) -> Checkpoint:
-    return Checkpoint(
-        model=model,
-        objective=run.objective,
-        learning_rate=run.learning_rate,
-        seed=run.seed,
-        progress=own.progress,
-        folder=run.folder,
-        checkpoint=own.checkpoint,
-        recipe=manifest.get("settings", {}).get("recipe"),
-        loss=training_config(Path(run.folder)).get("loss"),
-        training_seconds=manifest.get("seconds"),
-    )
-
-
 def _newest_documents(results: Sequence[_ResultsFile]) -> dict[str, list[AskedPrompt | Scored]]:
-    """Read the newest documents of each task of one checkpoint."""
+    """Read the newest documents of each task of one checkpoint, of results by ascending date."""
     newest: dict[str, Path] = {}
-    for result in sorted(results, key=lambda result: result.date):
+    for result in results:
         newest |= {task: file for task, file in result.samples_files.items() if is_ours(task)}
     return {task: list(_parse(task, file)) for task, file in newest.items()}
 

@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tfidf_tune.results._fields import UNREADABLE, number, optional, seed, text, texts
+from tfidf_tune.results._table import Checkpoint
 
 _MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
@@ -19,32 +19,7 @@ _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "hea
 _UNKNOWN_OBJECTIVE = "unknown"
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The run that a results file belongs to.
-
-    Args:
-        key (str): equal for the files of one run, different for those of different runs.
-        model (str | None): None if only a name given by hand is known.
-        objective (str): "CE", "TF-IDF", ...
-        seed (int | None): None if it is not known.
-        learning_rate (float | None): None if ``cell.json`` has none.
-        folder (str): the run's folder; for a model without one, the folder of the results.
-        progress (int): training progress in percent; 100 for a model that is not a milestone.
-        checkpoint (str): folder or hub id of the model or adapter.
-    """
-
-    key: str
-    model: str | None
-    objective: str
-    seed: int | None
-    learning_rate: float | None
-    folder: str
-    progress: int
-    checkpoint: str
-
-
-def identify(model_args: Mapping[str, str], results_file: Path, label: str | None) -> Identity:
+def identify(model_args: Mapping[str, str], results_file: Path, label: str | None) -> tuple[str, Checkpoint]:
     """Find the run that a results file belongs to.
 
     The run's folder is that of the checkpoint, if it exists and is named ``checkpoint_<n>pct``; otherwise the nearest
@@ -54,6 +29,10 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
         model_args (Mapping[str, str]): of the harness: ``pretrained`` and, for an adapter, ``peft``.
         results_file (Path): ``results_<date>.json``.
         label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by hand.
+
+    Returns:
+        tuple[str, Checkpoint]: a key that is the same for all files of a run, and the names of the checkpoint, with the
+            folder of the results for a model without a run; the model is empty if only the objective is known.
 
     Raises:
         ValueError: If ``pretrained`` is missing, or the run's ``cell.json`` or ``config.yaml`` cannot be read.
@@ -67,27 +46,20 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
     milestone = _MILESTONE.fullmatch(Path(checkpoint).name)
     folder = _run_folder(checkpoint, milestone is not None, results_file)
     trained = str(Path(checkpoint).parent) if milestone else checkpoint  # the same for all milestones of a run
-    model: str | None
     if folder is not None:
         model, objective, known_seed, rate = _names_in(folder)
     else:
         # Several adapters share their base's name; a full model has a name of its own, so a label leaves it open.
-        base = f"{Path(model_args['pretrained']).name} (LoRA)" if "peft" in model_args else None
-        model = base or (None if label is not None else Path(trained).name)
+        base = f"{Path(model_args['pretrained']).name} (LoRA)" if "peft" in model_args else ""
+        model = base or ("" if label is not None else Path(trained).name)
         objective, known_seed, rate = _UNKNOWN_OBJECTIVE, None, None
     if label is not None:
         given_model, _, objective = label.rpartition(":")
         model = given_model.strip() or model
-    return Identity(
-        key=f"{label}\n{folder or trained}",
-        model=model,
-        objective=objective.strip(),
-        seed=known_seed,
-        learning_rate=rate,
-        folder=str(folder or results_file.parent),
-        progress=int(milestone[1]) if milestone else 100,
-        checkpoint=checkpoint,
-    )
+    progress = int(milestone[1]) if milestone else 100
+    own_folder = str(folder or results_file.parent)
+    named = Checkpoint(model, objective.strip(), rate, known_seed, progress, own_folder, checkpoint)
+    return f"{label}\n{folder or trained}", named
 
 
 def _run_folder(checkpoint: str, is_milestone: bool, results_file: Path) -> Path | None:
