@@ -27,11 +27,12 @@ ALLOWED_IMPORTS = {
     "loss": {"weighting"},
     "models": set(),
     "data": set(),
-    "analysis": {"data", "weighting"},
+    "results": set(),
+    "analysis": {"data", "results", "weighting"},
     "tasks": {"data", "analysis"},
-    "report": {"data", "analysis"},
+    "report": {"data", "analysis", "results"},
     "training": {"weighting", "loss", "models", "data"},
-    "experiment": {"training", "tasks", "analysis", "report", "data"},
+    "experiment": {"training", "tasks", "analysis", "report", "results", "data"},
 }
 
 CORE = """

@@ -2,6 +2,7 @@ import dataclasses
 import math
 
 import pytest
+from frontier_fakes import record, replace, results_of
 from run_fakes import (
     BlockScore,
     answers,
@@ -585,6 +586,20 @@ def test_provenance_names_folders_seeds_and_settings(grown):
 def test_examples_show_every_objective(grown):
     assert len(grown.examples) == 2
     assert [one.label for one in grown.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
+
+
+def test_means_over_prefix_lengths_have_no_maximum_and_no_quantiles():
+    """Of older runs only these are left."""
+    records = [record("CE", 8.0, 20.0), record("TF-IDF", 2.0, 25.0)]
+    made = comparison_report(results_of([replace(one, learning_rate=None) for one in records]))
+    first, second = table(made, "memorization")
+    assert [(row["Avg LMS"], row["Max LMS"], row["ROUGE-L"], row["Control LMS"]) for row in (first, second)] == [
+        (8.0, 9, 30.25, 1.0),
+        (2.0, 9, 30.25, 1.0),
+    ]
+    spread = table(made, "lms_spread")[0]
+    assert [spread[name] for name in ("Avg LMS", "Median", "90th percentile", "Max")] == [8.0, None, None, None]
+    assert table(made, "reductions")[0]["Reduction %"] == 75.0
 
 
 def test_the_same_runs_make_the_same_numbers():

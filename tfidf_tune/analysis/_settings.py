@@ -34,6 +34,10 @@ class Setting:
         self._rows = self.scores.groupby(["checkpoint", "metric", "kind"], observed=True).indices
         self._totals = cache(self._totals_of_checkpoint)
 
+    def rows(self, checkpoints: Sequence[int]) -> "pd.DataFrame":
+        """Return the rows of the table of results of some checkpoints, aggregates left out."""
+        return self.scores[self.scores["checkpoint"].isin(checkpoints)]
+
     def num_seeds(self, objective: str) -> int:
         """Return how many runs an objective has."""
         return len({self.results.checkpoints[at].run for at in self.objectives[objective]})
@@ -223,19 +227,20 @@ def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
     has_units = single.groupby([scores[name] for name in ("checkpoint", "metric", "kind")], observed=True).transform(
         "any"
     )
-    rows = scores[single | ~has_units].assign(sum=lambda table: table["value"] * table["count"])
+    rows = scores[single | ~has_units].assign(
+        sum=lambda table: table["value"] * table["count"],
+        largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
+    )
     names = rows["metric"].astype(str).where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
     groups = rows[~rows["kind"].isin(("article", "question"))].groupby(
         [*by, names], sort=False, dropna=False, observed=True
     )
     sums = groups[["sum", "count"]].sum()
     averages = (sums["sum"] / sums["count"]).unstack()
-    largest = groups["value"].max().unstack()
-    counts = sums["count"].unstack()
-    columns = ["lms", "prefix_match", "rouge_l", "verbatim", "control_lms", "nll", "max_lms"]
-    averages = averages.reindex(columns=columns)
-    averages["max_lms"] = averages["max_lms"].fillna(largest["lms"]) if "lms" in largest else math.nan
-    averages["max_prefix_match"] = largest.get("prefix_match", math.nan)
-    averages["num_predictions"] = counts.get("nll", 0.0)
+    averages = averages.reindex(columns=["lms", "prefix_match", "rouge_l", "verbatim", "control_lms", "nll"])
+    largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
+    averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
+    averages["max_prefix_match"] = largest["prefix_match"]
+    averages["num_predictions"] = sums["count"].unstack().get("nll", 0.0)
     order = rows.drop_duplicates(list(by))[list(by)]
     return averages.reindex(order.set_index(list(by)).index)

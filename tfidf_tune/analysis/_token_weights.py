@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from tfidf_tune.weighting import TermFrequency, TFIDFWeighting, distinct_terms, inverse_document_frequency, shift_labels
+from tfidf_tune.weighting import TermFrequency as TermFrequency  # also for reports
+from tfidf_tune.weighting import TFIDFWeighting, distinct_terms, inverse_document_frequency, shift_labels
 
 if TYPE_CHECKING:
     from tfidf_tune.data import TextTokenizer

@@ -251,7 +251,8 @@ def _figures(settings: Sequence[Setting]) -> tuple[Figure, ...]:
     for number, setting in enumerate(settings, start=1):
         lms = {}
         for objective, checkpoints in setting.at_last(LMS).items():
-            rows = setting.scores[setting.scores["checkpoint"].isin(checkpoints) & (setting.scores["metric"] == "lms")]
+            own = setting.rows(checkpoints)
+            rows = own[own["metric"] == "lms"]
             lms[objective] = {kind: rows.loc[rows["kind"] == kind, "value"].tolist() for kind in ("target", "control")}
         if lms:
             several = len(settings) > 1

@@ -71,7 +71,7 @@ def _recited(settings: Sequence[Setting], by: Sequence[str], *, at_last: bool = 
     for setting in settings:
         for objective, checkpoints in (setting.at_last(LMS) if at_last else setting.objectives).items():
             progress = {at: setting.results.checkpoints[at].progress for at in checkpoints}
-            rows = setting.scores[setting.scores["checkpoint"].isin(checkpoints)]
+            rows = setting.results.scores[setting.results.scores["checkpoint"].isin(checkpoints)]
             rows = rows if "prefix" not in by else rows[rows["prefix"].notna()]
             own = {"Model": setting.name, "Objective": objective, "progress": rows["checkpoint"].map(progress)}
             parts.append(rows.assign(**own).sort_values(list(by), kind="stable") if by else rows.assign(**own))
@@ -88,7 +88,7 @@ def _memorization(settings: Sequence[Setting]) -> Table:
     seeds, passages = [], []
     for setting in settings:
         for objective, checkpoints in setting.at_last(LMS).items():
-            rows = setting.scores[setting.scores["checkpoint"].isin(checkpoints)]
+            rows = setting.rows(checkpoints)
             targets = rows[rows["kind"] == "target"]
             lengths |= set(rows["prefix"].dropna().astype(int))
             injections |= set(targets.loc[targets["metric"] == "num_injections", "value"].astype(int)) - {0}
@@ -105,11 +105,11 @@ def _memorization(settings: Sequence[Setting]) -> Table:
                 )
     notes.sort(key=lambda note: "did not survive" in note)
     times = " or ".join(map(str, sorted(injections)))
+    tokens = f" ({', '.join(map(str, sorted(lengths)))} tokens)" if lengths else ""
     explanation = (
-        f"Means and maxima over passages, prefix lengths ({', '.join(map(str, sorted(lengths)))} tokens) and seeds. "
-        "Prefix match and LMS, the longest memorized substring, are in tokens; Verbatim is the share of continuations "
-        "that are the passage's whole rest; Control LMS is the average LMS of passages that were never injected: the "
-        "floor."
+        f"Means and maxima over passages, prefix lengths{tokens} and seeds. Prefix match and LMS, the longest "
+        "memorized substring, are in tokens; Verbatim is the share of continuations that are the passage's whole rest; "
+        "Control LMS is the average LMS of passages that were never injected: the floor."
     )
     stood = [f"Each target stood {times} times in the training text."] if injections else []
     notes = [explanation, *_checkpoint_note(settings, LMS), *stood, *notes]
@@ -143,12 +143,15 @@ def _spread(settings: Sequence[Setting]) -> Table:
     several_seeds = any(len(at) > 1 for setting in settings for at in setting.at_last(LMS).values())
     for setting in settings:
         for objective, checkpoints in setting.at_last(LMS).items():
-            own = setting.scores[setting.scores["checkpoint"].isin(checkpoints)]
-            lms = own.loc[(own["metric"] == "lms") & (own["kind"] == "target"), "value"]
+            own = setting.rows(checkpoints)
+            targets = own[(own["metric"] == "lms") & (own["kind"] == "target")]
+            lms = targets["value"].where(targets["count"] == 1)  # a mean over prefix lengths has no place among them
             interval = own_interval(setting, LMS, checkpoints)
             ends = (None, None) if interval is None else (interval.low, interval.high)
             seeds = [setting.value(LMS, [at]) or 0.0 for at in checkpoints]
-            quantiles = (lms.quantile(0.5), lms.quantile(0.9), int(lms.max()))
+            quantiles = (
+                (lms.quantile(0.5), lms.quantile(0.9), int(lms.max())) if lms.notna().all() else (None, None, None)
+            )
             of_seeds = (min(seeds), max(seeds), len(seeds)) if several_seeds else ()
             rows.append((setting.name, objective, setting.value(LMS, checkpoints), *ends, *quantiles, *of_seeds))
     columns = [*WHO, Column("Avg LMS", ".2f"), Column("From", ".2f"), Column("To", ".2f")]
@@ -167,7 +170,7 @@ def _perplexity(settings: Sequence[Setting]) -> Table:
     for setting in settings:
         for objective, checkpoints in setting.at_last(PERPLEXITY).items():
             if lost := sum(setting.results.checkpoints[at].lost_blocks for at in checkpoints):
-                rows = setting.scores[setting.scores["checkpoint"].isin(checkpoints)]
+                rows = setting.rows(checkpoints)
                 notes.append(
                     f"{setting.name}, {objective}: {lost} of {(rows['kind'] == 'block').sum()} blocks did not survive "
                     "as text, so other tokens were predicted."
@@ -180,7 +183,7 @@ def _summarization(settings: Sequence[Setting]) -> Table:
     notes = ["CNN/DailyMail; means of F-measures in percent."]
     for setting in settings:
         for objective, checkpoints in setting.at_last(SUMMARY_MEASURES[0]).items():
-            rows = setting.scores[setting.scores["checkpoint"].isin(checkpoints)]
+            rows = setting.rows(checkpoints)
             values = rows.loc[rows["metric"] == "bertscore_f1", "value"]
             if missing := int(values.isna().sum()):
                 reasons = (reason for at in checkpoints for reason in setting.results.checkpoints[at].bertscore_missing)

@@ -5,8 +5,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfidf_tune.analysis._token_weights import WeightedBlocks
-from tfidf_tune.weighting import TermFrequency
+from rich.cells import cell_len
+
+from tfidf_tune.analysis._token_weights import TermFrequency, WeightedBlocks
 
 MAX_LEVEL = 4
 LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
@@ -129,7 +130,7 @@ def lines_of(tokens: Iterable[ShownToken], shown: Sequence[str], width: int) -> 
     """
     line: list[tuple[str, ShownToken]] = []
     for text, token in zip(shown, tokens, strict=True):
-        if line and columns("".join(part for part, _ in line) + text) > width:
+        if line and cell_len("".join(part for part, _ in line) + text) > width:
             # The last word moves to the next line, unless it fills this one.
             start = next((i for i in range(len(line) - 1, 0, -1) if line[i][0].startswith(" ")), len(line))
             if text.startswith(" "):
@@ -142,14 +143,6 @@ def lines_of(tokens: Iterable[ShownToken], shown: Sequence[str], width: int) -> 
             line = []
     if line:
         yield line
-
-
-def columns(text: str) -> int:
-    """Return the width of a text in a terminal; East Asian wide characters take two columns."""
-    return sum(
-        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
-        for character in text
-    )
 
 
 def _texts_in_context(ids: list[int], texts: Mapping[int, str], decode: Callable[[list[int]], str]) -> list[str]:

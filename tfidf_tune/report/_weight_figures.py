@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES
+from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency
 from tfidf_tune.report._shown_tokens import (
     DOWN_COLOR,
     MAX_LEVEL,
@@ -19,7 +19,6 @@ from tfidf_tune.report._shown_tokens import (
     readable,
     weight_of,
 )
-from tfidf_tune.weighting import TermFrequency
 
 if TYPE_CHECKING:
     import pandas as pd

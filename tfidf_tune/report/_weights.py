@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, WeightedBlocks
+from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency, WeightedBlocks
 from tfidf_tune.analysis._weight_statistics import (
     CONTINUATION,
     START,
@@ -43,7 +43,6 @@ from tfidf_tune.report._shown_tokens import (
 )
 from tfidf_tune.report._weight_figures import bands_figure, tokens_figure
 from tfidf_tune.report._write import write_report
-from tfidf_tune.weighting import TermFrequency
 
 if TYPE_CHECKING:
     import pandas as pd
