@@ -4,8 +4,6 @@ Bytes are counted on the meta device, whose tensors have a shape but no memory, 
 models. Its operations are a CPU's: code that asked for a value would raise.
 """
 
-import itertools
-
 import pytest
 import torch
 from head_reference import random_head
@@ -43,14 +41,13 @@ def num_products(*args, **kwargs):
 # ---- matrix products
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("num_tokens", "num_chunks"), [(1, 1), (256, 1), (257, 2), (700, 3), (4096, 16), (5000, 16)])
-def test_a_chunk_takes_three_matrix_products(num_tokens, num_chunks, bias):
+def test_a_chunk_takes_three_matrix_products():
     """Its logits, and the gradients of hidden states and head: none is computed again."""
-    assert num_products(random_head(num_tokens, bias=bias)) == 3 * num_chunks
+    for num_tokens, num_chunks in ((1, 1), (256, 1), (257, 2), (4096, 16), (5000, 16)):
+        assert num_products(random_head(num_tokens, bias=num_tokens % 2 == 0)) == 3 * num_chunks
 
 
-@pytest.mark.parametrize("wanted", [w for size in range(4) for w in itertools.combinations(NAMES, size)])
+@pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight", "bias")])
 def test_what_is_frozen_takes_no_matrix_product_and_no_sum(wanted):
     recorder = record(random_head(700), wanted)
     products = sum(operation in PRODUCTS for operation in recorder.operations)
@@ -58,19 +55,17 @@ def test_what_is_frozen_takes_no_matrix_product_and_no_sum(wanted):
     assert (37 in recorder.sizes) == ("bias" in wanted)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_grad_mode_there_are_the_logits_alone(mode):
+def test_without_grad_mode_there_are_only_the_logits():
     batch = random_head(700)
     head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
-    with mode(), Recorder() as recorder:
+    with torch.no_grad(), Recorder() as recorder:
         fused_cross_entropy(head, batch.labels, batch.coefficients)
     assert sum(operation in PRODUCTS for operation in recorder.operations) == 3
     assert "scatter_add_" not in recorder.operations, "no gradient of the logits either"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_upstream_gradient_of_1_takes_no_pass_over_the_gradients(dtype):
-    batch = random_head(700, dtype=dtype)
+def test_an_upstream_gradient_of_1_takes_no_pass_over_the_gradients():
+    batch = random_head(700, dtype=torch.bfloat16)
     head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
     total, _ = fused_cross_entropy(head, batch.labels, batch.coefficients)
     with Recorder() as recorder:
@@ -103,8 +98,7 @@ def test_the_head_of_torch_computes_a_third_more():
 # ---- tensors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_tokens", [600, 4096, 6000])
+@pytest.mark.parametrize(("num_tokens", "dtype"), [(600, torch.float32), (6000, torch.bfloat16)])
 def test_no_tensor_is_larger_than_a_chunk_of_logits(num_tokens, dtype):
     dim, vocab_size = 4, 1000
     recorder = record(random_head(num_tokens, dim=dim, vocab_size=vocab_size, dtype=dtype))
@@ -114,8 +108,7 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(num_tokens, dtype):
     assert max(recorder.sizes) == largest
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_of_the_head_is_made_once_and_handed_over_without_a_copy(dtype, monkeypatch):
+def test_the_gradient_of_the_head_is_made_once_and_handed_over_without_a_copy(monkeypatch):
     addresses = []
 
     def spy(*args):
@@ -125,7 +118,7 @@ def test_the_gradient_of_the_head_is_made_once_and_handed_over_without_a_copy(dt
 
     original = module._empty_gradients
     monkeypatch.setattr(module, "_empty_gradients", spy)
-    batch = random_head(700, rows=7, dim=13, vocab_size=1009, dtype=dtype)
+    batch = random_head(700, rows=7, dim=13, vocab_size=1009, dtype=torch.bfloat16)
 
     recorder = record(batch)
 
@@ -179,12 +172,8 @@ def test_accumulating_in_fp32_takes_4_bytes_more_for_each_weight_of_the_head():
     sizes = (1024, 512, 32_000)
     more = peak_bytes(*sizes, accumulate_in_fp32=True) - peak_bytes(*sizes)
     assert 0 < more <= 4 * 512 * 32_000
-
-
-def test_of_a_head_in_fp32_accumulating_in_fp32_takes_nothing_more():
-    sizes = (1024, 64, 4000)
-    settings = {"dtype": torch.float32}
-    assert peak_bytes(*sizes, **settings, accumulate_in_fp32=True) == peak_bytes(*sizes, **settings)
+    more = peak_bytes(*sizes, dtype=torch.float32, accumulate_in_fp32=True) - peak_bytes(*sizes, dtype=torch.float32)
+    assert more == 0
 
 
 def test_less_is_counted_where_less_is_kept():

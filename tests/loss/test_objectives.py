@@ -1,5 +1,6 @@
 """Every objective that a config names: built as a recipe does, refused where it cannot be, and alike in the rest."""
 
+import copy
 import inspect
 import io
 from pathlib import Path
@@ -82,12 +83,6 @@ def test_a_config_builds_it_with_its_arguments(name):
             assert getattr(loss.weighting, argument) == value
 
 
-def test_the_arguments_of_factors_reach_them():
-    made = built("Product").weighting
-    assert (made.first.k, made.first.h) == (2, 1)
-    assert made.second.window.num_batches == 2
-
-
 def test_factors_may_be_of_one_kind_and_in_any_order():
     made = built(weighted("Product", first=PRODUCT, second=TFIDF)).weighting
     assert (made.first.first.k, type(made.first.second)) == (2, TFIDFWeighting)
@@ -95,13 +90,13 @@ def test_factors_may_be_of_one_kind_and_in_any_order():
     assert (made.first.seed, made.second.seed) == (1, 0)
 
 
-@every_objective
-def test_a_config_sets_how_the_loss_is_computed(name):
-    loss = built(name, num_output_chunks=3, head="fused", accumulate_in_fp32=True)
-    assert (loss.num_output_chunks, loss.head, loss.accumulate_in_fp32) == (3, "fused", True)
-    assert built(name, head="torch").head == "torch"
-    plain = built(name)
-    assert (plain.num_output_chunks, plain.head, plain.accumulate_in_fp32) == (8, "fused", False)
+def test_a_config_sets_how_the_loss_is_computed():
+    for name in ("CE", "TF-IDF", "Product"):
+        loss = built(name, num_output_chunks=3, head="fused", accumulate_in_fp32=True)
+        assert (loss.num_output_chunks, loss.head, loss.accumulate_in_fp32) == (3, "fused", True)
+        assert built(name, head="torch").head == "torch"
+        plain = built(name)
+        assert (plain.num_output_chunks, plain.head, plain.accumulate_in_fp32) == (8, "fused", False)
 
 
 @pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
@@ -172,22 +167,11 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
     [
         ("TFIDF", {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary$"),
         ("Goldfish", {"k": 1}, "k is 1: one token in k is left out of the loss, set it to 2 to 2147483648$"),
-        ("Goldfish", {"h": 0}, "h is 0: .* set it to 1 to 1024$"),
-        ("Goldfish", {"strategy": "hash-table"}, "strategy is 'hash-table': possible are hash, static"),
-        ("TokenDrop", {"p": 1.0}, "p is 1.0: .* set it to a number from 0 to 0.99 .*$"),
-        ("TokenDrop", {"p": 1}, "p is 1: .* set it to a number from 0 to 0.99 .*$"),
-        ("TokenDrop", {"p": -0.5}, "p is -0.5: "),
-        ("MiLe", {"gamma": -1.0}, "gamma is -1.0: .* set it to a number from 0 to 20 "),
-        ("Focal", {"gamma": -1.0}, "gamma is -1.0: .* set it to a number from 0 to 20 "),
-        ("PowerLaw", {"alpha": -0.5}, "alpha is -0.5: .* set it to a number from 0 to 4 "),
-        ("PowerLaw", {"epsilon": 0.0}, "epsilon is 0.0: .* set it to a number from 1e-08 to "),
         # of another type
-        ("Goldfish", {"k": "four"}, "k is 'four', it has to be a whole number$"),
         ("Goldfish", {"k": 2.5}, "k is 2.5, it has to be a whole number$"),
         ("Goldfish", {"h": None}, "h is None, it has to be a whole number$"),
         ("Goldfish", {"seed": True}, "seed is True, it has to be a whole number$"),
         ("Goldfish", {"strategy": 3}, "strategy is 3, it has to be a text$"),
-        ("TokenDrop", {"p": "many"}, "p is 'many', it has to be a number$"),
         ("MiLe", {"gamma": "1"}, "gamma is '1', it has to be a number$"),
         ("Focal", {"gamma": float("nan")}, "gamma is nan, it has to be a finite number$"),
         ("PowerLaw", {"alpha": float("inf")}, "alpha is inf, it has to be a finite number$"),
@@ -195,13 +179,9 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
         # no such argument
         ("Goldfish", {"sed": 1}, "has no argument 'sed'; did you mean 'seed'[?]$"),
         ("Goldfish", {"gamma": 1.0}, "has no argument 'gamma'; possible are h, k, seed, strategy"),
-        ("TokenDrop", {"sead": 1}, "has no argument 'sead'; did you mean 'seed'[?]$"),
-        ("MiLe", {"gama": 1.0}, "has no argument 'gama'; did you mean 'gamma'[?]$"),
         ("Product", {"first": GOLDFISH}, ".*ProductWeighting needs second$"),
         ("Product", {"first": GOLDFISH, "third": TFIDF, "second": TFIDF}, ".* has no argument 'third'; "),
         ("Product", {"first": 3, "second": TFIDF}, "first is 3: it has to be a weighting, in a config a section "),
-        ("Product", {"first": GOLDFISH, "second": None}, "second is None: it has to be a weighting"),
-        ("Product", {"first": GOLDFISH, "second": {"num_batches": 2}}, "second is {'num_batches': 2}: it has to be"),
         (
             "Product",
             {"first": "tfidf_tune.weighting.GoldfishWeighting", "second": TFIDF},
@@ -224,7 +204,6 @@ def test_a_weighting_that_cannot_be_is_refused_in_one_message(name, arguments, m
     ("arguments", "message"),
     [
         ({"first": GOLDFISH | {"k": 1}, "second": TFIDF}, "first: k is 1: .* set it to 2 to 2147483648$"),
-        ({"first": TFIDF, "second": GOLDFISH | {"h": "x"}}, "second: h is 'x', it has to be a whole num"),
         (
             {"first": TFIDF, "second": GOLDFISH | {"sed": 1}},
             "second: tfidf_tune.weighting.GoldfishWeighting has no argument 'sed'; did you mean 'seed'",
@@ -237,10 +216,6 @@ def test_a_weighting_that_cannot_be_is_refused_in_one_message(name, arguments, m
         (
             {"first": PRODUCT | {"second": GOLDFISH | {"k": 1}}, "second": TFIDF},
             "first.second: k is 1: .* set it to 2 to 2147483648$",
-        ),
-        (
-            {"first": PRODUCT | {"first": GOLDFISH | {"sed": 1}}, "second": TFIDF},
-            "first.first: .* has no argument 'sed'; did you mean 'seed'",
         ),
     ],
 )
@@ -272,28 +247,20 @@ def test_a_loss_that_cannot_be_is_refused_in_one_message(section, message):
 
 
 @every_objective
-def test_the_weights_have_mean_1_and_are_0_at_ignored_positions(name):
-    """All but those of repetition, which are not scaled."""
-    loss = built(name)
-    for seed in range(5):
-        logits, labels = random_batch(seed, rows=2 + seed, length=20 + seed)
-        weights = loss.terms(logits, labels).weights
-        valid = labels != IGNORED
-        # Each weight is within 24 eps of what adds up to M, and 36 with a cap.
-        if name != "Repetition":
-            assert float(weights.double().sum()) == pytest.approx(int(valid.sum()), rel=64 * EPS)
-        assert not weights[~valid].any()
-        assert (weights >= 0).all()
-
-
-@every_objective
 def test_value_and_gradient_are_those_of_its_weights(name):
+    """Which have mean 1, except those of repetition, and are 0 at ignored positions."""
     loss = built(name)
     for seed in range(3):
         logits, labels = random_batch(seed)
         state = {key: value.clone() for key, value in loss.state_dict().items()}
         weights = loss.terms(logits, labels).weights
         loss.load_state_dict(state)
+        valid = labels != IGNORED
+        # Each weight is within 24 eps of what adds up to M, and 36 with a cap.
+        if name != "Repetition":
+            assert float(weights.double().sum()) == pytest.approx(int(valid.sum()), rel=64 * EPS)
+        assert not weights[~valid].any()
+        assert (weights >= 0).all()
         value, gradient = loss_and_gradient(loss, logits, labels)
         expected, expected_gradient = reference_loss(logits, labels, weights)
         # The weights given, what is left is the loss: 30 eps of values below 16, and of the gradient's largest.
@@ -302,39 +269,37 @@ def test_value_and_gradient_are_those_of_its_weights(name):
         torch.testing.assert_close(gradient.double(), expected_gradient, rtol=64 * EPS, atol=64 * EPS * largest)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("form", ["whole", "chunks", "fused", "torch"])
-@every_objective
-def test_nothing_valid_gives_a_loss_of_0_with_gradients_of_0_and_leaves_the_state(name, form, training):
-    loss = built(name, head="torch" if form == "torch" else "fused")
-    head, labels, _ = random_head(40, rows=2)
-    loss(head, labels)
-    before = {key: value.clone() for key, value in loss.state_dict().items()}
-    given = [tensor.clone().requires_grad_() for tensor in head]
+def forms():
+    """Whole logits, chunks, hidden states with two heads: the head, the input, the tensors that get a gradient."""
     logits = torch.randn(2, 20, 37, requires_grad=True)
-    inputs = {
-        "whole": (logits, [logits]),
-        "chunks": (list(logits.chunk(3, dim=1)), [logits]),
-        "fused": (HeadInput(*given), given),
-        "torch": (HeadInput(*given), given),
-    }[form]
-    value = loss.train(training)(inputs[0], torch.full_like(labels, IGNORED))
-    assert value.item() == 0.0
-    assert not any(gradient.any() for gradient in torch.autograd.grad(value, inputs[1]))
-    assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
+    yield "fused", logits, [logits]
+    yield "fused", list(logits.chunk(3, dim=1)), [logits]
+    for head in ("fused", "torch"):
+        given = [tensor.clone().requires_grad_() for tensor in random_head(40, rows=2).head]
+        yield head, HeadInput(*given), given
 
 
-@pytest.mark.parametrize("form", ["whole", "fused", "torch"])
-def test_where_every_token_is_dropped_the_loss_is_0_and_can_be_backpropagated(form):
-    loss = WeightedCrossEntropyLoss(TokenDropWeighting(p=0.99), head="torch" if form == "torch" else "fused")
-    head, labels, _ = random_head(40, rows=2)
-    given = [tensor.clone().requires_grad_() for tensor in head]
-    terms = loss.terms(given[0] if form == "whole" else HeadInput(*given), labels.clamp(max=15))
-    assert not terms.weights.any()
-    assert terms.loss.item() == 0.0
-    assert float(terms.cross_entropy) > 1
-    gradients = torch.autograd.grad(terms.loss, given[:1] if form == "whole" else given)
-    assert not any(gradient.any() for gradient in gradients)
+@every_objective
+def test_nothing_valid_gives_a_loss_of_0_with_gradients_of_0_and_leaves_the_state(name):
+    for head, given, trained in forms():
+        loss, labels = built(name, head=head), random_head(40, rows=2).labels
+        loss(given, labels)
+        before = {key: value.clone() for key, value in loss.state_dict().items()}
+        for training in (True, False):
+            terms = loss.train(training).terms(given, torch.full_like(labels, IGNORED))
+            assert terms.loss.item() == terms.cross_entropy.item() == 0.0
+            assert not any(gradient.any() for gradient in torch.autograd.grad(terms.loss, trained, retain_graph=True))
+            assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
+
+
+def test_where_every_token_is_dropped_the_loss_is_0_and_can_be_backpropagated():
+    for head, given, trained in forms():
+        loss = WeightedCrossEntropyLoss(TokenDropWeighting(p=0.99), head=head)
+        terms = loss.terms(given, random_head(40, rows=2).labels)
+        assert not terms.weights.any()
+        assert terms.loss.item() == 0.0
+        assert float(terms.cross_entropy) > 1
+        assert not any(gradient.any() for gradient in torch.autograd.grad(terms.loss, trained))
 
 
 @every_objective
@@ -346,6 +311,9 @@ def test_a_saved_state_goes_on_exactly_and_evaluation_leaves_it(name):
     torch.save(undisturbed.state_dict(), file)
     file.seek(0)
     loaded.load_state_dict(torch.load(file, weights_only=True))
+    logits, labels = random_batch(4, length=14)
+    learns = name in ("TF-IDF", "TF-IDF weighting", "Token drop", "Power law", "Product", "Repetition")
+    assert torch.equal(copy.deepcopy(undisturbed)(logits, labels), built(name)(logits, labels)) != learns
     for seed in range(4, 8):
         logits, labels = random_batch(seed, length=10 + seed)
         assert torch.equal(loaded(logits, labels), undisturbed(logits, labels))
@@ -354,25 +322,6 @@ def test_a_saved_state_goes_on_exactly_and_evaluation_leaves_it(name):
         after = undisturbed.state_dict()
         assert loaded.state_dict().keys() == after.keys()
         assert all(torch.equal(value, after[key]) for key, value in loaded.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TF-IDF",
-        "Token drop",
-        "Power law",
-        "Product",
-        "Repetition",
-    ],
-)
-def test_a_loss_that_has_learnt_differs_from_a_fresh_one(name):
-    """The test above must be able to fail."""
-    learnt, fresh = built(name), built(name)
-    for seed in range(4):
-        learnt(*random_batch(seed))
-    logits, labels = random_batch(4)
-    assert not torch.equal(learnt(logits, labels), fresh(logits, labels))
 
 
 @every_objective

@@ -31,14 +31,13 @@ def assert_predictions(predictions, logits, labels, logit_error=0.0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("seed", range(3))
-def test_they_are_those_of_a_categorical_distribution(seed, dtype):
-    logits, labels = random_batch(seed, dtype=dtype)
-    assert_predictions(token_predictions([logits.requires_grad_()], labels), logits, labels)
+def test_they_are_those_of_a_categorical_distribution(dtype):
+    logits, labels = random_batch(0, dtype=dtype)
+    assert_predictions(token_predictions([logits.requires_grad_()], labels.to(torch.int8)), logits, labels)
 
 
 # 21 positions.
-@pytest.mark.parametrize("lengths", [[21], [7, 7, 7], [1, 13, 2, 5], [1] * 21])
+@pytest.mark.parametrize("lengths", [[1, 13, 2, 5], [1] * 21])
 def test_chunks_give_the_bits_of_whole_logits(lengths):
     logits, labels = random_batch(1)
     expected = token_predictions([logits], labels)
@@ -46,10 +45,10 @@ def test_chunks_give_the_bits_of_whole_logits(lengths):
     assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 # A single chunk of tokens; several, the last of them shorter.
-@pytest.mark.parametrize(("rows", "num_tokens"), [(1, 7), (3, 60), (2, 700)])
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "dtype", "bias"), [(3, 60, torch.bfloat16, True), (2, 700, torch.float32, False)]
+)
 def test_hidden_states_and_head_stand_for_their_logits(rows, num_tokens, dtype, bias):
     head, labels, _ = random_head(num_tokens, rows=rows, dtype=dtype, bias=bias)
     head = HeadInput(*(None if tensor is None else tensor.requires_grad_() for tensor in head))
@@ -75,15 +74,6 @@ def test_no_more_than_a_16th_of_the_logits_of_a_head_is_made_at_a_time():
     assert max(recorder.sizes) == 8192 * 50 // 16
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
-def test_labels_of_every_signed_integer_type_give_the_same(dtype):
-    logits, labels = random_batch(2)
-    labels = labels.clamp(min=0)
-    expected = token_predictions([logits], labels)
-    predictions = token_predictions([logits], labels.to(dtype))
-    assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
-
-
 # ---- extremes
 
 
@@ -96,7 +86,7 @@ def test_a_distribution_with_one_outcome_has_an_entropy_of_0_and_no_nan():
     assert log_probability.tolist() == [[0.0, -math.inf, 0.0]]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 37, 50_000])
+@pytest.mark.parametrize("vocab_size", [1, 50_000])
 def test_a_uniform_distribution_has_the_largest_entropy(vocab_size):
     log_probability, entropy = token_predictions([torch.full((1, 2, vocab_size), 3.0)], torch.zeros(1, 2).long())
     expected = torch.full((1, 2), math.log(vocab_size))
@@ -105,7 +95,7 @@ def test_a_uniform_distribution_has_the_largest_entropy(vocab_size):
     torch.testing.assert_close(-log_probability, expected, rtol=24 * EPS, atol=EPS)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_stands_at_an_ignored_position_does_not_count(value):
     logits, labels = random_batch(3)
     expected = token_predictions([logits], labels)
@@ -121,9 +111,3 @@ def test_of_no_position_nothing_is_predicted(shape):
     labels = torch.zeros(shape, dtype=torch.int64)
     for given in ([torch.zeros(*shape, 7)], HeadInput(torch.zeros(*shape, 4), torch.zeros(7, 4))):
         assert all(part.shape == shape for part in token_predictions(given, labels))
-
-
-def test_a_head_that_does_not_fit_is_an_error_that_names_shapes():
-    head, labels, _ = random_head(20)
-    with pytest.raises(ValueError, match=r"the head's input does not fit: hidden \[1, 20, 16\]"):
-        token_predictions(head, labels[:, 1:])

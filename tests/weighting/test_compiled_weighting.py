@@ -12,9 +12,6 @@ from tfidf_tune.weighting import TFIDFWeighting
 
 ROWS, LENGTH, VOCAB_SIZE = 3, 17, 50
 
-both_modes = pytest.mark.parametrize("training", [True, False])
-both_forms_of_rows = pytest.mark.parametrize("documents", [False, True])
-
 
 @pytest.fixture(autouse=True)
 def no_graphs_of_another_test():
@@ -60,9 +57,10 @@ def num_graphs():
     return counters["stats"]["unique_graphs"]
 
 
-@both_modes
-@both_forms_of_rows
-@pytest.mark.parametrize("arguments", [{}, {"tf": "log", "max_weight": 1.5}])
+@pytest.mark.parametrize(
+    ("training", "documents", "arguments"),
+    [(True, False, {}), (True, True, {"tf": "log", "max_weight": 1.5}), (False, True, {})],
+)
 def test_once_the_tables_are_laid_out_one_graph_serves_every_batch(training, documents, arguments):
     weighting, compiled, plain = compiled_and_not(training, **arguments)
     first, *rest = batches_of_one_shape(documents)
@@ -73,8 +71,7 @@ def test_once_the_tables_are_laid_out_one_graph_serves_every_batch(training, doc
     assert num_graphs() == 1
 
 
-@both_modes
-@both_forms_of_rows
+@pytest.mark.parametrize(("training", "documents"), [(True, True), (False, False)])
 def test_the_very_first_call_may_be_compiled(training, documents):
     weighting, compiled, plain = compiled_and_not(training)
     first, second, *rest = batches_of_one_shape(documents)

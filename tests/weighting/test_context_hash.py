@@ -1,6 +1,5 @@
 """Hashes of contexts: against Python's integers, and as good as chance where chance can be told."""
 
-import itertools
 import math
 
 import pytest
@@ -23,9 +22,7 @@ def hashes_of(labels, length, *, seed=0, document_ids=None):
 # ---- against the reference
 
 
-@pytest.mark.parametrize("length", [1, 3, 13, 50])
-@pytest.mark.parametrize("seed", [0, 1, -5, 2**40])
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("length", "seed", "documents"), [(1, -5, False), (13, 0, True), (50, 2**40, False)])
 def test_the_hashes_are_those_of_big_integers(length, seed, documents):
     generator = torch.Generator().manual_seed(length)
     labels = random_labels(generator, 3, 70, 50_000, ignored=0.02)
@@ -56,41 +53,7 @@ def test_mixing_and_pairs_are_those_of_big_integers():
         assert hash_with(numbers, torch.full_like(numbers, number)).tolist() == expected
 
 
-def test_mixing_is_one_to_one():
-    numbers = torch.arange(2**16)
-    for shifted in (numbers, numbers << 16):
-        assert len(mix_bits(shifted).unique()) == 2**16
-
-
-# ---- what counts
-
-
-def test_every_order_of_the_tokens_has_a_hash_of_its_own():
-    orders = torch.tensor(list(itertools.permutations([5, 0, 17, 3, 900])))
-    rows = torch.cat([orders, orders[:, :1]], dim=1)
-    assert len(hashes_of(rows, 5)[:, 5].unique()) == math.factorial(5)
-
-
-def test_neither_the_token_itself_nor_what_is_further_back_counts():
-    length = 4
-    labels = torch.randint(100, (9, 9), generator=torch.Generator().manual_seed(0))
-    labels[:] = labels[:1]
-    changed = labels + 100 * torch.eye(9, dtype=torch.int64)  # row r has another label at position r
-    hashes, expected = hashes_of(changed, length), hashes_of(labels, length)
-    for replaced, position in itertools.product(range(9), range(9)):
-        is_in_context = position - length <= replaced < position
-        assert bool(hashes[replaced, position] != expected[replaced, position]) == is_in_context
-
-
-def test_an_id_of_0_counts_as_any_other_and_so_does_how_often():
-    zeros = torch.zeros(1, 40, dtype=torch.int64)
-    assert len(hashes_of(zeros, 39).unique()) == 40  # 0 to 39 of them
-    ones = zeros.clone()
-    ones[0, :20] = 1
-    assert len(torch.cat([hashes_of(row, 20)[:, 20:21] for row in (zeros, ones)]).unique()) == 2
-
-
-@pytest.mark.parametrize("length", [1, 13, 50])
+@pytest.mark.parametrize("length", [1, 50])
 def test_as_good_as_no_two_windows_of_a_text_share_a_hash(length):
     """A product of ids collapses: at 50 tokens half of them are lost."""
     num_windows = 2**15
@@ -103,9 +66,6 @@ def test_as_good_as_no_two_windows_of_a_text_share_a_hash(length):
 # ---- chance
 
 
-both_texts = pytest.mark.parametrize("kind", ["random", "counting up"])
-
-
 def is_hidden(length, k, *, kind="random", seed=0):
     """1.0 or 0.0. No id comes twice in these texts, so that no context does, not even of one token."""
     labels = torch.arange(2**16).view(16, -1)
@@ -114,9 +74,7 @@ def is_hidden(length, k, *, kind="random", seed=0):
     return (hashes_of(labels, length, seed=seed)[:, length:] * k < HASH_RANGE).double()
 
 
-@both_texts
-@pytest.mark.parametrize("k", [2, 3, 4, 8])
-@pytest.mark.parametrize("length", [1, 13, 50])
+@pytest.mark.parametrize(("length", "k", "kind"), [(1, 4, "counting up"), (13, 2, "random"), (50, 8, "counting up")])
 def test_one_hash_in_k_is_below_the_kth_part_of_the_range(length, k, kind):
     hidden = is_hidden(length, k, kind=kind)
     deviation = math.sqrt(hidden.numel() * (1 / k) * (1 - 1 / k))
@@ -130,21 +88,8 @@ def assert_independent(one, other, q, overlap):
     assert abs((one * other).sum() - num_pairs * q**2) < NUM_DEVIATIONS * math.sqrt(variance)
 
 
-@both_texts
-@pytest.mark.parametrize("length", [1, 13])
+@pytest.mark.parametrize(("length", "kind"), [(1, "random"), (13, "counting up")])
 def test_what_becomes_of_neighbours_is_independent(length, kind):
     hidden = is_hidden(length, 4, kind=kind)
     for distance in (1, 2, length, length + 1):
         assert_independent(hidden[:, :-distance], hidden[:, distance:], 1 / 4, overlap=True)
-
-
-@pytest.mark.parametrize("length", [1, 13])
-def test_two_seeds_are_independent(length):
-    first, *others = (is_hidden(length, 4, seed=seed) for seed in range(5))
-    for other in others:
-        assert_independent(first, other, 1 / 4, overlap=False)
-
-
-def test_another_seed_gives_every_context_another_hash():
-    labels = torch.randint(1000, (1, 200), generator=torch.Generator().manual_seed(5))
-    assert not set(hashes_of(labels, 3, seed=1)[0].tolist()) & set(hashes_of(labels, 3, seed=0)[0].tolist())

@@ -26,7 +26,7 @@ def random_documents(generator, vocab_size):
     return [torch.randperm(vocab_size, generator=generator)[:size].tolist() for size in sizes.tolist()]
 
 
-@pytest.mark.parametrize("num_batches", [1, 2, 7, 64])
+@pytest.mark.parametrize("num_batches", [1, 7])
 def test_document_frequencies_equal_a_counter_over_the_last_batches(num_batches):
     generator = torch.Generator().manual_seed(num_batches)
     window, kept = DocumentWindow(num_batches), deque(maxlen=num_batches)
@@ -49,15 +49,9 @@ def test_an_empty_window_has_seen_nothing():
 def test_no_token_has_a_document_frequency_of_0():
     window = DocumentWindow(2)
     put(window, [[0, 1], [0]], 2)
-    assert window.document_frequency(torch.tensor([0, 1, NOTHING, -100])).tolist() == [2, 1, 0, 0]
-
-
-def test_document_frequencies_are_int32_of_the_shape_of_the_tokens():
-    window = DocumentWindow(2)
-    put(window, [[0, 1]], 2)
-    found = window.document_frequency(torch.zeros(2, 3, 4, dtype=torch.int64))
+    found = window.document_frequency(torch.tensor([[0, 1], [NOTHING, -100]]))
     assert found.dtype == torch.int32
-    assert found.shape == (2, 3, 4)
+    assert found.tolist() == [[2, 1], [0, 0]]
 
 
 def test_a_batch_without_documents_takes_no_place():
@@ -78,58 +72,16 @@ def test_the_vocabulary_grows_and_does_not_shrink():
     assert window.document_frequency(torch.arange(9)).tolist() == [1, 1, 0, 0, 0, 0, 0, 1, 0]
 
 
-def test_a_narrow_batch_that_replaces_a_wide_one_leaves_nothing_of_it():
-    window = DocumentWindow(1)
-    put(window, [list(range(20))], 20)
-    put(window, [[3]], 20)
-    put(window, [list(range(5, 15))], 20)
-    assert window.document_frequency(torch.arange(20)).tolist() == [0] * 5 + [1] * 10 + [0] * 5
-
-
-def test_the_buffers_are_integers_and_carry_no_gradient():
-    window = DocumentWindow(2)
-    put(window, [[1]], 3)
-    buffers = list(window.buffers())
-    assert buffers
-    assert all(not buffer.is_floating_point() for buffer in buffers)
-    assert not list(window.parameters())
-
-
-def test_every_buffer_is_part_of_the_state():
-    window = DocumentWindow(2)
-    put(window, [[1]], 3)
-    assert set(window.state_dict()) == {name for name, _ in window.named_buffers()}
-
-
-@pytest.mark.parametrize("num_batches", [1, 16, 64])
-@pytest.mark.parametrize(("tokens", "vocab_size"), [(2 * 128, 1000), (4 * 512, 50_304)])
-def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_vocabulary(
-    num_batches, tokens, vocab_size
-):
+def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_vocabulary():
+    num_batches, tokens, vocab_size = 16, 4 * 512, 50_304
     window = DocumentWindow(num_batches)
-    for _ in range(2):
+    for _ in range(3):
         window.update(torch.arange(tokens) % vocab_size, torch.tensor(2), vocab_size=vocab_size)
     size = sum(buffer.numel() * buffer.element_size() for buffer in window.buffers())
     # Beside the two tables a number for each batch of the window, and a few scalars.
     assert size <= 4 * num_batches * tokens + 4 * vocab_size + 8 * num_batches + 64
     assert size >= 4 * num_batches * tokens + 4 * vocab_size, "the tables must be in registered buffers"
-
-
-def test_the_window_does_not_grow_with_time():
-    window = DocumentWindow(3)
-    sizes = []
-    for _ in range(12):
-        put(window, [[0, 1, 2], [2, 3]], 5)
-        sizes.append(sum(buffer.numel() for buffer in window.buffers()))
-    assert len(set(sizes)) == 1
-
-
-@pytest.mark.parametrize("num_batches", [0, -3, 2.5, True])
-def test_a_window_of_no_whole_number_of_batches_is_an_error(num_batches):
-    with pytest.raises(
-        ValueError, match=f"num_batches is {num_batches}: the window holds at least the current batch, "
-    ):
-        DocumentWindow(num_batches)
+    assert set(window.state_dict()) == {name for name, _ in window.named_buffers()}
 
 
 def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
@@ -146,8 +98,7 @@ def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
 LABELS = torch.arange(40).view(2, 20)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("make", [TFIDFWeighting, RepetitionWeighting])
+@pytest.mark.parametrize(("make", "way"), [*((TFIDFWeighting, way) for way in WAYS), (RepetitionWeighting, "host")])
 def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(make, way, monkeypatch):
     weighting, expected = make(num_batches=2), make(num_batches=2)
     grow, of_the_other = DocumentWindow._grow, []
@@ -174,7 +125,7 @@ def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(
 
 def test_however_many_threads_share_a_window_its_table_counts_what_its_ring_holds():
     weighting = TFIDFWeighting(num_batches=3)
-    stream = random_stream(seed=0, num_batches=400, max_rows=8, max_length=64, vocab_size=50)
+    stream = random_stream(seed=0, num_batches=200, max_rows=8, max_length=64, vocab_size=50)
     with ThreadPoolExecutor(8) as threads:
         futures = [threads.submit(weighting, labels, vocab_size=50) for labels in stream]
         assert {type(error) for future in futures if (error := future.exception())} <= {RuntimeError}

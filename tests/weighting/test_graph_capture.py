@@ -14,18 +14,6 @@ from ways import OneWay
 
 ROWS, LENGTH, VOCAB_SIZE = 3, 17, 50
 
-every_setting = [
-    pytest.mark.parametrize("training", [True, False]),
-    pytest.mark.parametrize("documents", [False, True]),
-    pytest.mark.parametrize("max_weight", [None, 1.5]),
-]
-
-
-def in_every_setting(test):
-    for mark in every_setting:
-        test = mark(test)
-    return test
-
 
 def batches():
     """Ordinary ones, one with nothing in it, one with a single token, one of ids that are not in the vocabulary."""
@@ -51,29 +39,24 @@ def calls_of(weighting, training, documents):
         )
 
 
-@in_every_setting
-def test_the_operations_and_their_shapes_are_the_same_whatever_the_values(training, documents, max_weight):
-    recorded = []
-    for call in calls_of(steady(training, max_weight), training, documents):
+@pytest.mark.parametrize(
+    ("training", "documents", "max_weight"), [(True, False, None), (True, True, 1.5), (False, True, None)]
+)
+def test_operations_shapes_and_memory_do_not_depend_on_values(training, documents, max_weight):
+    weighting = steady(training, max_weight)
+    before = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
+    updates, recorded = int(weighting.window.num_updates), []
+    for call in calls_of(weighting, training, documents):
         with Recorder() as recorder:
             call()
         recorded.append(recorder.calls)
+        after = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
+        assert after == before
     assert len(recorded) == 10
     assert len(recorded[0]) > 30
     assert all(calls == recorded[0] for calls in recorded)
-
-
-@in_every_setting
-def test_the_state_stays_where_it_is(training, documents, max_weight):
-    weighting = steady(training, max_weight)
-    before = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
-    updates = int(weighting.window.num_updates)
-    for call in calls_of(weighting, training, documents):
-        call()
-        after = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
-        assert after == before
     assert len(before) == 4
-    # All but the batch with nothing in it and the one of bad ids have gone into the window.
+    # All but the batch without a valid token and the one of bad ids have entered the window.
     assert int(weighting.window.num_updates) == updates + (8 if training else 0)
 
 

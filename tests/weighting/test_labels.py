@@ -1,28 +1,31 @@
-"""What the weightings take for labels: which are refused, of what type and size, and which way they go."""
+"""What all weightings do with labels of any type and size, and the input and arguments that they refuse."""
+
+import math
+from functools import partial
 
 import pytest
 import torch
-from label_batches import NO_LABEL_TYPES, random_labels, random_stream
+from label_batches import NO_LABEL_TYPES, random_labels
 from tfidf_reference import IGNORED
-from ways import WAYS, OneWay
+from ways import WAYS, OneWay, going
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
+    DocumentWindow,
     FocalWeighting,
     GoldfishWeighting,
     MiLeWeighting,
     PowerLawWeighting,
     ProductWeighting,
+    RepetitionWeighting,
     TFIDFWeighting,
     TokenDropWeighting,
+    TokenWeighting,
     UniformWeighting,
+    shift_labels,
+    term_frequency,
 )
 from tfidf_tune.weighting._labels import on_host
-
-
-def make_token_drop():
-    """Nothing is dropped: in a batch of three tokens that would be all of them once in a while."""
-    return TokenDropWeighting(p=0.0)
 
 
 def make_product():
@@ -30,55 +33,101 @@ def make_product():
 
 
 WEIGHTINGS = [
-    TFIDFWeighting,
     UniformWeighting,
+    TFIDFWeighting,
     GoldfishWeighting,
-    make_token_drop,
+    partial(TokenDropWeighting, p=0.0),  # dropping could drop all tokens of the smallest batches
     PowerLawWeighting,
+    RepetitionWeighting,
     make_product,
 ]
-# The last two need predictions for weights, and look at the labels before.
-REFUSING = [*WEIGHTINGS, MiLeWeighting, FocalWeighting]
-
-# ---- the way
+every_weighting = pytest.mark.parametrize("make", WEIGHTINGS)
 
 
-def test_labels_on_a_cpu_go_the_way_of_the_host_and_others_that_of_the_device():
-    assert on_host(torch.zeros(1, 2, dtype=torch.int64))
-    assert not on_host(torch.zeros(1, 2, dtype=torch.int64, device="meta"))
-
-
-def test_in_a_compiled_graph_all_labels_go_the_way_of_the_device():
-    torch._dynamo.reset()
-
-    @torch.compile(fullgraph=True, backend="eager")
-    def way(labels):
-        return labels + int(on_host(labels))
-
+def test_only_uncompiled_labels_on_a_cpu_use_the_host():
     labels = torch.zeros(1, 2, dtype=torch.int64)
+    assert on_host(labels)
+    assert not on_host(labels.to("meta"))
+    torch._dynamo.reset()
+    way = torch.compile(lambda labels: labels + int(on_host(labels)), fullgraph=True, backend="eager")
     assert torch.equal(way(labels), labels)
 
 
-# ---- labels that are refused
+def test_shifted_labels_are_those_of_the_next_token():
+    assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [[2, 3, IGNORED], [5, 6, IGNORED]]
 
 
+@every_weighting
+def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(make):
+    """50,304 is beyond what 16 bits hold."""
+    weightings = [make() for _ in range(5)]
+    for weighting in weightings:
+        weighting.set_special_tokens([5, 300])
+    wide, *narrow, strided = weightings
+    for way in WAYS:
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            labels = random_labels(generator, 3, 40, 100)
+            ids = torch.randint(0, 100, (3, 40), generator=generator) if seed else None
+            vocab_size, before = (None, 50_304)[seed % 2], labels.clone()
+            with going(way):
+                expected = wide(labels, vocab_size=vocab_size, document_ids=ids)
+                for dtype, weighting in zip((torch.int8, torch.int16, torch.int32), narrow, strict=True):
+                    narrow_ids = None if ids is None else ids.to(dtype)
+                    weights = weighting(labels.to(dtype), vocab_size=vocab_size, document_ids=narrow_ids)
+                    assert torch.equal(weights, expected)
+                transposed = labels.t().contiguous().t()
+                assert torch.equal(strided(transposed, vocab_size=vocab_size, document_ids=ids), expected)
+            assert torch.equal(labels, before)
+            assert expected.dtype == torch.float32
+            assert torch.equal(expected[labels == IGNORED], torch.zeros(int((labels == IGNORED).sum())))
+            if make is UniformWeighting:
+                assert torch.equal(expected, (labels != IGNORED).float())
+
+
+@every_weighting
+def test_batches_without_positions_or_valid_tokens_change_nothing(make):
+    for way in WAYS:
+        for vocab_size in (None, 20):
+            weighting = make()
+            for seen in (torch.zeros(1, 0, dtype=torch.int64), torch.tensor([[1, 19, 1]])):
+                with going(way):
+                    weighting.train()(seen, vocab_size=vocab_size)
+                    # The first call creates tables, also without a position.
+                    weighting(torch.full((2, 3), IGNORED), vocab_size=vocab_size)
+                    before = state_copy(weighting)
+                    for shape in ((0, 5), (5, 0), (0, 0), (2, 3)):
+                        for training in (True, False):
+                            nothing = torch.full(shape, IGNORED)
+                            ids = torch.zeros_like(nothing) if training else None
+                            weights = weighting.train(training)(nothing, vocab_size=vocab_size, document_ids=ids)
+                            assert torch.equal(weights, torch.zeros(shape))
+                if before:
+                    assert_same_state(weighting, before)
+
+
+# ---- refused
+
+ONE = torch.tensor([[2, 3, 2]])
 REFUSED = {
     **{
-        f"id {bad_id}": (
-            torch.tensor([[1, 2, bad_id, IGNORED]]),
-            10,
-            rf"contain the id {bad_id}, outside the vocabulary of 10; ignored positions are marked by -100$",
-        )
-        for bad_id in (10, 11, 2**31, -1, -99, -101)
+        f"id {bad}": (torch.tensor([[1, 2, bad, IGNORED]]), {"vocab_size": 10}, f"the id {bad}, outside the voc.* 10; ")
+        for bad in (10, 2**31, -1, -99, -101)
     },
-    "negative": (torch.tensor([[1, 2, -7]]), None, "contain the id -7, outside the vocabulary of ids from 0;"),
-    "several": (torch.tensor([[9, -3, 5], [2**40, -7, 1]]), 6, "contain the id -7,"),
-    "1-D": (torch.ones(5, dtype=torch.int64), None, r"labels has shape \(5,\), expected \[b, s\]"),
-    "3-D": (torch.ones(1, 2, 3, dtype=torch.int64), None, r"labels has shape \(1, 2, 3\), expected \[b, s\]"),
+    "negative": (torch.tensor([[1, 2, -7]]), {}, "contain the id -7, outside the vocabulary of ids from 0;.* by -100$"),
+    "several": (torch.tensor([[9, -3, 5], [2**40, -7, 1]]), {"vocab_size": 6}, "contain the id -7,"),
+    "1-D": (torch.ones(5, dtype=torch.int64), {}, r"labels has shape \(5,\), expected \[b, s\]"),
+    "3-D": (torch.ones(1, 2, 3, dtype=torch.int64), {}, r"labels has shape \(1, 2, 3\), expected \[b, s\]"),
+    "document shape": (
+        ONE,
+        {"document_ids": torch.zeros(1, 2).int()},
+        r"document_ids has shape \(1, 2\), expected ",
+    ),
+    "document type": (ONE, {"document_ids": torch.zeros(1, 3)}, r"document_ids are torch\.float32, expected integers"),
     **{
         str(dtype): (
             torch.zeros(1, 2, dtype=dtype),
-            None,
+            {},
             rf"^labels are {dtype}, expected signed integers: convert token ids with labels\.long\(\)$",
         )
         for dtype in NO_LABEL_TYPES
@@ -86,122 +135,104 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", REFUSED)
-def test_labels_that_are_none_are_an_error_that_names_them(name, training):
-    labels, vocab_size, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        TFIDFWeighting().train(training)(labels, vocab_size=vocab_size)
-
-
-@pytest.mark.parametrize("make", REFUSING)
-@pytest.mark.parametrize("name", ["id 10", "1-D", "torch.uint8"])
-def test_every_weighting_refuses_them(make, name):
-    labels, vocab_size, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        make()(labels, vocab_size=vocab_size)
-
-
-@pytest.mark.parametrize("make", [TFIDFWeighting, TokenDropWeighting, PowerLawWeighting])
-def test_an_id_outside_the_vocabulary_leaves_the_state_as_it_was(make):
-    weighting = make()
-    weighting(torch.tensor([[1, 2, 3]]), vocab_size=10)
-    before = state_copy(weighting)
-    with pytest.raises(ValueError, match="10"):
-        weighting(torch.tensor([[1, 2, 3, 10]]), vocab_size=10)
-    assert_same_state(weighting, before)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_document_ids_of_another_shape_are_an_error(way):
-    with pytest.raises(ValueError, match="document_ids"):
-        OneWay(way)(torch.ones(2, 3, dtype=torch.int64), document_ids=torch.zeros(2, 2, dtype=torch.int64))
-
-
-def test_a_negative_document_id_is_an_error():
-    with pytest.raises(ValueError, match="document_ids contain -1: they have to be non-negative"):
-        TFIDFWeighting()(torch.tensor([[1, 2]]), document_ids=torch.tensor([[0, -1]]))
-
-
-# ---- types
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("vocab_size", [None, 100, 50_304])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
-def test_labels_of_every_signed_integer_type_weigh_the_same(way, vocab_size, dtype):
-    """50,304 is beyond what 16 bits hold."""
-    narrow, wide = OneWay(way, num_batches=2), OneWay(way, num_batches=2)
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        labels = random_labels(generator, 3, 20, 100)
-        document_ids = torch.randint(0, 100, (3, 20), generator=generator) if seed else None
-        expected = wide(labels, vocab_size=vocab_size, document_ids=document_ids)
-        narrow_ids = None if document_ids is None else document_ids.to(dtype)
-        assert torch.equal(narrow(labels.to(dtype), vocab_size=vocab_size, document_ids=narrow_ids), expected)
-        assert int(narrow.window.num_documents) == int(wide.window.num_documents)
-        assert (expected == 0).any()
-
-
-@pytest.mark.parametrize("make", [make for make in WEIGHTINGS if make is not TFIDFWeighting])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
-def test_the_other_weightings_take_labels_of_every_signed_integer_type_too(make, dtype):
-    narrow, wide = make(), make()
-    for weighting in (narrow, wide):
-        weighting.set_special_tokens([5, 300])
-    for seed in range(3):
-        labels = random_labels(torch.Generator().manual_seed(seed), 3, 40, 100)
-        expected = wide(labels, vocab_size=50_304)
-        assert torch.equal(narrow(labels.to(dtype), vocab_size=50_304), expected)
-
-
-# ---- sizes
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
-@pytest.mark.parametrize("vocab_size", [None, 20])
-@pytest.mark.parametrize("documents", [False, True])
-def test_labels_of_no_row_or_no_position_change_nothing(way, training, shape, vocab_size, documents):
-    nothing = torch.zeros(shape, dtype=torch.int64)
-    weighting = OneWay(way, num_batches=2)
-    for seen in [None, *random_stream(seed=1, num_batches=2, max_rows=3, max_length=9, vocab_size=20)]:
-        if seen is not None:
-            weighting(seen, vocab_size=vocab_size)
-        before = state_copy(weighting.weighting)
-        document_ids = nothing if documents else None
-        weights = weighting(nothing, training=training, vocab_size=vocab_size, document_ids=document_ids)
-        assert weights.shape == shape
-        assert weights.dtype == torch.float32
-        assert_same_state(weighting.weighting, before)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
-@pytest.mark.parametrize("vocab_size", [None, 20])
-@pytest.mark.parametrize("make", [make for make in WEIGHTINGS if make is not TFIDFWeighting])
-def test_the_other_weightings_give_no_position_no_weight_and_learn_nothing(make, training, shape, vocab_size):
-    nothing = torch.zeros(shape, dtype=torch.int64)
-    weighting = make()
-    for seen in (None, torch.tensor([[1, 19]])):
-        if seen is not None:
-            weighting.train()(seen, vocab_size=vocab_size)
-        before = {name: tensor.tolist() for name, tensor in weighting.state_dict().items()}
-        weights = weighting.train(training)(nothing, vocab_size=vocab_size, document_ids=nothing)
-        assert weights.shape == shape
-        assert weights.dtype == torch.float32
-        assert {name: tensor.tolist() for name, tensor in weighting.state_dict().items()} == before
+def test_bad_input_is_refused_and_leaves_the_state(name):
+    """MiLe and focal weights check the labels before they ask for predictions."""
+    labels, arguments, message = REFUSED[name]
+    for make in (*WEIGHTINGS, MiLeWeighting, FocalWeighting):
+        weighting = make()
+        if not weighting.needs_predictions:
+            weighting(torch.tensor([[1, 2, 3]]), vocab_size=10)
+        before = state_copy(weighting)
+        for training in (True, False):
+            with pytest.raises(ValueError, match=message):
+                weighting.train(training)(labels, **arguments)
+        if before:
+            assert_same_state(weighting, before)
 
 
 @pytest.mark.parametrize("vocab_size", [32_000, None])
-def test_document_ids_whose_pair_with_a_token_is_no_int64_are_an_error(vocab_size):
-    labels, limit = torch.tensor([[2, 3, 2]]), 2**63 // (vocab_size or 2**32)
-    TFIDFWeighting()(labels, vocab_size=vocab_size, document_ids=torch.full_like(labels, limit - 1))
-    with pytest.raises(ValueError, match=f"document_ids contain {limit}.*below {limit}"):
-        TFIDFWeighting()(labels, vocab_size=vocab_size, document_ids=torch.full_like(labels, limit))
+def test_document_ids_whose_pair_with_a_token_is_not_an_int64_are_refused(vocab_size):
+    limit = 2**63 // (vocab_size or 2**32)
+    for sync, most in ((False, limit), (True, min(limit, 2**31 - 1))):
+        weighting = TFIDFWeighting(sync=sync)
+        weighting(ONE, vocab_size=vocab_size, document_ids=torch.full_like(ONE, most - 1))
+        for bad in (most, -1):
+            with pytest.raises(ValueError, match=f"document_ids contain {bad}: .* non-negative and below {most}"):
+                weighting(ONE, vocab_size=vocab_size, document_ids=torch.full_like(ONE, bad))
 
 
-def test_document_ids_that_are_no_integers_are_an_error():
-    with pytest.raises(ValueError, match=r"document_ids are torch\.float32"):
-        TFIDFWeighting()(torch.tensor([[2, 3]]), document_ids=torch.zeros(1, 2))
+NOT_A_WEIGHTING = "it has to be a weighting, in a config a section with `_component_`, for example "
+BAD_ARGUMENTS = [
+    *((DocumentWindow, {"num_batches": n}, f"num_batches is {n}: the window holds at least") for n in (0, 2.5, True)),
+    (TFIDFWeighting, {"num_batches": 0}, "num_batches is 0: .* set it to 1 or more"),
+    (TFIDFWeighting, {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary"),
+    *(
+        (TFIDFWeighting, {"max_weight": cap}, f"max_weight is {cap!r}: .* from 1 to 1e+09 .*null for none")
+        for cap in (0.99, 1e39, math.inf, math.nan, "3")
+    ),
+    (TFIDFWeighting, {"sync": 1}, "sync is 1: set it to true or false"),
+    (TFIDFWeighting, {"normalization": "batch"}, "normalization is 'batch': possible are rank, global"),
+    (TFIDFWeighting, {"normalization": "global", "max_weight": 2.0}, "max_weight is 2.0 and .* set sync to true or "),
+    (GoldfishWeighting, {"strategy": "random"}, "strategy is 'random': possible are hash, static"),
+    (GoldfishWeighting, {"k": 1}, "k is 1: .* set it to 2 to 2147483648"),
+    (GoldfishWeighting, {"k": 2**31 + 1}, "k is 2147483649: .* set it to 2 to 2147483648"),
+    (GoldfishWeighting, {"h": 0}, "h is 0: .* set it to 1 to 1024"),
+    (GoldfishWeighting, {"h": 1025}, "h is 1025: .* set it to 1 to 1024"),
+    *(
+        (TokenDropWeighting, {"p": p}, f"p is {p!r}: it is the share of tokens that is dropped, .* from 0 to 0.99 ")
+        for p in (-0.1, 0.9999, 1, math.nan, "many")
+    ),
+    *(
+        (make, {"gamma": gamma}, f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20 ")
+        for make in (MiLeWeighting, FocalWeighting)
+        for gamma in (-0.5, 20.5, math.inf, "1", True)
+    ),
+    (PowerLawWeighting, {"alpha": -0.5}, "alpha is -0.5: .* set it to a number from 0 to 4 "),
+    (PowerLawWeighting, {"alpha": 4.5}, "alpha is 4.5: .* set it to a number from 0 to 4 "),
+    *(
+        (PowerLawWeighting, {"epsilon": epsilon}, f"epsilon is {epsilon!r}: .* a number from 1e-08 to 1e+06 ")
+        for epsilon in (0, 1e-300, 2e6, math.nan)
+    ),
+    (RepetitionWeighting, {"h": 0}, "h is 0"),
+    (RepetitionWeighting, {"h": 2.5}, "h is 2.5: .* whole number of 1 to 1024"),
+    (RepetitionWeighting, {"alpha": 0.0}, "alpha is 0.0: .* set it to a number above 0, up to 4 "),
+    (RepetitionWeighting, {"alpha": 5}, "alpha is 5: .* set it to a number above 0, up to 4 "),
+    (RepetitionWeighting, {"num_buckets": 0}, "num_buckets is 0"),
+    (RepetitionWeighting, {"num_buckets": 2**31}, "num_buckets is 2147483648: .* set it to 1 to 1073741824"),
+    (RepetitionWeighting, {"num_batches": 0}, "num_batches is 0"),
+    (RepetitionWeighting, {"sync": "yes"}, "sync is 'yes'"),
+    (ProductWeighting, {"first": {"k": 3}, "second": UniformWeighting()}, f"^first is {{'k': 3}}: {NOT_A_WEIGHTING}"),
+    (ProductWeighting, {"first": UniformWeighting(), "second": None}, f"^second is None: {NOT_A_WEIGHTING}"),
+    (ProductWeighting, {"first": torch.nn.ReLU(), "second": 3}, f"^first is a ReLU: {NOT_A_WEIGHTING}"),
+    (lambda tf: term_frequency(ONE, tf), {"tf": "x"}, "tf is 'x': possible are count, log, binary"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), BAD_ARGUMENTS, ids=[case[2][:32] for case in BAD_ARGUMENTS])
+def test_bad_arguments_are_refused(make, arguments, message):
+    with pytest.raises(ValueError, match=message.replace("e+", "e.")):
+        make(**arguments)
+
+
+def test_the_limits_of_the_arguments_are_accepted():
+    assert all(
+        isinstance(weighting, TokenWeighting)
+        for weighting in (
+            *(TFIDFWeighting(num_batches=1, max_weight=cap) for cap in (1, 1e9)),
+            *(GoldfishWeighting(k=k, h=h) for k, h in ((2, 1), (2**31, 1024))),
+            *(TokenDropWeighting(p=p) for p in (0, 0.99)),
+            *(make(gamma=gamma) for make in (MiLeWeighting, FocalWeighting) for gamma in (0, 20)),
+            *(PowerLawWeighting(alpha=alpha, epsilon=epsilon) for alpha, epsilon in ((0, 1e-8), (4, 1e6))),
+            *(RepetitionWeighting(h=h, alpha=4, num_buckets=n) for h, n in ((1, 1), (1024, 2**30))),
+            TFIDFWeighting(normalization="global"),
+            TFIDFWeighting(sync=True, max_weight=2),
+        )
+    )
+
+
+def test_a_tfidf_batch_of_another_vocabulary_leaves_the_window_usable():
+    weighting = OneWay("host")
+    with pytest.raises(ValueError, match="the id 3, outside the vocabulary of 2;"):
+        weighting(ONE, vocab_size=2)
+    assert weighting(ONE, vocab_size=4).all()

@@ -16,8 +16,9 @@ RTOL = 24 * EPS
 STREAM = random_stream(seed=0, num_batches=12, max_rows=4, max_length=50, vocab_size=30)
 
 
-@pytest.mark.parametrize("vocab_size", [None, 30, 500])
-@pytest.mark.parametrize(("alpha", "epsilon"), [(0.5, 1.0), (1.0, 1e-3), (0.25, 30.0), (3.0, 0.5), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("alpha", "epsilon", "vocab_size"), [(0.5, 1.0, None), (1.0, 1e-3, 500), (3.0, 0.5, 30), (0.0, 1.0, 30)]
+)
 def test_the_weights_equal_the_reference_over_several_batches(alpha, epsilon, vocab_size):
     weighting, reference = PowerLawWeighting(alpha=alpha, epsilon=epsilon), ReferencePowerLaw(alpha, epsilon)
     for i, labels in enumerate(STREAM):
@@ -43,17 +44,6 @@ def test_the_vocabulary_may_grow():
         assert_weights_equal_reference(weights, reference(labels.tolist()), RTOL)
 
 
-def test_the_weights_of_a_batch_worked_out_by_hand():
-    weights = PowerLawWeighting(alpha=1.0)(torch.tensor([[5, 5, 5, 2]]))
-    # 1/4, 1/4, 1/4 and 1/2, over their mean of 5/16.
-    torch.testing.assert_close(weights, torch.tensor([[0.8, 0.8, 0.8, 1.6]]), rtol=RTOL, atol=0.0)
-
-
-def test_an_exponent_of_0_gives_weights_of_exactly_1():
-    for labels in STREAM:
-        assert torch.equal(PowerLawWeighting(alpha=0.0)(labels), (labels != IGNORED).float())
-
-
 @pytest.mark.parametrize("vocab_size", [None, 500])
 def test_evaluation_reads_the_counts_and_leaves_them_as_they_are(vocab_size):
     weighting, reference = PowerLawWeighting(), ReferencePowerLaw()
@@ -68,13 +58,7 @@ def test_evaluation_reads_the_counts_and_leaves_them_as_they_are(vocab_size):
             assert_same_state(weighting, before)
 
 
-def test_an_ignored_label_counts_for_no_token():
-    weighting = PowerLawWeighting()
-    weighting(torch.tensor([[IGNORED, IGNORED, 1]]), vocab_size=3)
-    assert weighting.counts.tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("seen_before", [0, 1, 3])
+@pytest.mark.parametrize("seen_before", [0, 3])
 def test_a_saved_state_goes_on_exactly_in_a_module_of_any_length(seen_before):
     undisturbed, loaded = PowerLawWeighting(), PowerLawWeighting()
     for labels in STREAM[:6]:
@@ -104,14 +88,6 @@ def test_a_state_without_the_counts_or_with_something_else_is_an_error():
         PowerLawWeighting().load_state_dict({"counts": torch.zeros(3, dtype=torch.int64), "window": torch.zeros(3)})
 
 
-def test_the_counts_are_saved_under_the_name_of_the_module_that_holds_them():
-    holder, fresh = (torch.nn.ModuleDict({"weighting": PowerLawWeighting()}) for _ in range(2))
-    holder["weighting"](STREAM[0])
-    assert set(holder.state_dict()) == {"weighting.counts"}
-    fresh.load_state_dict(holder.state_dict())
-    assert torch.equal(fresh["weighting"](STREAM[1]), holder["weighting"](STREAM[1]))
-
-
 def test_bfloat16_leaves_the_counts_as_they_are():
     weighting = PowerLawWeighting()
     weighting(torch.ones(1, 1025, dtype=torch.int64))  # bfloat16 holds 1024 and 1032
@@ -125,20 +101,3 @@ def test_at_the_limits_weights_have_mean_1(epsilon, training):
     weighting = PowerLawWeighting(alpha=4, epsilon=epsilon).train(training)
     weights = weighting(torch.zeros(1, 2**20, dtype=torch.int64), vocab_size=2)
     torch.testing.assert_close(weights, torch.ones(1, 2**20), rtol=RTOL, atol=0.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"alpha": -0.5}, "alpha is -0.5: .* set it to a number from 0 to 4 "),
-        ({"alpha": 1e6}, "alpha is 1000000.0: .* set it to a number from 0 to 4 "),
-        ({"epsilon": 0}, "epsilon is 0: .* set it to a number from 1e-08 to 1e.06 "),
-        ({"epsilon": 1e300}, "epsilon is 1e.300: .* set it to a number from 1e-08 to 1e.06 "),
-        ({"epsilon": 1e-300}, "epsilon is 1e-300: .* set it to a number from 1e-08 to 1e.06 "),
-        ({"epsilon": -1.0}, "epsilon is -1.0: "),
-        ({"epsilon": float("nan")}, "epsilon is nan: "),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        PowerLawWeighting(**settings)

@@ -3,16 +3,14 @@
 import pytest
 import torch
 from label_batches import EPS, WEIGHT_RTOL, assert_weights_equal_reference, random_labels, random_stream
-from peer_reference import ReferencePowerLaw, reference_goldfish, reference_product
+from peer_reference import reference_goldfish, reference_product
 from tfidf_reference import IGNORED, ReferenceTFIDF
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
     FocalWeighting,
     GatheredLabels,
     GoldfishWeighting,
     MiLeWeighting,
-    PowerLawWeighting,
     Predictions,
     ProductWeighting,
     RepetitionWeighting,
@@ -47,9 +45,6 @@ class AskedWeighting(TokenWeighting):
         return torch.ones(batch.labels.shape) if self.weights is None else self.weights
 
 
-# ---- the numbers
-
-
 @pytest.mark.parametrize("swapped", [False, True])
 def test_goldfish_times_tfidf_equals_the_references_over_several_batches(swapped):
     factors = [GoldfishWeighting(k=2, h=1), TFIDFWeighting(num_batches=3, tf="log")]
@@ -68,26 +63,6 @@ def test_goldfish_times_tfidf_equals_the_references_over_several_batches(swapped
     assert num_hidden > 20
 
 
-def test_a_product_of_products_equals_that_of_all_factors():
-    weighting = ProductWeighting(
-        ProductWeighting(GoldfishWeighting(k=2, h=1), TFIDFWeighting(num_batches=2)), PowerLawWeighting(alpha=1.0)
-    )
-    tfidf, power_law = ReferenceTFIDF(2), ReferencePowerLaw(alpha=1.0)
-    for labels in STREAM:
-        tokens = labels.tolist()
-        kept = reference_goldfish(tokens, k=2, h=1)
-        expected = reference_product(reference_product(kept, tfidf(tokens), tokens), power_law(tokens), tokens)
-        assert_weights_equal_reference(weighting(labels), expected, RTOL + WEIGHT_RTOL + 18 * EPS)
-
-
-@pytest.mark.parametrize("uniform_first", [False, True])
-def test_times_1_changes_nothing(uniform_first):
-    factors = [TFIDFWeighting(), UniformWeighting()]
-    weighting, alone = ProductWeighting(*(factors[::-1] if uniform_first else factors)), TFIDFWeighting()
-    for labels in STREAM:
-        torch.testing.assert_close(weighting(labels), alone(labels), rtol=18 * EPS, atol=0.0)
-
-
 def test_factors_that_hide_everything_between_them_give_weights_of_0():
     labels = torch.tensor([[1, 1, 1, 1]])
     halves = torch.tensor([[2.0, 0.0, 2.0, 0.0]])
@@ -101,37 +76,14 @@ def test_the_mean_is_1_where_the_factors_have_another_and_ignored_positions_weig
     torch.testing.assert_close(weighting(labels), torch.tensor([[4 / 3, 2 / 3, 0.0]]), rtol=4 * EPS, atol=0.0)
 
 
-# ---- predictions
+def test_it_needs_predictions_if_a_factor_does():
+    for first, second in ((MiLeWeighting, UniformWeighting), (UniformWeighting, FocalWeighting)):
+        assert ProductWeighting(first(), second()).needs_predictions
+        assert ProductWeighting(UniformWeighting(), ProductWeighting(first(), second())).needs_predictions
+    assert not ProductWeighting(GoldfishWeighting(), TFIDFWeighting()).needs_predictions
 
 
-@pytest.mark.parametrize(
-    ("factors", "expected"),
-    [
-        ((MiLeWeighting, UniformWeighting), True),
-        ((UniformWeighting, FocalWeighting), True),
-        ((GoldfishWeighting, TFIDFWeighting), False),
-    ],
-)
-def test_it_needs_predictions_if_a_factor_does(factors, expected):
-    first, second = (factor() for factor in factors)
-    assert ProductWeighting(first, second).needs_predictions == expected
-    assert ProductWeighting(UniformWeighting(), ProductWeighting(first, second)).needs_predictions == expected
-
-
-def test_predictions_reach_both_factors():
-    generator = torch.Generator().manual_seed(0)
-    labels = random_labels(generator, 2, 30, 9)
-    predictions = Predictions(-torch.rand(2, 30, generator=generator), torch.rand(2, 30, generator=generator))
-    weights = ProductWeighting(MiLeWeighting(), FocalWeighting())(labels, predictions=predictions)
-    factors = [make()(labels, predictions=predictions).tolist() for make in (MiLeWeighting, FocalWeighting)]
-    assert_weights_equal_reference(weights, reference_product(*factors, labels.tolist()), 18 * EPS)
-
-
-# ---- what is handed on
-
-
-@pytest.mark.parametrize("sync", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("sync", "training"), [((False, True), True), ((True, False), True), ((True, True), False)])
 def test_the_whole_batch_reaches_both_factors_and_labels_of_all_ranks_those_that_share(sync, training):
     factors = [AskedWeighting(sync=shares) for shares in sync]
     product = ProductWeighting(*factors).train(training)
@@ -156,60 +108,6 @@ def test_special_tokens_reach_both_factors_even_from_an_iterator():
     weights = weighting(labels)
     assert (weights[labels == 0] > 0).all()
     assert (weights[labels == 1] == 0).any()
-
-
-# ---- state and modes
-
-
-def make_learning():
-    return ProductWeighting(
-        ProductWeighting(TFIDFWeighting(num_batches=3), TokenDropWeighting(p=0.5)), PowerLawWeighting()
-    )
-
-
-def test_the_state_is_that_of_the_factors_and_goes_on_exactly():
-    undisturbed = make_learning()
-    for labels in STREAM[:5]:
-        undisturbed(labels)
-    state = state_copy(undisturbed)
-    assert {name.rpartition(".")[0] for name in state} == {"first.first.window", "first.second", "second"}
-    loaded = make_learning()
-    loaded.load_state_dict(state)
-    for labels in STREAM[5:]:
-        assert torch.equal(loaded(labels), undisturbed(labels))
-    assert_same_state(loaded, state_copy(undisturbed))
-
-
-def test_evaluation_reaches_both_factors_and_leaves_the_state():
-    weighting, undisturbed = make_learning(), make_learning()
-    for labels in STREAM:
-        assert torch.equal(weighting.train()(labels), undisturbed(labels))
-        before = state_copy(weighting)
-        weights = weighting.eval()(labels)
-        assert (weights[labels != IGNORED] > 0).all()  # nothing is dropped
-        assert_same_state(weighting, before)
-
-
-# ---- arguments
-
-
-@pytest.mark.parametrize(
-    ("factor", "shown"),
-    [
-        (3, "3"),
-        (None, "None"),
-        ("tfidf_tune.weighting.GoldfishWeighting", "'tfidf_tune.weighting.GoldfishWeighting'"),
-        ({"k": 3}, "{'k': 3}"),
-        (GoldfishWeighting, "<class .*GoldfishWeighting'>"),
-        (torch.nn.Sequential(torch.nn.ReLU()), "a Sequential"),
-    ],
-)
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_a_factor_that_is_no_weighting_is_refused(name, factor, shown):
-    factors = {"first": UniformWeighting(), "second": UniformWeighting(), name: factor}
-    message = f"^{name} is {shown}: it has to be a weighting, in a config a section with `_component_`, for example "
-    with pytest.raises(ValueError, match=message):
-        ProductWeighting(**factors)
 
 
 def test_what_a_factor_without_unit_mean_holds_back_stays_held_back():

@@ -29,30 +29,13 @@ def test_each_form_of_term_frequency_is_its_formula(form, expected):
 # ---- idf
 
 
-@pytest.mark.parametrize("num_documents", [1, 2, 64, 1000, 100_000])
-def test_idf_is_the_smoothed_formula(num_documents):
-    found = sorted({0, 1, num_documents // 2, num_documents - 1, num_documents})
-    idf = inverse_document_frequency(torch.tensor(found), torch.tensor(num_documents))
-    expected = torch.tensor([math.log((1 + num_documents) / (1 + df)) + 1 for df in found])
-    # The logarithm rounds once, its argument before it (an absolute error of eps), the sum after it; idf >= 1.
-    torch.testing.assert_close(idf, expected, rtol=3 * EPS, atol=0.0)
-
-
-def test_idf_is_1_for_a_token_of_every_document_and_before_anything_is_counted():
-    every = inverse_document_frequency(torch.tensor([0, 7]), torch.tensor(0))
-    assert every[0].item() == 1.0
-    assert inverse_document_frequency(torch.tensor(7), torch.tensor(7)).item() == 1.0
-
-
-def test_idf_falls_with_the_document_frequency():
-    idf = inverse_document_frequency(torch.arange(65), torch.tensor(64))
-    assert (idf.diff() < 0).all()
-
-
-def test_idf_is_float32_of_the_shape_of_the_document_frequencies():
-    idf = inverse_document_frequency(torch.ones(2, 3, dtype=torch.int32), torch.tensor(4))
-    assert idf.dtype == torch.float32
-    assert idf.shape == (2, 3)
+def test_idf_is_the_smoothed_formula():
+    for num_documents in (0, 1, 2, 64, 100_000):
+        found = sorted({0, 1, num_documents // 2, num_documents})[: num_documents + 1]
+        idf = inverse_document_frequency(torch.tensor(found), torch.tensor(num_documents))
+        expected = torch.tensor([math.log((1 + num_documents) / (1 + df)) + 1 for df in found])
+        # The logarithm rounds once, its argument before it (an absolute error of eps), the sum after it; idf >= 1.
+        torch.testing.assert_close(idf, expected, rtol=3 * EPS, atol=0.0)
 
 
 # ---- unit mean
@@ -71,11 +54,10 @@ def reference_of(raw, valid, cap):
 
 
 # 3 is near the largest weight without a cap; at 1.01 nearly all weights are capped.
-@pytest.mark.parametrize("cap", [None, 1.0, 1.01, 1.2, 1.5, 2.0, 3.0, 1e6])
-@pytest.mark.parametrize("seed", range(4))
-def test_unit_mean_equals_the_reference(cap, seed):
-    raw, valid = raw_weights(seed)
-    weights = unit_mean(raw, valid, cap)
+@pytest.mark.parametrize("cap", [None, 1.0, 1.01, 1.5, 3.0, 1e6])
+def test_unit_mean_equals_the_reference(cap):
+    raw, valid = raw_weights(int(10 * (cap or 0)) % 97)
+    weights = unit_mean(torch.where(valid, raw, 1e6), valid, cap)  # only valid positions count
     expected = reference_of(raw, valid, cap)
     rtol = WEIGHT_RTOL
     if cap is not None:
@@ -86,22 +68,15 @@ def test_unit_mean_equals_the_reference(cap, seed):
     torch.testing.assert_close(weights, expected, rtol=rtol, atol=0.0)
 
 
-def test_unit_mean_looks_at_valid_positions_only():
-    raw, valid = raw_weights(9)
-    rubbish = torch.where(valid, raw, 1e6)
-    for cap in (None, 1.5):
-        assert torch.equal(unit_mean(rubbish, valid, cap), unit_mean(raw, valid, cap))
-
-
-@pytest.mark.parametrize("cap", [None, 1.0, 2.0])
+@pytest.mark.parametrize("cap", [None, 2.0])
 def test_unit_mean_of_nothing_valid_is_0(cap):
     weights = unit_mean(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool), cap)
     assert torch.equal(weights, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("smallest", [0.0, 1e-45, 1e-42, 1e-38, 1e-32])
+@pytest.mark.parametrize("smallest", [0.0, 1e-45, 1e-38, 1e-32])
 def test_raw_weights_too_small_for_a_mean_stay_finite_and_those_of_0_stay_0(smallest):
-    """Their number over their sum would be infinite, and 0 times that is no number."""
+    """Their number over their sum would be infinite, and 0 times that is NaN."""
     raw = torch.tensor([[0.0, smallest, 0.0, smallest]])
     weights = unit_mean(raw, torch.tensor([[True, True, True, False]]))
     assert torch.isfinite(weights).all()
@@ -114,18 +89,11 @@ def test_raw_weights_of_0_beside_others_leave_the_mean_at_1():
     torch.testing.assert_close(weights, torch.tensor([[0.0, 3.0, 0.0, 1.0]]), rtol=4 * EPS, atol=0.0)
 
 
-@pytest.mark.parametrize("cap", [None, 1.0, 2.0])
+@pytest.mark.parametrize("cap", [None, 1.0])
 def test_a_single_valid_token_weighs_1(cap):
     weights = unit_mean(torch.tensor([[3.7, 1.0]]), torch.tensor([[True, False]]), cap)
     # A reciprocal and a product, each rounded once.
     torch.testing.assert_close(weights, torch.tensor([[1.0, 0.0]]), rtol=EPS, atol=0.0)
-
-
-def test_unit_mean_does_not_depend_on_the_scale_of_the_raw_weights():
-    raw, valid = raw_weights(10)
-    for cap in (None, 1.5):
-        weights = unit_mean(raw * 1024, valid, cap)  # a power of two: no rounding
-        assert torch.equal(weights, unit_mean(raw, valid, cap))
 
 
 def test_equal_weights_at_the_edge_of_the_cap_stay_equal():
@@ -133,8 +101,3 @@ def test_equal_weights_at_the_edge_of_the_cap_stay_equal():
     weights = unit_mean(raw, torch.ones(1, 8, dtype=torch.bool), 1.5)
     # Three tokens at 1.5 leave 8 - 4.5 for five equal ones.
     torch.testing.assert_close(weights, torch.tensor([[1.5] * 3 + [0.7] * 5]), rtol=4 * EPS, atol=0.0)
-
-
-def test_an_unknown_form_of_term_frequency_is_an_error():
-    with pytest.raises(ValueError, match="tf is 'sublinear': possible are count, log, binary"):
-        term_frequency(torch.ones(1, dtype=torch.long), "sublinear")

@@ -11,8 +11,6 @@ from tfidf_tune.weighting._formula import Terms, distinct_terms_on_device
 
 TOP, BOTTOM = 2**63 - 1, -(2**63)
 
-both_ways = pytest.mark.parametrize("find", [distinct_terms, distinct_terms_on_device])
-
 
 def assert_terms_of_each_row(terms, keys):
     """Every position leads to a term of its own row, which has the key found there and its count in the row."""
@@ -29,88 +27,40 @@ def assert_terms_of_each_row(terms, keys):
     assert len(set().union(*of_rows)) == sum(map(len, of_rows)), "no two rows share a term"
 
 
-def num_terms(keys):
-    return sum(len(set(row)) for row in keys.tolist())
-
-
 def keys_of_shape(rows, length, num_keys=40):
     return random_labels(torch.Generator().manual_seed(length), rows, length, num_keys)
 
 
-shapes = pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 1), (1, 17), (4, 50), (2, 4096), (300, 2)])
-
-
-@both_ways
-@shapes
-def test_the_terms_of_each_row_equal_a_counter(find, rows, length):
-    keys = keys_of_shape(rows, length)
-    assert_terms_of_each_row(find(keys), keys)
-
-
-@shapes
-def test_on_a_cpu_there_are_as_many_terms_as_distinct_keys(rows, length):
-    keys = keys_of_shape(rows, length)
-    terms = distinct_terms(keys)
-    assert terms.keys.shape == terms.counts.shape == (num_terms(keys),)
-    assert int(terms.counts.sum()) == keys.numel()
-
-
-@shapes
-def test_with_fixed_shapes_the_room_left_counts_nothing(rows, length):
-    keys = keys_of_shape(rows, length)
-    terms = distinct_terms_on_device(keys)
-    assert terms.keys.shape == terms.counts.shape == (rows * length,)
-    left = num_terms(keys)
-    assert (terms.counts[:left] > 0).all()
-    assert (terms.counts[left:] == 0).all()
-    assert (terms.keys[left:] == -1).all()
-
-
-@both_ways
-@pytest.mark.parametrize(
-    "rows",
-    [
+def cases():
+    yield from (keys_of_shape(*shape) for shape in [(1, 1), (3, 1), (1, 17), (4, 50), (2, 4096), (300, 2)])
+    for rows in (
         [[1, 5], [5, 5], [5, 9]],  # the last key of a row in sorted order is the first of the next
         [[7, 7, 7], [7, 7, 7]],
-        [[9, 1], [1, 9], [9, 1]],
-        [[3], [3], [3]],
         [[-1, -1, 4], [-1, 4, 4], [-1, -1, -1]],
-    ],
-)
-def test_the_keys_of_one_row_do_not_run_into_the_next(find, rows):
-    keys = torch.tensor(rows)
-    assert_terms_of_each_row(find(keys), keys)
-
-
-@both_ways
-def test_keys_may_be_as_large_as_int64_holds(find):
-    keys = torch.tensor([[TOP, TOP - 1, TOP, BOTTOM], [BOTTOM, BOTTOM + 1, TOP - 1, BOTTOM]])
-    assert_terms_of_each_row(find(keys), keys)
-
-
-@both_ways
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
-def test_narrow_keys_stay_narrow(find, dtype):
-    keys = keys_of_shape(4, 50).to(dtype)
-    keys[0, :3] = torch.tensor([torch.iinfo(dtype).max, torch.iinfo(dtype).min, torch.iinfo(dtype).max])
-    assert_terms_of_each_row(find(keys), keys)
-
-
-@both_ways
-def test_keys_need_not_be_contiguous(find):
+        [[TOP, TOP - 1, TOP, BOTTOM], [BOTTOM, BOTTOM + 1, TOP - 1, BOTTOM]],
+    ):
+        yield torch.tensor(rows)
     keys = keys_of_shape(4, 50)
-    for strided in (keys.t(), keys[:, ::3], keys[::2], keys[:1].expand(3, 50)):
-        assert_terms_of_each_row(find(strided), strided)
-    assert not keys.t().is_contiguous()
+    yield from (keys.t(), keys[:, ::3], keys[::2], keys[:1].expand(3, 50))  # not contiguous
+    for dtype in (torch.int16, torch.int32):
+        narrow = keys.to(dtype)
+        narrow[0, :3] = torch.tensor([torch.iinfo(dtype).max, torch.iinfo(dtype).min, torch.iinfo(dtype).max])
+        yield narrow
 
 
-@both_ways
-def test_the_keys_are_left_as_they_are(find):
-    keys = keys_of_shape(4, 50)
-    before = keys.clone()
-    terms = find(keys)
-    terms.keys.fill_(0)
-    assert torch.equal(keys, before)
+@pytest.mark.parametrize("find", [distinct_terms, distinct_terms_on_device])
+def test_the_terms_of_each_row_equal_a_counter(find):
+    for keys in cases():
+        before, num_terms = keys.clone(), sum(len(set(row)) for row in keys.tolist())
+        terms = find(keys)
+        assert_terms_of_each_row(terms, keys)
+        on_host = find is distinct_terms
+        assert terms.keys.shape == terms.counts.shape == (num_terms if on_host else keys.numel(),)
+        assert int(terms.counts.sum()) == keys.numel()
+        assert (terms.counts[num_terms:] == 0).all()
+        assert (terms.keys[num_terms:] == -1).all()
+        terms.keys.fill_(0)
+        assert torch.equal(keys, before)
 
 
 def test_what_a_gpu_would_find_has_its_shapes_without_a_look_at_the_values():
