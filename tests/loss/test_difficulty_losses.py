@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from difficulty_reference import assert_within, logit_error_of, truth_of_difficulty
 from head_reference import random_head
-from label_batches import EPS
 from loss_reference import (
     GRADIENT_TOL,
     LOSS_RTOL,
@@ -19,7 +18,6 @@ from loss_reference import (
 from tfidf_reference import IGNORED
 
 from tfidf_tune.loss import (
-    CrossEntropyLoss,
     HeadInput,
     WeightedCrossEntropyLoss,
     token_predictions,
@@ -66,15 +64,6 @@ def test_the_loss_and_its_gradient_equal_the_reference(kind, gamma, num_chunks):
         assert_loss_and_gradient(loss, gradient, logits, labels, kind, gamma)
 
 
-@every_kind
-def test_an_exponent_of_0_is_plain_cross_entropy_to_the_bit(kind):
-    logits, labels = random_batch(3)
-    loss, gradient = loss_and_gradient(KINDS[kind](gamma=0.0), logits, labels, num_chunks=8)
-    expected, expected_gradient = loss_and_gradient(CrossEntropyLoss(), logits, labels, num_chunks=8)
-    assert torch.equal(loss, expected)
-    assert torch.equal(gradient, expected_gradient)
-
-
 # ---- hidden states and head
 
 
@@ -112,13 +101,6 @@ def terms_and_gradients(loss_function, head, labels):
     return terms._replace(loss=terms.loss.detach()), torch.autograd.grad(terms.loss, inputs)
 
 
-@every_kind
-def test_bfloat16_logits_are_turned_to_float32_before_anything_else(kind):
-    logits, labels = random_batch(5, dtype=torch.bfloat16)
-    weights = KINDS[kind]().terms(logits, labels).weights
-    assert torch.equal(weights, KINDS[kind]().terms(logits.float(), labels).weights)
-
-
 # ---- extremes
 
 
@@ -142,15 +124,6 @@ def test_a_model_that_is_certain_gives_no_nan(kind):
             assert not terms.weights.any()
             assert not loss
             assert not gradient.any()
-
-
-@every_kind
-def test_a_model_that_knows_nothing_weighs_every_token_alike(kind):
-    vocab_size = 1000
-    logits, labels = torch.zeros(2, 5, vocab_size), torch.arange(10).view(2, 5)
-    terms = KINDS[kind](gamma=3.0).terms(logits, labels)
-    torch.testing.assert_close(terms.weights, torch.ones(2, 5), rtol=18 * EPS, atol=0.0)
-    assert float(terms.loss) == pytest.approx(math.log(vocab_size), rel=LOSS_RTOL)
 
 
 @every_kind

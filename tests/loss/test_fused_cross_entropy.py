@@ -13,7 +13,6 @@ from head_reference import (
     truth_of,
     values_of,
 )
-from label_batches import EPS
 from loss_reference import LOSS_RTOL, GivenWeighting
 from tfidf_reference import IGNORED, ReferenceTFIDF
 
@@ -74,14 +73,6 @@ def test_vocabularies_may_be_small_and_labels_narrow_and_tensors_strided():
         assert_equal_truth(values_of(fused_cross_entropy, strided, wanted=()), strided)
 
 
-@pytest.mark.parametrize("head", ["fused", "torch"])
-def test_rows_of_a_batch_are_taken_one_after_the_other(head):
-    batch = random_head(700, rows=7)
-    values = values_of(objective(head), batch)
-    assert values.losses.shape == (7, 100)
-    assert_equal_truth(values, batch)
-
-
 @pytest.mark.parametrize(("head", "upstream"), [("fused", 3.7), ("fused", -0.25), ("torch", 2.0**16)])
 def test_an_upstream_gradient_scales_the_gradients(head, upstream):
     batch = random_head(600)
@@ -122,17 +113,6 @@ def test_a_loss_that_wants_chunks_takes_a_head_all_the_same():
 
 
 # ---- ignored tokens
-
-
-@pytest.mark.parametrize("head", ["fused", "torch"])
-def test_rows_without_a_valid_token_have_no_loss_and_no_gradient(head):
-    batch = random_head(800, rows=4)
-    batch.labels[1:3] = IGNORED
-    batch.coefficients[1:3] = 0
-    values = values_of(objective(head), batch)
-    assert_equal_truth(values, batch)
-    assert not values.losses[1:3].any()
-    assert not values.hidden[1:3].any()
 
 
 @pytest.mark.parametrize(("head", "dtype"), [("fused", torch.float16), ("torch", torch.bfloat16)])
@@ -201,24 +181,6 @@ def test_a_gradient_of_the_gradient_is_an_error():
         gradient.sum().backward()
 
 
-def test_gradients_of_several_batches_add_up():
-    """Each of another size and with an upstream gradient of its own, as in gradient accumulation."""
-    _, weight, bias = (tensor.clone().requires_grad_() for tensor in random_head(1).head)
-    summed, bounds = {"weight": 0.0, "bias": 0.0}, {"weight": 0.0, "bias": 0.0}
-    for seed, (num_tokens, upstream) in enumerate([(300, 1.0), (40, 0.25), (600, 3.0), (300, 1.0)]):
-        batch = random_head(num_tokens, seed=seed)
-        batch = batch._replace(head=HeadInput(batch.head.hidden, weight, bias))
-        total, _ = fused_cross_entropy(*batch)
-        (total * upstream).backward()
-        batch = batch._replace(head=HeadInput(batch.head.hidden, weight.detach(), bias.detach()))
-        truth, tolerance = truth_of(batch, upstream), tolerances(batch, upstream)
-        for name, parameter in (("weight", weight), ("bias", bias)):
-            summed[name] = summed[name] + getattr(truth, name)
-            # beside that of each gradient, what adding it rounds
-            bounds[name] = bounds[name] + getattr(tolerance, name) + EPS * summed[name].abs()
-            assert float(((parameter.grad - summed[name]).abs() - bounds[name]).max()) <= 0
-
-
 # ---- the ends of the number range
 
 
@@ -242,22 +204,6 @@ def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype):
     truth = truth_of(batch)
     torch.testing.assert_close(values.hidden.double(), truth.hidden, rtol=0.0, atol=8192 * math.exp(-64))
     torch.testing.assert_close(values.weight.double(), truth.weight, rtol=0.0, atol=math.exp(-64))
-
-
-@pytest.mark.parametrize("distance", [20.0, 69.0, 150.0])
-def test_confident_predictions_right_and_wrong_keep_their_losses(distance):
-    """A label's probability of 2e-9, 1e-30 and one that no float32 holds; the loss is its distance all the same."""
-    weight = torch.zeros(5, 1)
-    weight[2] = distance
-    batch = random_head(2)._replace(
-        head=HeadInput(torch.ones(1, 2, 1), weight, None),
-        labels=torch.tensor([[2, 4]]),
-        coefficients=torch.tensor([[0.5, 0.5]]),
-    )
-    values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
-    torch.testing.assert_close(values.losses.double(), truth.losses, rtol=EPS, atol=EPS)
-    assert values.losses[0, 1] == distance
-    torch.testing.assert_close(values.weight.double(), truth.weight, rtol=4 * EPS, atol=EPS)
 
 
 def test_what_is_not_finite_makes_the_loss_nan_unless_it_is_ignored():

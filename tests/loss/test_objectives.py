@@ -83,13 +83,6 @@ def test_a_config_builds_it_with_its_arguments(name):
             assert getattr(loss.weighting, argument) == value
 
 
-def test_factors_may_be_of_one_kind_and_in_any_order():
-    made = built(weighted("Product", first=PRODUCT, second=TFIDF)).weighting
-    assert (made.first.first.k, type(made.first.second)) == (2, TFIDFWeighting)
-    made = built(weighted("Product", second=GOLDFISH, first=GOLDFISH | {"seed": 1})).weighting
-    assert (made.first.seed, made.second.seed) == (1, 0)
-
-
 def test_a_config_sets_how_the_loss_is_computed():
     for name in ("CE", "TF-IDF", "Product"):
         loss = built(name, num_output_chunks=3, head="fused", accumulate_in_fp32=True)
@@ -137,17 +130,6 @@ def test_a_weighting_is_chosen_on_the_command_line(short):
     assert type(made) is WeightedCrossEntropyLoss
     assert type(made.weighting) is GoldfishWeighting
     assert made.weighting.k == 3
-
-
-def test_factors_are_chosen_on_the_command_line():
-    made = overridden(
-        "loss=tfidf_tune.loss.WeightedCrossEntropyLoss",
-        "loss.weighting=tfidf_tune.weighting.ProductWeighting",
-        "loss.weighting.first=tfidf_tune.weighting.GoldfishWeighting",
-        "loss.weighting.first.h=5",
-        "loss.weighting.second=tfidf_tune.weighting.TFIDFWeighting",
-    )
-    assert (made.weighting.first.h, type(made.weighting.second)) == (5, TFIDFWeighting)
 
 
 def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
@@ -332,12 +314,3 @@ def test_evaluation_of_one_that_hides_tokens_is_plain_cross_entropy(name):
     terms = loss.eval().terms(logits, labels)
     hides = name in ("CE", "Uniform", "Goldfish", "Token drop")
     assert torch.equal(terms.weights, (labels != IGNORED).float()) == hides
-
-
-def test_a_product_gets_predictions_where_a_factor_needs_them():
-    logits, labels = random_batch(1)
-    mile = weighting("MiLe", gamma=2.0)
-    product = built(weighted("Product", first=weighting("Uniform"), second=mile))
-    weights = product.terms(logits, labels).weights
-    expected = built(weighted(mile)).terms(logits, labels).weights
-    torch.testing.assert_close(weights, expected, rtol=18 * EPS, atol=0.0)

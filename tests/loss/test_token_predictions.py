@@ -86,15 +86,6 @@ def test_a_distribution_with_one_outcome_has_an_entropy_of_0_and_no_nan():
     assert log_probability.tolist() == [[0.0, -math.inf, 0.0]]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 50_000])
-def test_a_uniform_distribution_has_the_largest_entropy(vocab_size):
-    log_probability, entropy = token_predictions([torch.full((1, 2, vocab_size), 3.0)], torch.zeros(1, 2).long())
-    expected = torch.full((1, 2), math.log(vocab_size))
-    # The sum over the vocabulary in blocks of less than 2**9 terms rounds 9 times in each and 8 over all.
-    torch.testing.assert_close(entropy, expected, rtol=24 * EPS, atol=EPS)
-    torch.testing.assert_close(-log_probability, expected, rtol=24 * EPS, atol=EPS)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_stands_at_an_ignored_position_does_not_count(value):
     logits, labels = random_batch(3)
@@ -104,10 +95,3 @@ def test_what_stands_at_an_ignored_position_does_not_count(value):
     for part, other in zip(predictions, expected, strict=True):
         assert torch.equal(part, other)
         assert not part[labels == IGNORED].any()
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
-def test_of_no_position_nothing_is_predicted(shape):
-    labels = torch.zeros(shape, dtype=torch.int64)
-    for given in ([torch.zeros(*shape, 7)], HeadInput(torch.zeros(*shape, 4), torch.zeros(7, 4))):
-        assert all(part.shape == shape for part in token_predictions(given, labels))

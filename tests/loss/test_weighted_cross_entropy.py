@@ -17,7 +17,6 @@ from loss_reference import (
     reference_loss,
 )
 from tfidf_reference import IGNORED, ReferenceTFIDF
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.loss import (
     CrossEntropyLoss,
@@ -162,22 +161,6 @@ def test_on_bfloat16_logits_the_tfidf_loss_is_no_further_from_the_truth_than_fp3
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=2**-8 + LOSS_RTOL, atol=LOSS_RTOL * share)
 
 
-# ---- training, evaluation
-
-
-def test_eval_of_the_loss_reads_the_window_and_leaves_it_as_it_was():
-    reference, loss_function = ReferenceTFIDF(2), TFIDFCrossEntropyLoss(num_batches=2)
-    logits, labels = random_batch(17)
-    loss_function(logits, labels)
-    reference(labels.tolist())
-    before = state_copy(loss_function)
-    assert before
-    logits, labels = random_batch(18, rows=4, length=40)
-    expected, _ = reference_loss(logits, labels, reference(labels.tolist(), training=False))
-    assert_loss_equals_reference(loss_function.eval()(logits, labels), expected)
-    assert_same_state(loss_function, before)
-
-
 # ---- terms
 
 
@@ -199,13 +182,6 @@ def test_terms_hold_the_weights_and_the_loss():
     assert torch.equal(terms.weights, TFIDFWeighting(num_batches=4)(labels, vocab_size=50))
     assert torch.equal(terms.loss, TFIDFCrossEntropyLoss(num_batches=4)(logits, labels))
     assert_weights_equal_reference(terms.weights, ReferenceTFIDF(4)(labels.tolist()))
-
-
-def test_the_terms_of_a_batch_without_a_valid_token_are_0():
-    logits, labels = random_batch(21)
-    terms = TFIDFCrossEntropyLoss().terms(logits, torch.full_like(labels, IGNORED))
-    assert terms.loss.item() == terms.cross_entropy.item() == 0.0
-    assert not terms.weights.any()
 
 
 # ---- arguments

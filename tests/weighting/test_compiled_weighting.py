@@ -71,21 +71,10 @@ def test_once_the_tables_are_laid_out_one_graph_serves_every_batch(training, doc
     assert num_graphs() == 1
 
 
-@pytest.mark.parametrize(("training", "documents"), [(True, True), (False, False)])
-def test_the_very_first_call_may_be_compiled(training, documents):
-    weighting, compiled, plain = compiled_and_not(training)
-    first, second, *rest = batches_of_one_shape(documents)
-    assert_compiled_equals_uncompiled(weighting, compiled, plain, [first, second], training)
-    # In training the first call lays out the tables, and the second finds them larger than they were.
-    assert num_graphs() == (2 if training else 1)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        assert_compiled_equals_uncompiled(weighting, compiled, plain, rest, training)
-
-
 def test_the_shapes_of_the_batches_may_change():
     weighting, compiled, plain = compiled_and_not(training=True)
-    stream = random_stream(seed=1, num_batches=5, max_rows=4, max_length=20, vocab_size=VOCAB_SIZE)
-    assert len({labels.shape for labels in stream}) == 5
+    stream = random_stream(seed=1, num_batches=3, max_rows=4, max_length=20, vocab_size=VOCAB_SIZE)
+    assert len({labels.shape for labels in stream}) == 3
     assert_compiled_equals_uncompiled(weighting, compiled, plain, [(labels, None) for labels in stream], True)
 
 

@@ -55,13 +55,6 @@ def test_the_default_of_mile_is_1_and_that_of_focal_2():
 
 
 @pytest.mark.parametrize("make", WEIGHTINGS)
-def test_an_exponent_of_0_gives_weights_of_exactly_1(make):
-    labels, predictions = random_predictions(1)
-    predictions.log_probability[0, 0] = 0.0  # 0 to the 0
-    assert torch.equal(make(gamma=0.0)(labels, predictions=predictions), (labels != IGNORED).float())
-
-
-@pytest.mark.parametrize("make", WEIGHTINGS)
 def test_they_say_that_they_need_predictions_and_refuse_to_go_without(make):
     assert make().needs_predictions
     with pytest.raises(ValueError, match="depend on what the model predicts: use them in a WeightedCrossEntropyLoss"):

@@ -39,39 +39,6 @@ def test_document_frequencies_equal_a_counter_over_the_last_batches(num_batches)
         assert int(window.num_documents) == sum(len(batch) for batch in kept)
 
 
-def test_an_empty_window_has_seen_nothing():
-    window = DocumentWindow(3)
-    assert int(window.num_documents) == 0
-    assert window.vocab_size == 0
-    assert window.document_frequency(torch.tensor([[0, 5], [NOTHING, 900]])).tolist() == [[0, 0], [0, 0]]
-
-
-def test_no_token_has_a_document_frequency_of_0():
-    window = DocumentWindow(2)
-    put(window, [[0, 1], [0]], 2)
-    found = window.document_frequency(torch.tensor([[0, 1], [NOTHING, -100]]))
-    assert found.dtype == torch.int32
-    assert found.tolist() == [[2, 1], [0, 0]]
-
-
-def test_a_batch_without_documents_takes_no_place():
-    window = DocumentWindow(1)
-    put(window, [[0, 1]], 2)
-    before = {name: tensor.clone() for name, tensor in window.state_dict().items()}
-    window.update(torch.tensor([NOTHING, NOTHING]), torch.tensor(0), vocab_size=2)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in window.state_dict().items())
-    assert window.document_frequency(torch.tensor([0, 1])).tolist() == [1, 1]
-
-
-def test_the_vocabulary_grows_and_does_not_shrink():
-    window = DocumentWindow(2)
-    put(window, [[1]], 3)
-    put(window, [[1, 7]], 9)
-    put(window, [[0]], 2)
-    assert window.vocab_size >= 9
-    assert window.document_frequency(torch.arange(9)).tolist() == [1, 1, 0, 0, 0, 0, 0, 1, 0]
-
-
 def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_vocabulary():
     num_batches, tokens, vocab_size = 16, 4 * 512, 50_304
     window = DocumentWindow(num_batches)
@@ -144,10 +111,3 @@ def test_a_copy_goes_on_by_itself_even_if_made_during_an_update(copied):
 
     assert copy_of_window.document_frequency(torch.arange(2)).tolist() == [1, 2]
     assert window.document_frequency(torch.arange(2)).tolist() == [1, 1]
-
-
-def test_a_batch_that_is_refused_does_not_hold_up_the_next():
-    weighting = TFIDFWeighting()
-    with pytest.raises(ValueError, match="the id 39, outside the vocabulary of 2;"):
-        weighting(LABELS, vocab_size=2)
-    assert weighting(LABELS, vocab_size=40).all()

@@ -56,13 +56,6 @@ def test_the_defaults_are_those_of_the_paper():
     assert not torch.equal(is_kept(labels), is_kept(labels, k=4, h=12))
 
 
-def test_static_leaves_out_every_kth_label_of_a_document():
-    labels, ids = torch.ones(1, 11, dtype=torch.int64), torch.tensor([[0] * 5 + [1] * 6])
-    labels[0, 8] = IGNORED
-    kept = is_kept(labels, ids, strategy="static", k=3)
-    assert kept[0].int().tolist() == [1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 1]
-
-
 def test_a_passage_loses_the_same_tokens_wherever_it_stands():
     h, passage, text = 13, random_text(5, rows=1, length=60)[0], random_text(6, rows=7, length=200)
     masks = []
@@ -85,21 +78,6 @@ def test_special_tokens_are_always_kept_and_others_as_before(settings):
     assert torch.equal(weighting(labels) > 0, without | special)
     weighting.set_special_tokens([4])  # in place of those before
     assert torch.equal(weighting(labels) > 0, without | (labels == 4))
-
-
-def test_an_ignored_label_that_is_special_does_not_count():
-    labels = torch.tensor([[1, 2, IGNORED, 1]])
-    weighting = GoldfishWeighting(strategy="static", k=2)
-    weighting.set_special_tokens([IGNORED])
-    assert weighting(labels).tolist() == [[1.5, 0.0, 0.0, 1.5]]
-
-
-@pytest.mark.parametrize("strategy", ["hash", "static"])
-def test_in_evaluation_nothing_is_left_out(strategy):
-    labels = random_labels(torch.Generator().manual_seed(15), 4, 60, 30)
-    weighting = GoldfishWeighting(strategy=strategy, k=2, h=1)
-    assert (weighting(labels)[labels != IGNORED] == 0).any()
-    assert torch.equal(weighting.eval()(labels), (labels != IGNORED).float())
 
 
 def test_the_largest_k_leaves_out_next_to_nothing():

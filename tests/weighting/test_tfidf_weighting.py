@@ -268,16 +268,3 @@ def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(training, 
         assert torch.equal(weights.isnan(), bad)
         assert torch.equal(weights[~bad], expected[~bad])
         assert_same_state(spoiled.weighting, state_copy(clean.weighting))
-
-
-@pytest.mark.parametrize("documents", [False, True])
-def test_on_a_gpu_a_batch_of_bad_ids_alone_takes_no_place_in_the_window(documents):
-    labels = torch.tensor([[4, 5, 5], [5, 6, IGNORED]])
-    document_ids = torch.tensor([[0, 0, 1], [0, 1, 1]]) if documents else None
-    weighting = OneWay("device", num_batches=2)
-    weighting(labels, vocab_size=10, document_ids=document_ids)
-    before = state_copy(weighting.weighting)
-    weights = weighting(torch.where(labels == IGNORED, labels, labels + 10), vocab_size=10, document_ids=document_ids)
-    assert torch.equal(weights.isnan(), labels != IGNORED)
-    assert weights[1, 2] == 0
-    assert_same_state(weighting.weighting, before)

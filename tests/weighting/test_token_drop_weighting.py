@@ -5,7 +5,6 @@ import torch
 from label_batches import EPS, assert_weights_equal_reference, random_stream
 from peer_reference import reference_token_drop
 from tfidf_reference import IGNORED
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import TokenDropWeighting, _hiding
 
@@ -50,12 +49,6 @@ def test_every_batch_loses_other_tokens():
             assert_independent(one, other, 0.25)
 
 
-def test_the_next_seed_is_not_the_next_batch():
-    first = TokenDropWeighting(seed=0)
-    is_dropped(first)
-    assert_independent(is_dropped(first), is_dropped(TokenDropWeighting(seed=1)), 0.25)
-
-
 def test_another_rank_drops_other_tokens(monkeypatch):
     alone = is_dropped(TokenDropWeighting())
     monkeypatch.setattr(_hiding, "has_other_ranks", lambda: True)
@@ -64,19 +57,3 @@ def test_another_rank_drops_other_tokens(monkeypatch):
     labels = TEXT[:2, :50]
     expected = reference_token_drop(labels.tolist(), p=0.25, seed=0, num_batches_seen=0, rank=1)
     assert_weights_equal_reference(TokenDropWeighting()(labels), expected, EPS)
-
-
-def test_in_evaluation_nothing_is_dropped_and_the_state_stays():
-    weighting, undisturbed = TokenDropWeighting(), TokenDropWeighting()
-    for labels in random_stream(seed=2, num_batches=5, max_rows=3, max_length=30, vocab_size=20):
-        assert torch.equal(weighting.train()(labels), undisturbed(labels))
-        before = state_copy(weighting)
-        assert torch.equal(weighting.eval()(labels), (labels != IGNORED).float())
-        assert_same_state(weighting, before)
-
-
-def test_a_batch_without_a_valid_token_is_not_counted():
-    weighting = TokenDropWeighting()
-    before = state_copy(weighting)
-    assert not weighting(torch.full((2, 9), IGNORED)).any()
-    assert_same_state(weighting, before)

@@ -49,15 +49,6 @@ def test_the_cost_of_an_update_does_not_depend_on_the_length_of_the_window_or_th
     assert large_vocabulary.sizes == long.sizes
 
 
-def test_a_larger_batch_takes_no_more_operations():
-    """Each is a kernel to launch; a meta device shows no other cost."""
-    small, large = (
-        record(4, lambda weighting, rows=rows: weighting(meta_batch(rows, 256), vocab_size=VOCAB_SIZE))
-        for rows in (1, 32)
-    )
-    assert small.operations == large.operations
-
-
 @pytest.mark.parametrize(("documents", "max_weight"), [(False, None), (True, 2.0)])
 def test_no_tensor_of_an_update_is_larger_than_the_batch(max_weight, documents):
     def in_a_small_vocabulary(weighting):
@@ -76,15 +67,6 @@ def test_the_recorder_sees_a_synchronisation():
     assert set(recorder.operations) & set(SYNCHRONISING)
     with pytest.raises(RuntimeError, match="meta tensors"):
         torch.ones(3, device="meta").sum().item()
-
-
-def test_a_narrower_batch_makes_the_tables_no_larger():
-    weighting = TFIDFWeighting(num_batches=3)
-    sizes = []
-    for length in (9, 4, 9, 1, 8):
-        weighting(torch.arange(2 * length).view(2, length), vocab_size=30)
-        sizes.append(sum(buffer.numel() * buffer.element_size() for buffer in weighting.buffers()))
-    assert len(set(sizes)) == 1
 
 
 # ---- the way of a CPU

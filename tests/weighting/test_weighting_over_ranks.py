@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from label_batches import WEIGHT_RTOL, assert_weights_equal_reference, capped_rtol, random_labels
+from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
-from peer_reference import ReferenceRepetition, reference_product, reference_token_drop
+from peer_reference import ReferenceRepetition
 from processes import on_every_rank
 from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
 from ways import WAYS, OneWay
@@ -19,13 +19,10 @@ from tfidf_tune.weighting import (
     ProductWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
-    TokenDropWeighting,
-    UniformWeighting,
     gather_labels,
 )
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
-NORMALIZATIONS = ["rank", "global"]
 NOBODY_HAS_A_TOKEN = 10
 
 
@@ -98,16 +95,11 @@ def union_of(batches):
 
 
 def run_of_a_rank(rank):
-    num_ranks = dist.get_world_size()
     return {
         "cases": {name: {way: run_case(rank, case, way) for way in WAYS} for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
-        "product": products_of(rank),
         "repetition": repetition_of(rank),
-        "dropped": TokenDropWeighting(p=0.5)(torch.zeros(4, 64, dtype=torch.int64)),
         "refused": refused(rank),
-        "bad ids": {normalization: weights_of_bad_ids(rank, normalization) for normalization in NORMALIZATIONS},
-        "size": num_ranks,
     }
 
 
@@ -135,19 +127,6 @@ def gathered_labels(case, batches, rank):
     labels, document_ids = batches[rank]
     shape = shape_of_a_step(batches) if case.shape_known else None
     return gather_labels(labels, document_ids if case.documents else None, shape=shape)
-
-
-def products_of(rank):
-    """Weights of two factors that share a window each, on odd steps with labels gathered before."""
-    weighting = ProductWeighting(
-        *(TFIDFWeighting(num_batches=WINDOW, sync=True, tf=tf) for tf in ("count", "binary")),
-    )
-    weights = []
-    for step in range(NUM_STEPS):
-        labels, _ = batches_of_a_step(step, dist.get_world_size())[rank]
-        gathered = gather_labels(labels) if step % 2 == 1 else None
-        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, gathered=gathered))
-    return weights
 
 
 def repetition_of(rank):
@@ -208,13 +187,6 @@ def refused(rank):
     with pytest.raises(ValueError, match=r"\(1, 3\), larger than shape=\(0, 3\), the maximum of all ranks"):
         gather_labels(good, shape=(0, 3))
     return messages, weighting(good, vocab_size=VOCAB_SIZE), state_copy(weighting)
-
-
-def weights_of_bad_ids(rank, normalization):
-    """On the way of a GPU: rank 1 has ids outside the vocabulary, too large for int32 among them."""
-    weighting = OneWay("device", num_batches=WINDOW, sync=True, normalization=normalization)
-    labels = torch.tensor([[3, 4, VOCAB_SIZE, 4], [-7, 2**40, 3, -(2**40)]]) if rank == 1 else torch.tensor([[3, 5]])
-    return weighting(labels, vocab_size=VOCAB_SIZE), state_copy(weighting.weighting)
 
 
 @pytest.fixture(scope="module")
@@ -295,20 +267,6 @@ def test_with_sync_weights_and_window_are_to_the_bit_those_of_one_process_that_s
             assert_same_state(one_process.weighting, result["cases"][name][way]["state"])
 
 
-def test_the_factors_of_a_product_are_those_of_the_union_and_its_mean_that_of_the_rank(ranks):
-    every_step = [batches_of_a_step(step, len(ranks)) for step in range(NUM_STEPS)]
-    factors = [reference_weights(CASES[name], every_step) for name in ("sync", "sync, binary")]
-    compared = 0
-    for step, (batches, *of_factors) in enumerate(zip(every_step, *factors, strict=True)):
-        for rank, (labels, _) in enumerate(batches):
-            if len(labels):
-                expected = reference_product(*(weights[rank] for weights in of_factors), labels.tolist())
-                # Two weights, their product, and once more a mean and a scale.
-                assert_weights_equal_reference(ranks[rank]["product"][step], expected, 3 * WEIGHT_RTOL)
-                compared += int((labels != IGNORED).sum())
-    assert compared > 20 * NUM_STEPS
-
-
 def test_repetitions_are_counted_on_all_ranks(ranks):
     reference, compared = ReferenceRepetition(1, num_batches=WINDOW), 0
     for step in range(NUM_STEPS):
@@ -323,14 +281,6 @@ def test_repetitions_are_counted_on_all_ranks(ranks):
                 compared += sum(0 < weight < 1 for row in of_rank for weight in row)
     assert compared > NUM_STEPS
     assert all(torch.equal(result["repetition"]["table"], ranks[0]["repetition"]["table"]) for result in ranks)
-
-
-def test_every_rank_drops_tokens_of_its_own(ranks):
-    labels = [[0] * 64] * 4
-    for rank, result in enumerate(ranks):
-        expected = reference_token_drop(labels, p=0.5, seed=0, num_batches_seen=0, rank=rank)
-        assert_weights_equal_reference(result["dropped"], expected)
-    assert len({tuple(result["dropped"].flatten().tolist()) for result in ranks}) == len(ranks)
 
 
 # ---- what is communicated
@@ -376,24 +326,6 @@ def test_after_an_error_the_ranks_go_on_in_step_with_an_untouched_window(ranks):
         assert_same_state(one_process, state)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_on_a_gpu_bad_ids_get_nan_on_their_own_rank_and_count_as_ignored_for_all(ranks, normalization):
-    one_process = OneWay("device", num_batches=WINDOW)
-    others = torch.tensor([[3, 5, IGNORED, IGNORED], [IGNORED] * 4])
-    clean = torch.tensor([[3, 4, IGNORED, 4], [IGNORED, IGNORED, 3, IGNORED]])
-    weights = one_process(
-        torch.cat([clean if rank == 1 else others for rank in range(len(ranks))]), vocab_size=VOCAB_SIZE
-    ).chunk(len(ranks))
-    for rank, result in enumerate(ranks):
-        found, state = result["bad ids"][normalization]
-        assert_same_state(one_process.weighting, state)
-        expected = weights[rank] if rank == 1 else weights[rank][:1, :2]
-        if normalization == "rank":
-            expected = expected / expected[expected > 0].mean()
-        torch.testing.assert_close(found.nan_to_num(0), expected, rtol=2 * WEIGHT_RTOL, atol=0)
-        assert torch.equal(found.isnan(), (clean == IGNORED) if rank == 1 else torch.zeros(1, 2, dtype=torch.bool))
-
-
 # ---- one process
 
 
@@ -421,16 +353,6 @@ def test_in_one_process_sharing_is_nothing_special(way, settings):
         assert not [call for call in recorder.calls if "c10d" in call[0]]
         assert torch.equal(weights, plain(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE))
     assert_same_state(sharing.weighting, state_copy(plain.weighting))
-
-
-def test_only_a_shared_weighting_in_training_communicates(fake_group):
-    labels = torch.tensor([[1, 2, 2]])
-    product = ProductWeighting(UniformWeighting(), TFIDFWeighting(sync=True))
-    quiet = [UniformWeighting(), TFIDFWeighting(), TFIDFWeighting(sync=True).eval()]
-    for weighting in (*quiet, TFIDFWeighting(sync=True), product):
-        with Recorder() as recorder:
-            weighting(labels, vocab_size=3)
-        assert any("c10d" in call[0] for call in recorder.calls) == (weighting not in quiet)
 
 
 def test_one_gathering_serves_all_factors_of_a_product(fake_group):
