@@ -112,18 +112,6 @@ def test_a_loss_that_wants_chunks_takes_a_head_all_the_same():
     )
 
 
-# ---- ignored tokens
-
-
-@pytest.mark.parametrize(("head", "dtype"), [("fused", torch.float16), ("torch", torch.bfloat16)])
-def test_without_a_valid_token_loss_and_gradients_are_0(head, dtype):
-    batch = random_head(300, dtype=dtype)
-    batch.labels.fill_(IGNORED)
-    batch.coefficients.zero_()
-    for value in values_of(objective(head), batch):
-        assert torch.equal(value, torch.zeros_like(value))
-
-
 # ---- which gradients are made
 
 

@@ -85,17 +85,6 @@ def test_chunks_of_unequal_lengths_are_matched_with_their_labels_and_left_as_the
     assert all(chunk is other for chunk, other in zip(chunks, before, strict=True))
 
 
-def test_document_ids_are_handed_on_to_the_weights():
-    logits, labels = random_batch(5, length=20)
-    document_ids = torch.arange(20).div(7, rounding_mode="floor").expand(3, 20)
-    weights = ReferenceTFIDF(4)(labels.tolist(), document_ids.tolist())
-    expected, _ = reference_loss(logits, labels, weights)
-    whole, _ = reference_loss(logits, labels, ReferenceTFIDF(4)(labels.tolist()))
-    assert abs(float(whole / expected) - 1) > 10 * LOSS_RTOL, "the documents must make a difference"
-    loss = TFIDFCrossEntropyLoss(num_batches=4)(logits, labels, document_ids=document_ids)
-    assert_loss_equals_reference(loss, expected)
-
-
 @pytest.mark.parametrize("num_chunks", [None, 4])
 def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_the_logits(num_chunks):
     logits, labels = random_batch(8, vocab_size=37)

@@ -1,10 +1,8 @@
 """Batches of labels for the tests, and the comparison of weights with the reference."""
 
 import torch
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from tfidf_reference import IGNORED
 from torch import Tensor
-
-from tfidf_tune.weighting import TFIDFWeighting
 
 EPS = torch.finfo(torch.float32).eps
 NO_LABEL_TYPES = [
@@ -59,13 +57,3 @@ def capped_rtol(labels: Tensor, expected: list[list[float]], cap: float | None) 
     num_capped = sum(weight >= cap * (1 - 1e-9) for row in expected for weight in row)
     rest = num_valid - num_capped * cap
     return WEIGHT_RTOL + (num_valid * EPS / rest if rest > 1e-6 else 0.0)
-
-
-def assert_streams_agree(
-    weighting: TFIDFWeighting, reference: ReferenceTFIDF, stream: list[Tensor], vocab_size: int | None = None
-) -> None:
-    """Compare the weights of every batch."""
-    assert stream, "there must be batches to compare"
-    for labels in stream:
-        weights = weighting(labels, vocab_size=vocab_size)
-        assert_weights_equal_reference(weights, reference(labels.tolist()))

@@ -79,17 +79,3 @@ def test_one_hash_in_k_is_below_the_kth_part_of_the_range(length, k, kind):
     hidden = is_hidden(length, k, kind=kind)
     deviation = math.sqrt(hidden.numel() * (1 / k) * (1 - 1 / k))
     assert abs(hidden.sum() - hidden.numel() / k) < NUM_DEVIATIONS * deviation
-
-
-def assert_independent(one, other, q, overlap):
-    """Of indicators of probability q: how often both happen. ``overlap``: pairs that follow each other share a term."""
-    num_pairs = one.numel()
-    variance = num_pairs * (q**2 * (1 - q**2) + 2 * overlap * (q**3 - q**4))
-    assert abs((one * other).sum() - num_pairs * q**2) < NUM_DEVIATIONS * math.sqrt(variance)
-
-
-@pytest.mark.parametrize(("length", "kind"), [(1, "random"), (13, "counting up")])
-def test_what_becomes_of_neighbours_is_independent(length, kind):
-    hidden = is_hidden(length, 4, kind=kind)
-    for distance in (1, 2, length, length + 1):
-        assert_independent(hidden[:, :-distance], hidden[:, distance:], 1 / 4, overlap=True)

@@ -42,9 +42,7 @@ def test_weights_are_those_of_counted_ngrams(way, h, alpha, num_batches, documen
         training = i % 4 != 3
         with going(way):
             weights = weighting.train(training)(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids)
-        assert_equal(
-            weights, reference(labels.tolist(), None if document_ids is None else document_ids.tolist(), training)
-        )
+        assert_equal(weights, reference(labels.tolist(), ids, training))
         smallest = min(smallest, weights[labels != IGNORED].min().item())
     assert smallest < 1 or h == 40
 
