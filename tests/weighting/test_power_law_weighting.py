@@ -72,3 +72,9 @@ def test_at_the_limits_weights_have_mean_1(epsilon, training):
     weighting = PowerLawWeighting(alpha=4, epsilon=epsilon).train(training)
     weights = weighting(torch.zeros(1, 2**20, dtype=torch.int64), vocab_size=2)
     torch.testing.assert_close(weights, torch.ones(1, 2**20), rtol=RTOL, atol=0.0)
+
+
+def test_bfloat16_leaves_the_counts_as_they_are():
+    weighting = PowerLawWeighting()
+    weighting(torch.ones(1, 1025, dtype=torch.int64))  # bfloat16 holds 1024 and 1032
+    assert weighting.to(torch.bfloat16).counts.tolist() == [0, 1025]

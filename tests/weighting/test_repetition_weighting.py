@@ -107,3 +107,10 @@ def test_few_buckets_take_new_text_for_old_with_the_probability_that_is_told():
     expected = 1 - torch.exp(torch.tensor(-num_known / 4096)).item()
     deviation = (expected * (1 - expected) * (1 / labels.numel() + 1 / 4096)) ** 0.5  # of labels, and of the table
     assert abs(taken_for_old - expected) < 5 * deviation
+
+
+def test_by_default_the_nth_repetition_of_5_tokens_counts_one_nth():
+    weighting, labels = RepetitionWeighting(), torch.arange(20)[None]
+    weights = [weighting(labels)[0] for _ in range(5)]
+    assert all(row[:4].eq(1).all() for row in weights)
+    assert [row[4:].unique().item() for row in weights] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
