@@ -13,6 +13,7 @@ from window_state import assert_same_state, state_copy
 from tfidf_tune.weighting import (
     DocumentWindow,
     FocalWeighting,
+    GatheredLabels,
     GoldfishWeighting,
     MiLeWeighting,
     PowerLawWeighting,
@@ -55,6 +56,15 @@ def test_only_uncompiled_labels_on_a_cpu_use_the_host():
 
 def test_shifted_labels_are_those_of_the_next_token():
     assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [[2, 3, IGNORED], [5, 6, IGNORED]]
+
+
+def test_gathered_labels_move_to_a_device_with_their_document_ids_if_any():
+    own = (slice(1), slice(2))
+    for ids in (None, torch.zeros(1, 2)):
+        moved = GatheredLabels(torch.ones(1, 2), ids, own).to(torch.device("meta"))
+        assert moved.labels.is_meta
+        assert moved.own == own
+        assert moved.document_ids is None if ids is None else moved.document_ids.is_meta
 
 
 @every_weighting
