@@ -3,8 +3,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from tfidf_tune.analysis import _bootstrap
@@ -43,26 +41,12 @@ def test_it_agrees_with_a_loop_over_resamples(paired):
     assert np.mean(resamples > interval.high) == pytest.approx(0.025, abs=tolerance)
 
 
-def test_the_interval_covers_the_truth_at_the_nominal_rate(monkeypatch):
-    monkeypatch.setattr(_bootstrap, "NUM_RESAMPLES", 1000)
-    rng = np.random.default_rng(0)
-    num_experiments = 1000
-    covered = 0
-    for _ in range(num_experiments):
-        passage = rng.gamma(4.0, 2.0, 100)  # what the two objectives share
-        before, after = passage + rng.gamma(2.0, 1.0, 100), 0.5 * passage + rng.gamma(2.0, 1.0, 100)
-        interval = bootstrap_interval(ratio, after, before)
-        covered += interval.low <= 6.0 / 10.0 <= interval.high
-    tolerance = 3 * math.sqrt(0.95 * 0.05 / num_experiments)
-    assert covered / num_experiments == pytest.approx(0.95, abs=tolerance)
-
-
-@pytest.mark.parametrize(("num_units", "nominal"), [(MIN_UNITS, False), (12, False), (100, True)])
+@pytest.mark.parametrize(("num_units", "nominal"), [(MIN_UNITS, False), (100, True)])
 def test_where_nothing_changed_few_observations_are_called_significant_too_often(monkeypatch, num_units, nominal):
     """Percentiles of resampled means of normal noise lie at 1.96 standard errors, of variance / n and not / (n - 1)."""
     monkeypatch.setattr(_bootstrap, "NUM_RESAMPLES", 1000)
     rng = np.random.default_rng(0)
-    num_experiments = 1500
+    num_experiments = 1000
     noise = rng.normal(size=(num_experiments, num_units))
     rate = np.mean([bootstrap_interval(mean, change).significant == "yes" for change in noise])
     expected = 2 * student.sf(1.96 * math.sqrt((num_units - 1) / num_units), num_units - 1)
@@ -79,14 +63,10 @@ def test_pairs_stay_together():
     assert unpaired.high - unpaired.low > 0.1
 
 
-def test_the_same_data_give_the_same_interval():
-    values = np.random.default_rng(0).normal(size=50)
-    assert bootstrap_interval(mean, values) == bootstrap_interval(mean, values)
-
-
-def test_batches_do_not_change_the_interval(monkeypatch):
+def test_the_interval_is_reproducible_also_in_batches(monkeypatch):
     values = np.random.default_rng(0).normal(size=50)
     whole = bootstrap_interval(mean, values)
+    assert bootstrap_interval(mean, values) == whole
     monkeypatch.setattr(_bootstrap, "_BATCH_ELEMENTS", 7 * 50)
     in_batches = bootstrap_interval(mean, values)
     assert (in_batches.low, in_batches.high) == pytest.approx((whole.low, whole.high), rel=1e-12)
@@ -105,33 +85,22 @@ def test_ten_thousand_questions_need_little_memory(monkeypatch):
     assert peak < 6 * 8 * 2**20
 
 
-@pytest.mark.parametrize("num_values", [0, 1])
-def test_less_than_two_observations_have_no_interval(num_values):
-    assert bootstrap_interval(mean, np.ones(num_values)) is None
+def test_what_cannot_be_resampled_has_no_interval():
+    assert bootstrap_interval(mean, np.ones(0)) is None
+    assert bootstrap_interval(mean, np.ones(1)) is None
+    assert bootstrap_interval(ratio, np.ones(5), np.ones(1), paired=False) is None  # a single control
+    assert bootstrap_interval(ratio, np.ones(4), np.array([0.0, 0.0, 0.0, 1.0])) is None  # 1 / 0 in some resamples
 
 
-def test_a_single_control_gives_no_interval():
-    assert (
-        bootstrap_interval(lambda x, y, axis=-1: x.mean(axis) - y.mean(axis), np.ones(5), np.ones(1), paired=False)
-        is None
-    )
-
-
-def test_a_ratio_to_zero_in_some_resamples_has_no_interval():
-    assert bootstrap_interval(ratio, np.ones(4), np.array([0.0, 0.0, 0.0, 1.0])) is None
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "significant"),
-    [(0.1, 0.2, "yes"), (-0.2, -0.1, "yes"), (-0.1, 0.1, "no"), (0.0, 0.1, "no"), (-0.1, 0.0, "no")],
-)
-def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not(low, high, significant):
-    assert Interval(low, high, ENOUGH_UNITS).significant == significant
-    assert Interval(low, high, MIN_UNITS).significant == significant
-    assert Interval(low, high, MIN_UNITS - 1).significant == "too few"
-
-
-def test_an_interval_knows_its_observations_of_two_samples_the_fewer():
+def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not():
+    for low, high, significant in (
+        *((0.1, 0.2, "yes"), (-0.2, -0.1, "yes")),
+        *((-0.1, 0.1, "no"), (0.0, 0.1, "no"), (-0.1, 0.0, "no")),
+    ):
+        assert Interval(low, high, ENOUGH_UNITS).significant == significant
+        assert Interval(low, high, MIN_UNITS).significant == significant
+        assert Interval(low, high, MIN_UNITS - 1).significant == "too few"
+    assert (MIN_UNITS, ENOUGH_UNITS) == (10, 30)
     assert bootstrap_interval(mean, np.arange(7.0)).num_units == 7
     assert bootstrap_interval(ratio, np.arange(1.0, 10), np.arange(1.0, 6), paired=False).num_units == 5
 
@@ -141,13 +110,3 @@ def test_a_point_is_an_interval_without_width_up_to_rounding():
     assert Interval(0.0, 1e-17, 7).is_point
     assert not Interval(0.5, 0.5001, 7).is_point
     assert not Interval(0.0, 1e-6, 7).is_point
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12), st.floats(-100, 100))
-@settings(max_examples=15, deadline=None)
-def test_the_interval_of_a_mean_lies_within_the_data_and_moves_with_them(values, shift):
-    data = np.array(values)
-    interval = bootstrap_interval(mean, data)
-    assert data.min() - 1e-9 <= interval.low <= interval.high <= data.max() + 1e-9
-    moved = bootstrap_interval(mean, data + shift)
-    assert (moved.low, moved.high) == pytest.approx((interval.low + shift, interval.high + shift), abs=1e-9)

@@ -56,11 +56,9 @@ def without_one_weight(folder, file_name):
 
 
 def test_a_complete_folder_gives_the_saved_model(complete, llama):
-    assert torch.equal(logits(load_model(complete)), logits(llama))
-
-
-def test_a_model_comes_in_eval_mode(complete, adapter):
-    assert [load_model(folder).training for folder in (complete, adapter)] == [False, False]
+    model = load_model(complete)
+    assert not model.training
+    assert torch.equal(logits(model), logits(llama))
 
 
 def test_the_dtype_is_that_of_the_checkpoint_unless_given(tmp_path, llama):
@@ -69,12 +67,17 @@ def test_the_dtype_is_that_of_the_checkpoint_unless_given(tmp_path, llama):
     assert load_model(tmp_path, dtype=torch.float32).dtype == torch.float32
 
 
-def test_an_adapter_folder_gives_the_adapted_model_on_the_base_it_names(adapter, adapted):
-    torch.testing.assert_close(logits(load_model(adapter)), logits(adapted))
-
-
-def test_an_adapter_changes_the_output(adapter, llama):
-    assert not torch.allclose(logits(load_model(adapter)), logits(llama), atol=1e-2)
+def test_an_adapter_folder_gives_the_adapted_model_on_the_base_it_names(adapter, adapted, llama):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = load_model(adapter)
+    assert not model.training
+    torch.testing.assert_close(logits(model), logits(adapted))
+    assert not torch.allclose(logits(model), logits(llama), atol=1e-2)
+    prompts = [random_ids(11, seed) for seed in range(2)]
+    assert greedy_continuations(model, prompts, 10) == greedy_continuations(adapted, prompts, 10)
+    blocks = torch.tensor(prompts).numpy()
+    assert token_perplexity(model, blocks) == pytest.approx(token_perplexity(adapted, blocks), rel=1e-6)
 
 
 def test_a_given_base_stands_in_for_the_one_that_the_adapter_names(adapter, adapted, complete, copy):
@@ -90,53 +93,26 @@ def test_an_adapter_in_half_precision_is_held_in_float32(adapter):
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
 
 
-def test_an_adapted_model_can_be_probed_and_measured(adapter, adapted):
-    prompts = [random_ids(11, seed) for seed in range(2)]
-    model = load_model(adapter)
-    assert greedy_continuations(model, prompts, 10) == greedy_continuations(adapted, prompts, 10)
-    blocks = torch.tensor(prompts).numpy()
-    assert token_perplexity(model, blocks) == pytest.approx(token_perplexity(adapted, blocks), rel=1e-6)
-
-
-def test_an_adapter_is_loaded_without_a_warning(adapter):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_model(adapter)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no folder .*checkpoint_10pct"):
-        load_model(tmp_path / "checkpoint_10pct")
-
-
-def test_a_folder_without_a_config_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has neither config\.json nor adapter_config\.json"):
-        load_model(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("kind", "file_name"), [("complete", "model.safetensors"), ("adapter", "adapter_model.safetensors")]
 )
-class TestIncomplete:
-    def test_a_folder_without_weights_is_refused(self, request, copy, kind, file_name):
-        folder = copy(request.getfixturevalue(kind))
-        (folder / file_name).unlink()
-        with pytest.raises(FileNotFoundError, match=r"has no weights \(.*or"):
-            load_model(folder)
-
-    def test_a_missing_weight_is_refused_and_not_filled_with_noise(self, request, copy, kind, file_name):
-        folder = without_one_weight(copy(request.getfixturevalue(kind)), file_name)
-        with pytest.raises(ValueError, match=r"lacks .*weights"):
-            load_model(folder)
-
-    def test_a_file_that_was_cut_off_is_refused(self, request, copy, kind, file_name):
-        folder = copy(request.getfixturevalue(kind))
-        (folder / file_name).write_bytes((folder / file_name).read_bytes()[:-100])
-        with pytest.raises(ValueError, match="damaged weights file"):
-            load_model(folder)
+def test_incomplete_and_damaged_weights_are_refused(request, copy, kind, file_name):
+    folder = without_one_weight(copy(request.getfixturevalue(kind)), file_name)
+    with pytest.raises(ValueError, match=r"lacks .*weights"):  # and not filled with noise
+        load_model(folder)
+    (folder / file_name).write_bytes((folder / file_name).read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged weights file"):
+        load_model(folder)
+    (folder / file_name).unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no weights \(.*or"):
+        load_model(folder)
 
 
-def test_an_adapter_that_names_no_base_needs_one(adapter, copy):
+def test_a_folder_that_is_no_checkpoint_is_refused(adapter, copy, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*checkpoint_10pct"):
+        load_model(tmp_path / "checkpoint_10pct")
+    with pytest.raises(FileNotFoundError, match=r"has neither config\.json nor adapter_config\.json"):
+        load_model(tmp_path)
     nameless = copy(adapter)
     config = json.loads((nameless / "adapter_config.json").read_text())
     (nameless / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))

@@ -25,20 +25,9 @@ def perplexity_by_loops(model, blocks):
 
 
 def test_perplexity_equals_a_plain_loop(llama, blocks):
-    assert token_perplexity(llama, blocks) == pytest.approx(perplexity_by_loops(llama, blocks), rel=1e-6)
-
-
-def test_perplexity_does_not_depend_on_the_batch_size(llama, blocks):
-    assert token_perplexity(llama, blocks, batch_size=3) == pytest.approx(token_perplexity(llama, blocks), rel=1e-6)
-
-
-def test_the_model_of_no_preference_has_the_vocabulary_as_perplexity(blocks):
-    model = tiny_llama()
-    torch.nn.init.zeros_(model.lm_head.weight)
-    assert token_perplexity(model, blocks) == pytest.approx(VOCAB_SIZE, rel=1e-6)
-
-
-def test_each_id_is_predicted_from_the_ids_before_it():
+    expected = pytest.approx(perplexity_by_loops(llama, blocks), rel=1e-6)
+    assert token_perplexity(llama, blocks) == expected
+    assert token_perplexity(llama, blocks, batch_size=3) == expected
     # The successor gets logit 1, every other id 0.
     counting = np.arange(12, dtype=np.int32).reshape(2, 6)
     expected = (math.e + VOCAB_SIZE - 1) / math.e
@@ -56,15 +45,12 @@ def test_a_model_left_in_training_mode_is_measured_without_dropout(llama, blocks
     assert token_perplexity(model, blocks) == token_perplexity(llama, blocks)
 
 
-@pytest.mark.parametrize("unknown", [-1, VOCAB_SIZE])
-def test_an_id_outside_the_vocabulary_is_refused(llama, blocks, unknown):
-    blocks = blocks.copy()
-    blocks[3, 5] = unknown
-    with pytest.raises(ValueError, match=rf"Token id {unknown} is outside the model's vocabulary, 0 to 63"):
-        token_perplexity(llama, blocks)
-
-
-@pytest.mark.parametrize("shape", [(0, 256), (4, 1)])
-def test_blocks_that_predict_nothing_are_refused(llama, shape):
-    with pytest.raises(ValueError, match="predict no token"):
-        token_perplexity(llama, np.zeros(shape, dtype=np.int32))
+def test_ids_outside_the_vocabulary_and_blocks_that_predict_nothing_are_refused(llama, blocks):
+    for unknown in (-1, VOCAB_SIZE):
+        wrong = blocks.copy()
+        wrong[3, 5] = unknown
+        with pytest.raises(ValueError, match=rf"Token id {unknown} is outside the model's vocabulary, 0 to 63"):
+            token_perplexity(llama, wrong)
+    for shape in ((0, 256), (4, 1)):
+        with pytest.raises(ValueError, match="predict no token"):
+            token_perplexity(llama, np.zeros(shape, dtype=np.int32))

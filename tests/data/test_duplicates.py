@@ -10,9 +10,7 @@ from tfidf_tune.data._duplicates import (
     duplicated_stretches,
     join_documents,
     name_repeated_windows,
-    none_within,
     windows_with_shared_stretch,
-    without_overlaps,
 )
 
 
@@ -68,19 +66,6 @@ corpora = st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_siz
 
 
 @settings(max_examples=300, deadline=None)
-@given(corpora, st.integers(2, 9))
-def test_windows_have_one_name_exactly_when_they_are_equal_and_stand_twice(lists, length):
-    corpus = documents_of(*lists)
-    names = name_repeated_windows(corpus, length)
-    assert len(names) == len(corpus)
-    by_name = {}
-    for place in np.flatnonzero(names):
-        by_name.setdefault(names[place], []).append(place)
-    assert sorted(by_name.values()) == sorted(slow_windows(lists, length).values())
-    assert sorted(by_name) == list(range(1, len(by_name) + 1))
-
-
-@settings(max_examples=300, deadline=None)
 @given(corpora, st.integers(2, 9), st.integers(2, 3))
 def test_stretches_are_those_that_a_slow_search_finds(lists, length, min_repeats):
     found = find(documents_of(*lists), length, min_repeats)
@@ -90,10 +75,10 @@ def test_stretches_are_those_that_a_slow_search_finds(lists, length, min_repeats
         assert (np.diff(starts) >= length).all()
 
 
-@pytest.mark.parametrize("length", [2, 3, 16, 31, 32, 33, 100, 256])
+@pytest.mark.parametrize("length", [2, 31, 32, 256])
 def test_planted_stretches_are_found_at_any_offset_and_length(length):
     rng = np.random.default_rng(length)
-    fresh = iter(rng.permutation(100_000))  # no other token stands twice
+    fresh = iter(rng.permutation(100_000))  # no other token occurs twice
     planted = [next(fresh) for _ in range(length + 13)]
 
     def text(num_tokens):
@@ -105,37 +90,6 @@ def test_planted_stretches_are_found_at_any_offset_and_length(length):
     assert find(documents_of(*lists), length) == [(expected, 14)]
 
 
-def test_no_window_reaches_over_the_end_of_its_document():
-    assert find(documents_of([1, 2], [3, 4], [1, 2], [3, 4]), 3) == []
-    assert find(documents_of([1, 2, 3, 4], [1, 2, 3, 4]), 3) == [([0, 5], 2)]
-
-
-def test_a_longer_copy_and_a_more_frequent_part_of_it_are_two_stretches():
-    part, left, right = list(range(10, 16)), list(range(100, 110)), list(range(200, 210))
-    corpus = documents_of([*left, *part, *right], part, [*left, *part, *right], part)
-    found = find(corpus, 6)
-    assert ([10, 27, 44, 61], 1) in found  # the part, four times
-    assert ([0, 34], 10) in found  # what starts left of it, twice
-    assert ([11, 45], 10) in found  # what ends right of it, twice
-    assert len(found) == 3
-
-
-def test_overlapping_repetition_counts_only_what_does_not_overlap():
-    assert find(documents_of([7] * 11), 3) == [([0, 3, 6], 1)]
-    assert find(documents_of([7] * 5), 3) == []
-
-
-def test_fewer_repeats_than_asked_for_are_left_out():
-    corpus = documents_of([1, 2, 3], [1, 2, 3], [4, 5, 6], [4, 5, 6], [4, 5, 6])
-    assert find(corpus, 3, 3) == [([8, 12, 16], 1)]
-    assert len(find(corpus, 3, 2)) == 2
-
-
-@pytest.mark.parametrize("lists", [[], [[]], [[1]], [[], [1, 2], []]])
-def test_text_that_is_too_short_has_no_duplicates(lists):
-    assert find(documents_of(*lists), 3) == []
-
-
 def test_large_ids_do_not_make_different_windows_equal():
     top = 2**31 - 2
     rng = np.random.default_rng(0)
@@ -143,11 +97,6 @@ def test_large_ids_do_not_make_different_windows_equal():
     summary = [(starts[0], len(starts), num_windows) for starts, num_windows in find(documents_of(*lists), 4)]
     assert summary
     assert summary == slow_stretches(lists, 4, 2)
-
-
-def test_windows_that_overlap_are_thinned_out_from_the_left():
-    assert without_overlaps(np.array([0, 2, 5, 9, 10, 14]), 5).tolist() == [0, 5, 10]
-    assert without_overlaps(np.array([4]), 5).tolist() == [4]
 
 
 texts_of_two_ids = st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=3)
@@ -165,10 +114,3 @@ def test_windows_that_stand_in_part_in_a_text_are_those_that_a_slow_search_finds
     ]
     both = (join_documents(np.array(ids, dtype=np.int32) for ids in lists) for lists in (unseen, corpus))
     assert windows_with_shared_stretch(*both, length, num_shared).tolist() == slow
-
-
-def test_windows_with_a_mark_in_them_are_told_from_those_without():
-    marks = np.array([False, True, False, False, False, True])
-    assert none_within(marks, 2).tolist() == [False, False, True, True, False]
-    assert none_within(marks, 6).tolist() == [False]
-    assert none_within(marks, 9).tolist() == []

@@ -34,76 +34,47 @@ def turn():
     ]
 
 
-def test_encodes_what_transformers_encodes(tokenizer, embedded_tokenizer_folder):
+def test_text_is_encoded_as_by_transformers_with_bos_and_eos(tokenizer, embedded_tokenizer_folder, sp_tokenizer):
     expected = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder)).encode(TEXT, add_special_tokens=False)
     assert tokenizer.encode(TEXT, add_bos=False, add_eos=False) == expected
     assert tokenizer.encode_batch([TEXT, "a"])[0] == expected
-
-
-def test_decodes_what_it_encoded(tokenizer):
+    assert tokenizer.encode(TEXT) == [*expected, tokenizer.eos_id]  # this tokenizer has no BOS
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
-
-
-def test_special_tokens_stay_in_the_text_on_request(tokenizer):
     assert tokenizer.decode(tokenizer.encode("a"), skip_special_tokens=False) == "a<|endoftext|>"
-
-
-def test_adds_eos_and_no_bos_where_there_is_none(tokenizer):
-    assert tokenizer.bos_id is None
-    assert tokenizer.encode("a") == [*tokenizer.encode_batch(["a"])[0], tokenizer.eos_id]
-
-
-def test_adds_bos_where_there_is_one(sp_tokenizer):
     assert sp_tokenizer.encode("the", add_eos=False) == [sp_tokenizer.bos_id, *sp_tokenizer.encode_batch(["the"])[0]]
     assert sp_tokenizer.encode("the", add_bos=False)[-1] == sp_tokenizer.eos_id
 
 
-def test_attributes_are_those_of_the_tokenizer(tokenizer, embedded_tokenizer_folder):
+def test_attributes_are_those_of_the_tokenizer(tokenizer, embedded_tokenizer_folder, tmp_path):
     assert tokenizer.vocab_size == 512
     assert tokenizer.special_tokens == {"<|endoftext|>": tokenizer.eos_id}
     assert tokenizer.name == str(embedded_tokenizer_folder)
     assert tokenizer.stop_tokens == [tokenizer.eos_id]
     assert tokenizer.max_seq_len is None
-
-
-def test_vocab_size_counts_added_tokens(embedded_tokenizer_folder, tmp_path):
     hf = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder))
     hf.add_tokens(["<|added|>"])
     hf.save_pretrained(str(tmp_path))
     assert hf_tokenizer(str(tmp_path)).vocab_size == 513
 
 
-def test_pad_is_eos_where_there_is_no_pad_token(embedded_tokenizer_folder, tmp_path):
-    folder = edited(embedded_tokenizer_folder, tmp_path / "no-pad", pad_token=None)
-    assert hf_tokenizer(folder).pad_id == hf_tokenizer(folder).eos_id
+def test_pad_is_the_pad_token_or_eos(embedded_tokenizer_folder, tmp_path):
+    without = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-pad", pad_token=None))
+    assert without.pad_id == without.eos_id
+    padded = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "pad", pad_token="!"))
+    assert padded.pad_id == padded.special_tokens["!"] != padded.eos_id
 
 
-def test_pad_token_is_used_where_there_is_one(embedded_tokenizer_folder, tmp_path):
-    tokenizer = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "pad", pad_token="!"))
-    assert tokenizer.pad_id == tokenizer.special_tokens["!"] != tokenizer.eos_id
-
-
-def test_a_tokenizer_without_eos_is_refused_by_name(embedded_tokenizer_folder, tmp_path):
-    folder = edited(embedded_tokenizer_folder, tmp_path / "no-eos", eos_token=None)
-    with pytest.raises(ValueError, match=r"no-eos' has no EOS token.*tokenizer_config\.json"):
-        hf_tokenizer(folder)
-
-
-@pytest.mark.parametrize("path", ["./nowhere", "/nowhere", "~/nowhere", "../nowhere", "runs/model/nowhere"])
-def test_a_missing_folder_is_named(path):
-    with pytest.raises(FileNotFoundError, match=f"no such folder: '{path}'"):
-        hf_tokenizer(path)
-
-
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"cannot load a tokenizer from .*tokenizer\.json or tokenizer\.model"):
-        hf_tokenizer(str(tmp_path))
-
-
-def test_the_hub_error_is_passed_on(monkeypatch):
+def test_what_is_not_a_usable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp_path, monkeypatch):
     def unreachable(path):
         raise OSError("We couldn't connect")
 
+    for path in ("./nowhere", "/nowhere", "~/nowhere", "../nowhere", "runs/model/nowhere"):
+        with pytest.raises(FileNotFoundError, match=f"no such folder: '{path}'"):
+            hf_tokenizer(path)
+    with pytest.raises(ValueError, match=r"cannot load a tokenizer from .*tokenizer\.json or tokenizer\.model"):
+        hf_tokenizer(str(tmp_path))
+    with pytest.raises(ValueError, match=r"no-eos' has no EOS token.*tokenizer_config\.json"):
+        hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-eos", eos_token=None))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
     with pytest.raises(ValueError, match=r"cannot load a tokenizer from 'owner/name'.*OSError: We couldn't connect"):
         hf_tokenizer("owner/name")
@@ -139,31 +110,18 @@ def test_messages_give_the_ids_of_their_text_in_one_piece(kind, request):
     )
 
 
-def test_a_space_is_not_carried_into_the_next_turn(tokenizer):
-    messages = [Message(role="assistant", content="a "), Message(role="user", content="b")]
-    assert tokenizer.decode(tokenizer.tokenize_messages(messages)[0]) == "ab"
-
-
-def test_messages_are_cut_at_max_seq_len_and_end_in_eos(embedded_tokenizer_folder):
-    tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=4)
-    tokens, mask = tokenizer.tokenize_messages(turn())
+def test_messages_are_cut_at_max_seq_len_and_end_in_eos(tokenizer, embedded_tokenizer_folder):
+    short = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=4)
+    tokens, mask = short.tokenize_messages(turn())
     assert len(tokens) == len(mask) == 4
-    assert tokens[-1] == tokenizer.eos_id
+    assert tokens[-1] == short.eos_id
 
-
-def test_media_messages_are_refused_by_torchtune(tokenizer):
-    with pytest.raises(RuntimeError, match="Unsupported message content type"):
-        tokenizer.tokenize_messages([Message(role="user", content=[{"type": "image", "content": None}])])
-
-
-def test_a_sample_is_transformed_in_place(tokenizer):
     sample = tokenizer({"messages": turn(), "id": 3})
     assert set(sample) == {"id", "tokens", "mask"}
     assert sample["tokens"][-1] == tokenizer.eos_id
-
-
-def test_inference_leaves_the_end_open(tokenizer):
     assert tokenizer.eos_id not in tokenizer({"messages": turn()}, inference=True)["tokens"]
+    messages = [Message(role="assistant", content="a "), Message(role="user", content="b")]
+    assert tokenizer.decode(tokenizer.tokenize_messages(messages)[0]) == "ab"  # no space into the next turn
 
 
 def test_stock_torchtune_datasets_take_it(embedded_tokenizer_folder, tmp_path):
@@ -183,26 +141,24 @@ def test_the_fingerprint_survives_saving(tokenizer, tmp_path):
     assert hf_tokenizer(str(tmp_path / "saved")).fingerprint == tokenizer.fingerprint
 
 
-def test_the_fingerprint_tells_vocabularies_apart(tokenizer, embedded_tokenizer_folder, tmp_path):
-    shutil.copytree(embedded_tokenizer_folder, tmp_path / "other")
-    file = tmp_path / "other" / "tokenizer.json"
-    data = json.loads(file.read_text())
-    vocabulary = data["model"]["vocab"]
-    # Two bytes that no UTF-8 text has: no sample text could tell.
-    vocabulary["À"], vocabulary["Á"] = vocabulary["Á"], vocabulary["À"]
-    file.write_text(json.dumps(data))
-    other = hf_tokenizer(str(tmp_path / "other"))
-    assert other.encode(TEXT) == tokenizer.encode(TEXT)
-    assert other.fingerprint != tokenizer.fingerprint
+def test_the_fingerprint_tells_vocabularies_and_ways_of_encoding_apart(tokenizer, embedded_tokenizer_folder, tmp_path):
+    def changed(name, change):
+        shutil.copytree(embedded_tokenizer_folder, tmp_path / name)
+        file = tmp_path / name / "tokenizer.json"
+        data = json.loads(file.read_text())
+        change(data)
+        file.write_text(json.dumps(data))
+        return hf_tokenizer(str(tmp_path / name))
 
+    def swap(data):
+        vocabulary = data["model"]["vocab"]
+        # Two bytes that no UTF-8 text has: no sample text could tell.
+        vocabulary["À"], vocabulary["Á"] = vocabulary["Á"], vocabulary["À"]
 
-def test_the_fingerprint_tells_ways_of_encoding_apart(tokenizer, embedded_tokenizer_folder, tmp_path):
-    shutil.copytree(embedded_tokenizer_folder, tmp_path / "other")
-    file = tmp_path / "other" / "tokenizer.json"
-    data = json.loads(file.read_text())
-    data["pre_tokenizer"]["add_prefix_space"] = True
-    file.write_text(json.dumps(data))
-    assert hf_tokenizer(str(tmp_path / "other")).fingerprint != tokenizer.fingerprint
+    swapped = changed("swapped", swap)
+    assert swapped.encode(TEXT) == tokenizer.encode(TEXT)
+    prefixed = changed("prefixed", lambda data: data["pre_tokenizer"].update(add_prefix_space=True))
+    assert len({tokenizer.fingerprint, swapped.fingerprint, prefixed.fingerprint}) == 3
 
 
 def test_torchtune_tokenizers_have_a_name_and_fingerprint_too(sentencepiece_folder, sp_tokenizer):

@@ -45,63 +45,51 @@ def long_lines(tokenizer, corpus_file):
 
 
 @LAYOUTS
-def test_each_target_stands_num_repeats_times_at_the_recorded_positions(build, layout):
-    dataset = build(layout=layout, block_size=16)  # 16 divides nothing here, so targets straddle
-    stream = np.array([dataset[index]["tokens"] for index in range(len(dataset))]).flatten()
-    targets = [passage for passage in dataset.passages if passage.kind == "target"]
-    assert len(targets) == 3
-    for target in targets:
-        starts = [block * 16 + offset for block, offset in target.positions]
-        assert starts == occurrences(stream, target.token_ids)
-        assert target.num_injections == len(starts) == 4
+def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_never(build, layout, tmp_path):
+    dataset = build(layout=layout, block_size=16)  # no length is a multiple of 16, so concatenated targets straddle
+    stream = np.array([item["tokens"] for item in dataset]).flatten()
+    assert all(item["labels"] == item["tokens"] and type(item["tokens"][0]) is int for item in dataset)
+    assert [passage.kind for passage in dataset.passages] == ["target"] * 3 + ["control"] * 3
+    for passage in dataset.passages:
+        starts = [block * 16 + offset for block, offset in passage.positions]
+        assert starts == occurrences(stream, passage.token_ids)
+        assert passage.num_injections == len(starts) == (4 if passage.kind == "target" else 0)
+    assert (stream.dtype, dataset.blocks.dtype, dataset.block_size) == (np.int64, np.int32, 16)
+
+    again = build(layout=layout, block_size=16, cache_dir=str(tmp_path / "other cache"))
+    np.testing.assert_array_equal(dataset.blocks, again.blocks)
+    assert dataset.passages == again.passages
+    other = build(layout=layout, block_size=16, seed=1)
+    assert [p.token_ids for p in dataset.passages] == [p.token_ids for p in other.passages]
+    assert [p.positions for p in dataset.passages] != [p.positions for p in other.passages]
 
 
-@LAYOUTS
-def test_no_block_holds_a_control(build, layout):
-    dataset = build(layout=layout)
-    controls = [passage for passage in dataset.passages if passage.kind == "control"]
-    assert len(controls) == 3
-    for control in controls:
-        assert (control.num_injections, control.positions) == (0, [])
-        assert occurrences(dataset.blocks.flatten(), control.token_ids) == []
-
-
-def test_aligned_targets_fill_exactly_one_block(build):
-    dataset = build()
-    for passage in dataset.passages[:3]:
-        for block, offset in passage.positions:
-            assert offset == 0
-            assert dataset[block]["tokens"] == passage.token_ids
-
-
-def test_concatenated_targets_are_whole_and_straddle_blocks(build, tokenizer, corpus_file):
+def test_concatenated_documents_are_whole_and_straddle_blocks(build, tokenizer, corpus_file):
     dataset = build(layout="concatenated", seed=2)  # a seed that puts no target last, where the tail is dropped
     stream = dataset.blocks.flatten()
     whole = [[*ids, tokenizer.eos_id] for ids in long_lines(tokenizer, corpus_file)[:3]]
     assert [len(occurrences(stream, ids)) for ids in whole] == [4, 4, 4]
     assert any(offset for passage in dataset.passages for _, offset in passage.positions)
+    documents = np.count_nonzero(build(layout="concatenated", block_size=1).blocks == tokenizer.eos_id)
+    assert documents == 12 + 3 * 4
+    short = build(layout="concatenated", min_target_tokens=8, block_size=256, num_base=-1)
+    assert all(8 <= len(passage.token_ids) < 256 for passage in short.passages)
+    assert build(layout="concatenated", num_base=-1).num_left_out == 6  # targets and controls
 
 
 @LAYOUTS
 def test_targets_are_the_first_long_passages_and_controls_the_next(build, layout, tokenizer, corpus_file):
     passages = build(layout=layout, num_controls=2).passages
     assert [passage.id for passage in passages] == [
-        "target-0000",
-        "target-0001",
-        "target-0002",
-        "control-0000",
-        "control-0001",
+        *(f"target-{number:04}" for number in range(3)),
+        *(f"control-{number:04}" for number in range(2)),
     ]
-    expected = [ids[:32] for ids in long_lines(tokenizer, corpus_file)[:5]]
-    assert [passage.token_ids for passage in passages] == expected
-
-
-def test_passages_name_their_source_and_tokenizer(build, tokenizer, corpus_file):
-    passage = build().passages[0]
-    assert passage.text == tokenizer.decode(passage.token_ids)
-    assert passage.source == str(corpus_file)
-    assert passage.tokenizer == tokenizer.name
-    assert passage.tokenizer_fingerprint == tokenizer.fingerprint
+    assert [passage.token_ids for passage in passages] == [ids[:32] for ids in long_lines(tokenizer, corpus_file)[:5]]
+    for passage in passages:
+        assert passage.text == tokenizer.decode(passage.token_ids)
+        assert passage.source == str(corpus_file)
+        assert (passage.tokenizer, passage.tokenizer_fingerprint) == (tokenizer.name, tokenizer.fingerprint)
+    assert {passage.kind for passage in build(layout=layout, num_controls=0).passages} == {"target"}
 
 
 def test_the_text_of_a_passage_keeps_what_a_special_token_spells(build, sentencepiece_folder, tmp_path):
@@ -115,12 +103,6 @@ def test_the_text_of_a_passage_keeps_what_a_special_token_spells(build, sentence
     assert tokenizer.encode(passage.text, add_bos=False, add_eos=False) == passage.token_ids
 
 
-@LAYOUTS
-def test_targets_and_controls_are_left_out_of_the_base(build, layout):
-    """Base and targets are one file here, so 3 + 3 of its 40 documents must go."""
-    assert build(layout=layout, num_base=-1).num_left_out == 6
-
-
 def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokenizer, corpus_file):
     dataset = build(num_base=-1)
     injected = [block for passage in dataset.passages for block, _ in passage.positions]
@@ -130,51 +112,11 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
         for text in load_documents(str(corpus_file))
         if tokenizer.encode(text, add_bos=False, add_eos=False) not in chosen
     ]
-    assert len(documents) == 34
+    assert (len(documents), dataset.num_left_out) == (34, 6)
     expected = text_blocks(tokenizer, documents, block_size=32, add_eos=True)
     np.testing.assert_array_equal(np.delete(dataset.blocks, injected, axis=0), expected)
-
-
-@LAYOUTS
-def test_the_same_settings_give_the_same_corpus(build, layout, tmp_path):
-    first = build(layout=layout)
-    again = build(layout=layout, cache_dir=str(tmp_path / "other cache"))
-    np.testing.assert_array_equal(first.blocks, again.blocks)
-    assert first.passages == again.passages
-
-
-@LAYOUTS
-def test_another_seed_gives_other_positions_of_the_same_targets(build, layout):
-    first, other = build(layout=layout), build(layout=layout, seed=1)
-    assert [p.token_ids for p in first.passages] == [p.token_ids for p in other.passages]
-    assert [p.positions for p in first.passages] != [p.positions for p in other.passages]
-
-
-def test_the_number_of_blocks_is_base_plus_injections(build):
-    dataset = build()
-    assert len(dataset) == 12 + 3 * 4
-    assert dataset.blocks.dtype == np.int32
-    assert dataset.block_size == 32
-
-
-def test_concatenated_takes_num_base_documents(build, tokenizer):
-    blocks = build(layout="concatenated", block_size=1).blocks
-    assert np.count_nonzero(blocks == tokenizer.eos_id) == 12 + 3 * 4
-
-
-def test_an_item_has_labels_equal_to_its_tokens(build):
-    item = build()[0]
-    assert item["tokens"] == item["labels"]
-    assert len(item["tokens"]) == 32
-    assert all(type(token) is int for token in item["tokens"])
-
-
-def test_iteration_ends(build):
-    assert len(list(build())) == 24
-
-
-def test_no_controls_can_be_asked_for(build):
-    assert {passage.kind for passage in build(num_controls=0).passages} == {"target"}
+    np.testing.assert_array_equal(dataset.blocks[injected[:4]], [dataset.passages[0].token_ids] * 4)
+    assert len(build()) == 12 + 3 * 4
 
 
 def test_torchtune_tokenizers_are_taken(build, sentencepiece_folder):
@@ -197,15 +139,15 @@ def test_the_embedded_corpus_is_enough_for_targets_and_base(build):
     assert len(dataset) == 200 + 60 * 4
 
 
-def test_a_second_run_does_not_tokenize(build, tokenizer, monkeypatch):
+def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tokenizer, monkeypatch):
     first = build()
-    batches = []
-    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: batches.append(texts))
+    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: pytest.fail("tokenized again"))
     again = build()
-    assert batches == []
     np.testing.assert_array_equal(first.blocks, again.blocks)
-    assert first.passages == again.passages
-    assert first.num_left_out == again.num_left_out
+    assert (first.passages, first.num_left_out) == (again.passages, again.num_left_out)
+    assert isinstance(again.blocks, np.memmap)
+    assert pickle.loads(pickle.dumps(again))[3] == first[3]  # as for a worker process
+    assert read_probe_file(again.probe_file) == again.passages
 
 
 @pytest.mark.parametrize("changed", ["source", "target_source"])
@@ -220,14 +162,10 @@ def test_a_changed_file_is_read_again(build, corpus_file, tmp_path, changed):
 
 def test_a_tokenizer_that_changed_under_its_name_is_used_anew(build, tmp_path):
     folder = tmp_path / "tokenizer"
-    for vocab_size in (300, 400):
+    for vocab_size in (300, 310):
         shutil.rmtree(folder, ignore_errors=True)
         tokenizer = hf_tokenizer(str(train_embedded_tokenizer(folder, vocab_size=vocab_size)))
         assert build(tokenizer=tokenizer).passages[0].tokenizer_fingerprint == tokenizer.fingerprint
-
-
-def test_a_cached_corpus_is_memory_mapped(build):
-    assert isinstance(build().blocks, np.memmap)
 
 
 def test_the_cache_tells_what_it_holds(build, tmp_path):
@@ -239,14 +177,11 @@ def test_the_cache_tells_what_it_holds(build, tmp_path):
     assert contents["counts"] == {"num_blocks": 24, "num_left_out": 6}
 
 
-def test_the_cache_is_where_the_environment_says(build, tmp_path, monkeypatch):
+def test_the_cache_is_where_the_environment_says_or_in_the_home_folder(build, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "from environment"))
     assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / "from environment")
-
-
-def test_the_cache_is_in_the_home_folder_otherwise(build, tmp_path, monkeypatch):
-    monkeypatch.delenv("TFIDF_TUNE_CACHE", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TFIDF_TUNE_CACHE")
     assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / ".cache" / "tfidf_tune")
 
 
@@ -283,19 +218,8 @@ def test_a_probe_file_is_written_where_asked_also_from_the_cache(build, tmp_path
         assert list(probe_file.parent.iterdir()) == [probe_file]
 
 
-def test_without_a_probe_file_the_cached_one_is_named(build):
-    dataset = build()
-    assert read_probe_file(dataset.probe_file) == dataset.passages
-
-
-def test_worker_processes_read_the_same_blocks(build):
-    dataset = build()
-    assert pickle.loads(pickle.dumps(dataset))[3] == dataset[3]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_impossible_settings_are_refused(build, embedded_tokenizer_folder, tmp_path):
+    for changes, message in (
         ({"layout": "diagonal"}, "layout must be 'aligned' or 'concatenated', got 'diagonal'"),
         ({"num_base": 0}, r"num_base \(or -1 for all\) must be a whole number of at least 1, got 0"),
         ({"num_base": -2}, r"num_base \(or -1 for all\) must be .* got -2"),
@@ -306,6 +230,10 @@ def test_worker_processes_read_the_same_blocks(build):
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
         ({"min_target_tokens": 31}, "min_target_tokens 31 is below block_size 32.*raise min_target_tokens or use"),
+        (
+            {"tokenizer": hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)},
+            "block_size is 32, above max_seq_len 31",
+        ),
         (
             {"num_targets": 15, "num_controls": 9},
             r"found 20 distinct passages of at least 40 tokens in '.*corpus\.txt', needed 15 targets \+ 9 controls: "
@@ -319,20 +247,7 @@ def test_worker_processes_read_the_same_blocks(build):
             {"num_base": 35, "layout": "concatenated"},
             r"found 34 base documents in '.*corpus\.txt', needed 35: lower num_base",
         ),
-    ],
-)
-def test_impossible_settings_are_refused(build, changes, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        build(**changes)
-    assert not list(tmp_path.glob("cache/*"))
-
-
-def test_short_targets_are_fine_when_concatenated(build):
-    dataset = build(layout="concatenated", min_target_tokens=8, block_size=256, num_base=-1)
-    assert all(8 <= len(passage.token_ids) < 256 for passage in dataset.passages)
-
-
-def test_blocks_longer_than_the_model_takes_are_refused(build, embedded_tokenizer_folder):
-    tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)
-    with pytest.raises(ValueError, match="block_size is 32, above max_seq_len 31"):
-        build(tokenizer=tokenizer)
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(**changes)
+        assert not list(tmp_path.glob("cache/*"))

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from tfidf_tune.data import embedded_documents, read_probe_file, write_probe_file
-from tfidf_tune.data._duplicates import SEPARATOR
-from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, Start, WindowChooser, make_probe
+from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, Start, make_probe
 
 BLOCK = 64
 
@@ -68,11 +67,12 @@ def documents_of(tokenizer, source):
         return [ids_of(tokenizer, json.loads(line)["text"].strip()) for line in file]
 
 
-def test_every_target_stands_where_its_positions_say_and_nowhere_else(tokenizer, spec):
-    documents = documents_of(tokenizer, spec.sources[0])
-    made = make_probe(tokenizer, spec)
-    assert len(targets_of(made)) == 10
-    for passage in targets_of(made):
+def test_targets_occur_where_their_positions_say_and_nowhere_else_the_most_frequent_first(tokenizer, spec, texts):
+    documents, taken = documents_of(tokenizer, spec.sources[0]), set()
+    made = make_probe(tokenizer, with_(spec, num_targets=30))
+    targets = targets_of(made)
+    assert len(targets) == 30
+    for passage in targets:
         assert len(passage.token_ids) == BLOCK
         assert passage.num_injections == len(passage.positions)
         found = [
@@ -82,52 +82,23 @@ def test_every_target_stands_where_its_positions_say_and_nowhere_else(tokenizer,
             if ids[offset : offset + BLOCK] == passage.token_ids
         ]
         assert passage.positions == found
-
-
-def test_what_stands_most_often_comes_first_and_random_passages_fill_up(tokenizer, spec):
-    made = make_probe(tokenizer, spec)
-    repeats = [passage.num_injections for passage in targets_of(made)]
-    assert repeats[:2] == [5, 3]
-    assert repeats[2] == 2
-    assert repeats == sorted(repeats, reverse=True)
-    assert made.num_duplicates == sum(count > 1 for count in repeats)
-    assert repeats[-1] == 1
-
-
-def test_the_duplicates_are_the_planted_texts(tokenizer, spec, texts):
-    first, second = targets_of(make_probe(tokenizer, spec))[:2]
-    assert first.text.strip() in texts[0]
-    assert texts[20].startswith(second.text)
-
-
-def test_no_two_targets_share_a_token(tokenizer, spec):
-    taken = set()
-    for passage in targets_of(make_probe(tokenizer, with_(spec, num_targets=30))):
-        for document, offset in passage.positions:
+        for document, offset in passage.positions:  # no two targets share a token
             places = {(document, offset + i) for i in range(BLOCK)}
             assert not places & taken
             taken |= places
+    repeats = [passage.num_injections for passage in targets]
+    assert repeats[:3] == [5, 3, 2]
+    assert repeats == sorted(repeats, reverse=True)
+    assert repeats[-1] == 1
+    assert made.num_duplicates == sum(count > 1 for count in repeats)
+    assert targets[0].text.strip() in texts[0]
+    assert texts[20].startswith(targets[1].text)
 
 
-def test_one_long_duplicate_gives_one_target(tokenizer, tmp_path, texts):
-    long = "\n".join(texts[:6])
-    source = write_rows(tmp_path / "long.jsonl", [long, f"Again: {long}", *texts[6:]])
-    made = make_probe(tokenizer, ProbeSpec((source,), num_targets=8, num_controls=0, block_size=BLOCK))
-    assert [passage.num_injections for passage in targets_of(made)] == [2, *[1] * 7]
-
-
-def test_a_target_starts_where_its_document_or_a_line_or_a_word_does(tokenizer, tmp_path, texts):
+def test_a_target_starts_where_its_document_or_a_line_or_a_word_does(tokenizer, spec, tmp_path, texts):
     words = " ".join(texts[0].split())
     lines = "unlike the rest of it\n" + " ".join(texts[1].split())
-    whole = texts[2]
-    rows = [
-        whole,
-        whole,
-        f"b{words}",
-        f"c{words}",
-        f"before this, {lines}",
-        f"or that, {lines}",
-    ]
+    rows = [texts[2], texts[2], f"b{words}", f"c{words}", f"before this, {lines}", f"or that, {lines}"]
     source = write_rows(tmp_path / "starts.jsonl", rows)
     made = make_probe(tokenizer, ProbeSpec((source,), num_targets=3, num_controls=0, block_size=BLOCK))
     assert made.starts == {Start.DOCUMENT: 1, Start.LINE: 1, Start.WORD: 1}
@@ -136,19 +107,13 @@ def test_a_target_starts_where_its_document_or_a_line_or_a_word_does(tokenizer, 
     assert by_document[4].text.startswith(lines.split("\n")[1][:20])
     assert by_document[2].text.startswith(" ")
 
-
-def test_a_target_that_starts_a_document_in_one_place_starts_there(tokenizer, tmp_path, texts):
     source = write_rows(tmp_path / "quoted.jsonl", [f"({texts[0]}", texts[0], f"[{texts[0]}"])
     made = make_probe(tokenizer, ProbeSpec((source,), num_targets=1, num_controls=0, block_size=BLOCK))
     assert made.passages[0].positions == [[0, 1], [1, 0], [2, 1]]
-    assert made.starts == {Start.DOCUMENT: 1}
+    assert made.starts == {Start.DOCUMENT: 1}  # one of its places is the start of a document
 
-
-def test_random_passages_start_at_a_word(tokenizer, spec):
     made = make_probe(tokenizer, with_(spec, passages="random", num_targets=25))
-    assert made.num_duplicates == 0
-    assert made.starts[Start.INSIDE_WORD] == 0
-    assert sum(made.starts.values()) == 25
+    assert (made.num_duplicates, made.starts[Start.INSIDE_WORD], sum(made.starts.values())) == (0, 0, 25)
 
 
 def test_sentencepiece_words_are_recognised_though_decoding_strips_their_space(sentencepiece_folder, tmp_path, texts):
@@ -167,19 +132,16 @@ def test_sentencepiece_words_are_recognised_though_decoding_strips_their_space(s
         assert first != "▁" or not offset
 
 
-def test_random_passages_count_their_repeats(tokenizer, tmp_path, texts):
+def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path, texts):
     source = write_rows(tmp_path / "copies.jsonl", [text for text in texts[:4] for _ in range(3)])
     spec = ProbeSpec((source,), num_targets=4, num_controls=0, block_size=BLOCK, passages="random")
     passages = targets_of(make_probe(tokenizer, spec))
     assert [passage.num_injections for passage in passages] == [3] * 4
     assert len({tuple(passage.token_ids) for passage in passages}) == 4
 
-
-def test_occurrences_of_a_random_passage_do_not_overlap(tokenizer, tmp_path):
     period = "one of these words is like another when all are told over and over"
     source = write_rows(tmp_path / "period.jsonl", [f"{period} " * 30])
-    spec = ProbeSpec((source,), num_targets=1, num_controls=0, block_size=BLOCK, passages="random")
-    (passage,) = make_probe(tokenizer, spec).passages
+    (passage,) = make_probe(tokenizer, with_(spec, sources=(source,), num_targets=1)).passages
     offsets = [offset for _, offset in passage.positions]
     assert len(offsets) == passage.num_injections > 2
     assert min(np.diff(offsets)) >= BLOCK
@@ -226,25 +188,16 @@ def test_a_control_may_share_one_token_less_than_the_limit(tokenizer, tmp_path, 
             make_probe(tokenizer, spec)
 
 
-def test_without_a_source_the_controls_are_of_the_embedded_corpus(tokenizer, spec):
-    made = make_probe(tokenizer, with_(spec, controls_source=None))
-    assert [passage.source for passage in controls_of(made)] == ["embedded"] * 6
-    embedded = [text for split in ("train", "validation") for text in embedded_documents(split)]
-    assert all(any(passage.text in text for text in embedded) for passage in controls_of(made))
-
-
-def test_both_splits_of_the_embedded_corpus_give_controls(tokenizer, spec, texts, monkeypatch):
+def test_without_a_source_the_controls_are_of_both_splits_of_the_embedded_corpus(
+    tokenizer, spec, tmp_path, texts, monkeypatch
+):
     splits = {"validation": [texts[45][:400]], "train": [texts[50][:400]]}
     monkeypatch.setattr("tfidf_tune.data._probe_making.embedded_documents", splits.__getitem__)
-    made = make_probe(tokenizer, with_(spec, controls_source=None, num_controls=2, block_size=120))
-    assert {passage.text[:20] in splits["train"][0] for passage in controls_of(made)} == {True, False}
+    controls = controls_of(make_probe(tokenizer, with_(spec, controls_source=None, num_controls=2, block_size=120)))
+    assert [passage.source for passage in controls] == ["embedded"] * 2
+    assert {passage.text[:20] in splits["train"][0] for passage in controls} == {True, False}
 
-
-def test_no_controls_are_made_when_none_are_wanted(tokenizer, spec):
     assert controls_of(make_probe(tokenizer, with_(spec, num_controls=0, controls_source="/gone.jsonl"))) == []
-
-
-def test_controls_that_stand_twice_in_their_source_are_taken_once(tokenizer, spec, tmp_path, texts):
     copies = write_rows(tmp_path / "copies.jsonl", [texts[45][:250]] * 30 + texts[50:56])
     controls = controls_of(make_probe(tokenizer, with_(spec, controls_source=copies)))
     assert len({tuple(passage.token_ids) for passage in controls}) == 6
@@ -253,18 +206,14 @@ def test_controls_that_stand_twice_in_their_source_are_taken_once(tokenizer, spe
 def test_the_same_seed_gives_the_same_file_and_another_one_another(tokenizer, spec, tmp_path):
     files = []
     for name, seed in {"a": 3, "b": 3, "c": 4}.items():
-        write_probe_file(tmp_path / name, make_probe(tokenizer, with_(spec, seed=seed)).passages)
+        made = make_probe(tokenizer, with_(spec, seed=seed))
+        write_probe_file(tmp_path / name, made.passages)
         files.append((tmp_path / name).read_bytes())
+        assert tuple(read_probe_file(tmp_path / name)) == made.passages
     assert files[0] == files[1] != files[2]
-
-
-def test_the_file_reads_back_with_ids_texts_and_tokenizer(tokenizer, spec, tmp_path):
-    made = make_probe(tokenizer, spec)
-    write_probe_file(tmp_path / "probe.jsonl", made.passages)
-    passages = read_probe_file(tmp_path / "probe.jsonl")
-    assert tuple(passages) == made.passages
-    assert [passage.id for passage in passages[8:12]] == ["target-0008", "target-0009", "control-0000", "control-0001"]
-    for passage in passages:
+    ids = [f"target-{number:04}" for number in range(10)] + [f"control-{number:04}" for number in range(6)]
+    assert [passage.id for passage in made.passages] == ids
+    for passage in made.passages:
         assert passage.text == tokenizer.decode(passage.token_ids, skip_special_tokens=False)
         assert passage.tokenizer_fingerprint == tokenizer.fingerprint
 
@@ -291,45 +240,8 @@ def test_passages_of_a_few_tokens_over_and_over_are_left_out(tokenizer, tmp_path
     assert all(len(set(passage.token_ids)) >= BLOCK / 8 for passage in made.passages)
 
 
-class PieceTokenizer:
-    """A token is one of these texts; a space that opens a text is lost in decoding, as SentencePiece does it."""
-
-    pieces = ("a", " the", "ing", "\n", "foo ", "bar", " ", "\n\n")
-
-    def encode(self, text, add_bos=True, add_eos=True):
-        return [self.pieces.index(text)]
-
-    def decode(self, token_ids):
-        return "".join(self.pieces[token_id] for token_id in token_ids).removeprefix(" ")
-
-
-@pytest.mark.parametrize(
-    ("before", "first", "expected"),
-    [
-        (None, "ing", Start.DOCUMENT),
-        ("\n", "bar", Start.LINE),
-        ("\n\n", " the", Start.LINE),
-        ("\n", " ", Start.LINE),
-        ("\n", "\n", Start.INSIDE_WORD),
-        ("bar", "\n", Start.INSIDE_WORD),
-        ("bar", " the", Start.WORD),
-        ("foo ", "bar", Start.WORD),
-        (" ", "bar", Start.WORD),
-        ("bar", " ", Start.INSIDE_WORD),
-        ("bar", "ing", Start.INSIDE_WORD),
-        (" the", "ing", Start.INSIDE_WORD),
-    ],
-)
-def test_a_start_is_told_by_the_tokens_around_it(before, first, expected):
-    pieces = PieceTokenizer.pieces
-    ids = [SEPARATOR if before is None else pieces.index(before), pieces.index(first), SEPARATOR]
-    corpus = np.array([pieces.index("bar"), *ids], dtype=np.int32)
-    assert WindowChooser(PieceTokenizer(), corpus, 1, np.random.default_rng(0)).start_of(2) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, texts):
+    for changes, message in (
         ({"sources": ()}, "no source is named"),
         ({"sources": ("a.txt", "a.txt")}, "a source is named twice"),
         ({"passages": "all"}, "'duplicates' or 'random', got 'all'"),
@@ -338,38 +250,27 @@ def test_a_start_is_told_by_the_tokens_around_it(before, first, expected):
         ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
         ({"min_repeats": 1}, "min_repeats must be a whole number of at least 2, got 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(spec, changes, message):
-    with pytest.raises(ValueError, match=message):
-        with_(spec, **changes)
+    ):
+        with pytest.raises(ValueError, match=message):
+            with_(spec, **changes)
 
-
-def test_a_missing_source_is_named(tokenizer, spec):
-    with pytest.raises(FileNotFoundError, match=r"/gone\.txt"):
-        make_probe(tokenizer, with_(spec, sources=("/gone.txt",)))
-
-
-def test_an_empty_source_is_named(tokenizer, spec, tmp_path):
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(ValueError, match=r"empty\.txt' is empty"):
-        make_probe(tokenizer, with_(spec, sources=(str(tmp_path / "empty.txt"),)))
-
-
-def test_a_missing_column_is_named(tokenizer, spec):
-    with pytest.raises(ValueError, match=r"no column 'body': name one of its columns \['text'\]"):
-        make_probe(tokenizer, with_(spec, column="body"))
-
-
-def test_text_without_a_long_document_is_refused_with_the_remedy(tokenizer, spec, tmp_path, texts):
     (tmp_path / "lines.txt").write_text("\n".join(text.replace("\n", " ")[:60] for text in texts))
-    message = (
-        r"found 0 passages of 64 .*lines\.txt \(60 documents, the longest of \d+ tokens\), but num_targets is 10\. .*"
-    )
-    with pytest.raises(ValueError, match=message + r"\.jsonl file\. Lower num_targets or block_size"):
-        make_probe(tokenizer, with_(spec, sources=(str(tmp_path / "lines.txt"),)))
-
-
-def test_too_few_controls_are_refused_with_the_number_that_was_seen(tokenizer, spec):
-    with pytest.raises(ValueError, match=r"found 0 passages .* num_controls is 6\. \d+ more have 50 tokens in a row"):
-        make_probe(tokenizer, with_(spec, controls_source=spec.sources[0]))
+    for changes, error, message in (
+        ({"sources": ("/gone.txt",)}, FileNotFoundError, r"/gone\.txt"),
+        ({"sources": (str(tmp_path / "empty.txt"),)}, ValueError, r"empty\.txt' is empty"),
+        ({"column": "body"}, ValueError, r"no column 'body': name one of its columns \['text'\]"),
+        (
+            {"sources": (str(tmp_path / "lines.txt"),)},
+            ValueError,
+            r"found 0 passages of 64 .*lines\.txt \(60 documents, the longest of \d+ tokens\), but num_targets is 10\. "
+            r".*\.jsonl file\. Lower num_targets or block_size",
+        ),
+        (
+            {"controls_source": spec.sources[0]},
+            ValueError,
+            r"found 0 passages .* num_controls is 6\. \d+ more have 50 tokens in a row",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            make_probe(tokenizer, with_(spec, **changes))

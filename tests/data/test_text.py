@@ -1,5 +1,6 @@
 """Documents as sequences of their own: what stands in them, how long ones are cut, what is refused."""
 
+import itertools
 import logging
 
 import pytest
@@ -27,42 +28,36 @@ def items(dataset):
     return [sample["tokens"] for sample in dataset]
 
 
-@pytest.mark.parametrize("add_bos", [False, True])
-@pytest.mark.parametrize("add_eos", [False, True])
-def test_a_document_is_a_sequence(sentencepiece_folder, texts, add_bos, add_eos):
-    tokenizer = hf_tokenizer(str(sentencepiece_folder))
-
-    dataset = texts(tokenizer, [SHORT, LONG], max_seq_len=512, add_bos=add_bos, add_eos=add_eos)
-
-    expected = [tokenizer.encode(text, add_bos=add_bos, add_eos=add_eos) for text in (SHORT, LONG)]
-    assert items(dataset) == expected
-    assert [sample["labels"] for sample in dataset] == expected
-    assert (expected[0][0] == tokenizer.bos_id) == add_bos
-    assert (len(dataset), dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (2, 2, 0, 0)
-
-
-def test_a_tokenizer_without_bos_opens_with_the_text(tokenizer, texts):
+def test_a_document_is_a_sequence(tokenizer, sentencepiece_folder, texts):
+    with_bos, found = hf_tokenizer(str(sentencepiece_folder)), []
+    for add_bos, add_eos in itertools.product([False, True], repeat=2):
+        dataset = texts(with_bos, [SHORT, LONG], max_seq_len=512, add_bos=add_bos, add_eos=add_eos)
+        expected = [with_bos.encode(text, add_bos=add_bos, add_eos=add_eos) for text in (SHORT, LONG)]
+        assert items(dataset) == [sample["labels"] for sample in dataset] == expected
+        assert (expected[0][0] == with_bos.bos_id) == add_bos
+        assert (len(dataset), dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (2, 2, 0, 0)
+        found.append(expected)  # and each setting has a cache of its own
+    assert items(texts(with_bos, [SHORT, LONG], max_seq_len=16)) not in found
     assert tokenizer.bos_id is None
     assert items(texts(tokenizer, [SHORT], max_seq_len=64)) == [tokenizer.encode(SHORT, add_bos=False)]
 
 
-def test_a_long_document_is_cut_into_pieces_that_lose_nothing(tokenizer, texts):
+def test_a_long_document_is_cut_into_pieces_that_lose_nothing(tokenizer, texts, monkeypatch):
     whole = tokenizer.encode(LONG)
-
     dataset = texts(tokenizer, [SHORT, LONG, SHORT], max_seq_len=16)
-
-    _, *pieces, _ = items(dataset)
+    _, *pieces, _ = in_order = items(dataset)
     assert [token for piece in pieces for token in piece] == whole
     assert {len(piece) for piece in pieces[:-1]} == {16}
     assert len(pieces) > 2
     assert (dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (3, 1, 0)
 
-
-def test_a_document_of_just_the_limit_is_not_cut(tokenizer, texts):
-    length = len(tokenizer.encode(LONG))
-
-    assert texts(tokenizer, [LONG], max_seq_len=length).num_cut == 0
-    assert texts(tokenizer, [LONG], max_seq_len=length - 2).num_cut == 1
+    assert [dataset[index]["tokens"] for index in range(-1, -len(dataset) - 1, -1)] == in_order[::-1]
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+    assert texts(tokenizer, [LONG], max_seq_len=len(whole)).num_cut == 0
+    assert texts(tokenizer, [LONG], max_seq_len=len(whole) - 2).num_cut == 1
+    monkeypatch.setattr(tokenizer, "max_seq_len", 16)
+    assert items(texts(tokenizer, [SHORT, LONG, SHORT])) == in_order
 
 
 def test_a_piece_of_one_token_is_left_out_and_counted(tokenizer, texts):
@@ -77,15 +72,6 @@ def test_a_piece_of_one_token_is_left_out_and_counted(tokenizer, texts):
     assert (without_eos.num_cut, without_eos.num_left_out) == (0, 1)
 
 
-def test_items_may_be_asked_for_in_any_order(tokenizer, texts):
-    dataset = texts(tokenizer, [SHORT, TINY, LONG], max_seq_len=16)
-    in_order = items(dataset)
-
-    assert [dataset[index]["tokens"] for index in range(-1, -len(dataset) - 1, -1)] == in_order[::-1]
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
-
-
 def test_how_many_documents_were_cut_is_logged_in_one_line(tokenizer, texts, caplog):
     with caplog.at_level(logging.INFO):
         texts(tokenizer, [SHORT, SHORT], max_seq_len=64)
@@ -94,14 +80,6 @@ def test_how_many_documents_were_cut_is_logged_in_one_line(tokenizer, texts, cap
     fine, cut = caplog.records
     assert (fine.levelno, cut.levelno) == (logging.INFO, logging.WARNING)
     assert "sequences of 2 documents; 1 documents of more than 64 tokens cut into pieces" in cut.getMessage()
-
-
-@pytest.mark.parametrize("change", [{"max_seq_len": 16}, {"add_bos": False}, {"add_eos": False}])
-def test_other_settings_are_cached_apart(sentencepiece_folder, texts, change):
-    tokenizer = hf_tokenizer(str(sentencepiece_folder))
-    first = items(texts(tokenizer, [SHORT, LONG], max_seq_len=64))
-
-    assert items(texts(tokenizer, [SHORT, LONG], **({"max_seq_len": 64} | change))) != first
 
 
 def test_a_second_run_does_not_tokenize(tokenizer, texts, monkeypatch):
@@ -113,30 +91,17 @@ def test_a_second_run_does_not_tokenize(tokenizer, texts, monkeypatch):
     assert items(texts(tokenizer, [SHORT, LONG], max_seq_len=16)) == first
 
 
-def test_the_limit_is_the_tokenizers_where_none_is_given(tokenizer, texts, monkeypatch):
-    monkeypatch.setattr(tokenizer, "max_seq_len", 16)
-
-    assert items(texts(tokenizer, [LONG])) == items(texts(tokenizer, [LONG], max_seq_len=16))
-
-
-@pytest.mark.parametrize(
-    ("limit", "own", "message"),
-    [
+def test_impossible_limits_and_sources_are_refused(tokenizer, texts, monkeypatch):
+    for limit, own, message in (
         (None, None, "neither max_seq_len nor the tokenizer's is set"),
         (1, None, "max_seq_len must be a whole number of at least 2, got 1"),
         (17, 16, "max_seq_len is 17, above max_seq_len 16, the tokenizer's own or the model's limit: lower it"),
-    ],
-)
-def test_a_limit_that_cannot_be_is_refused(tokenizer, texts, monkeypatch, limit, own, message):
-    monkeypatch.setattr(tokenizer, "max_seq_len", own)
-
-    with pytest.raises(ValueError, match=message):
-        texts(tokenizer, [LONG], max_seq_len=limit)
-
-
-def test_a_source_without_anything_to_predict_is_refused(tokenizer, texts):
+    ):
+        monkeypatch.setattr(tokenizer, "max_seq_len", own)
+        with pytest.raises(ValueError, match=message):
+            texts(tokenizer, [LONG], max_seq_len=limit)
     with pytest.raises(ValueError, match="gives no sequence of two tokens or more out of 2 documents: name another"):
-        texts(tokenizer, [TINY, TINY], max_seq_len=64, add_eos=False)
+        texts(tokenizer, [TINY, TINY], max_seq_len=16, add_eos=False)
 
 
 def test_packed_rows_hold_the_same_documents(tokenizer, texts, monkeypatch):

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -6,39 +8,21 @@ from tfidf_tune.data._tokenizer import encode_texts
 
 
 def test_documents_are_concatenated_and_cut(tokenizer):
-    documents = ["the river sings", "a stone walks under the light"] * 3
-    stream = [token for text in documents for token in tokenizer.encode(text, add_bos=False, add_eos=False)]
-    blocks = text_blocks(tokenizer, documents, block_size=8)
-    assert blocks.dtype == np.int32
-    assert blocks.shape == (len(stream) // 8, 8)
-    assert blocks.flatten().tolist() == stream[: blocks.size]
-
-
-def test_eos_ends_each_document_on_request(tokenizer):
-    stream = tokenizer.encode("the river") + tokenizer.encode("a stone")
-    blocks = text_blocks(tokenizer, ["the river", "a stone"], block_size=1, add_eos=True)
-    assert blocks.flatten().tolist() == stream
-
-
-def test_no_more_blocks_than_asked_for(tokenizer):
-    documents = ["the river sings over the house"] * 20
-    all_blocks = text_blocks(tokenizer, documents, block_size=8)
-    np.testing.assert_array_equal(text_blocks(tokenizer, documents, block_size=8, num_blocks=3), all_blocks[:3])
-
-
-def test_reading_stops_when_there_are_enough_blocks(tokenizer):
-    def endless():
-        while True:
-            yield "the river sings"
-
-    assert text_blocks(tokenizer, endless(), block_size=4, num_blocks=5).shape == (5, 4)
-
-
-def test_many_documents_are_encoded_in_order(tokenizer):
-    """More documents than one batch of the tokenizer."""
-    documents = [str(number) for number in range(700)]
-    blocks = text_blocks(tokenizer, documents, block_size=1)
-    assert tokenizer.decode(blocks.flatten().tolist()) == "".join(documents)
+    documents = [f"{number} the river sings" for number in range(700)]  # more than one batch of the tokenizer
+    for add_eos in (False, True):
+        stream = [token for text in documents for token in tokenizer.encode(text, add_eos=add_eos)]
+        blocks = text_blocks(tokenizer, documents, block_size=8, add_eos=add_eos)
+        assert (blocks.dtype, blocks.shape) == (np.int32, (len(stream) // 8, 8))
+        assert blocks.flatten().tolist() == stream[: blocks.size]
+        endless = itertools.cycle(documents)
+        for num_blocks in (1, 3):
+            first = text_blocks(tokenizer, endless, block_size=8, num_blocks=num_blocks, add_eos=add_eos)
+            assert first.shape == (num_blocks, 8)
+        np.testing.assert_array_equal(
+            text_blocks(tokenizer, documents, block_size=8, num_blocks=3, add_eos=add_eos), blocks[:3]
+        )
+    assert text_blocks(tokenizer, ["a"], block_size=256).shape == (0, 256)
+    assert text_blocks(tokenizer, [], block_size=256).shape == (0, 256)
 
 
 def test_no_batch_of_long_documents_is_larger_than_one_may_be():
@@ -56,61 +40,36 @@ def test_no_batch_of_long_documents_is_larger_than_one_may_be():
     assert [[size / 1e6 for size in batch] for batch in batches] == [[4, 6], [1, 9], [0.5], [10], [3]]
 
 
-def test_too_little_text_gives_no_block(tokenizer):
-    assert text_blocks(tokenizer, ["a"], block_size=256).shape == (0, 256)
-    assert text_blocks(tokenizer, [], block_size=256).shape == (0, 256)
-
-
-def test_an_item_has_labels_equal_to_its_tokens(tokenizer, corpus_file, tmp_path):
-    dataset = text_blocks_dataset(tokenizer, source=str(corpus_file), block_size=16, cache_dir=str(tmp_path))
-    expected = text_blocks(tokenizer, load_documents(str(corpus_file)), block_size=16, add_eos=True)
-    assert len(dataset) == len(expected)
-    assert dataset.block_size == 16
-    for item, block in zip([dataset[index] for index in range(len(dataset))], expected.tolist(), strict=True):
-        assert item == {"tokens": block, "labels": block}
-    assert len(expected) > 1
-
-
-def test_iteration_ends(tokenizer, corpus_file, tmp_path):
-    dataset = text_blocks_dataset(tokenizer, source=str(corpus_file), num_blocks=3, cache_dir=str(tmp_path))
-    assert len(list(dataset)) == 3
-
-
-def test_a_second_run_does_not_tokenize(tokenizer, corpus_file, tmp_path, monkeypatch):
-    arguments = {"source": str(corpus_file), "block_size": 16, "cache_dir": str(tmp_path)}
-    first = text_blocks_dataset(tokenizer, **arguments)
-    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: pytest.fail("tokenized again"))
-    np.testing.assert_array_equal(text_blocks_dataset(tokenizer, **arguments).blocks, first.blocks)
-
-
-@pytest.mark.parametrize("change", [{"block_size": 8}, {"num_blocks": 2}])
-def test_other_settings_are_cached_apart(tokenizer, corpus_file, tmp_path, change):
-    arguments = {"source": str(corpus_file), "block_size": 16, "cache_dir": str(tmp_path)}
-    first = text_blocks_dataset(tokenizer, **arguments)
-    assert text_blocks_dataset(tokenizer, **(arguments | change)).blocks.shape != first.blocks.shape
-
-
-def test_a_changed_file_is_read_again(tokenizer, tmp_path):
+def test_an_item_has_labels_equal_to_its_tokens_and_is_cached(tokenizer, tmp_path, corpus_file, monkeypatch):
     file = tmp_path / "a.txt"
-    for text in ("the river", "a green house"):
+
+    def build(**changes):
+        arguments = {"source": str(file), "block_size": 16, "cache_dir": str(tmp_path / "cache")}
+        return text_blocks_dataset(tokenizer, **(arguments | changes))
+
+    for text in (corpus_file.read_text(), corpus_file.read_text()[:1500]):  # a changed file is read again
         file.write_text(text)
-        dataset = text_blocks_dataset(tokenizer, source=str(file), block_size=1, cache_dir=str(tmp_path / "cache"))
-        assert tokenizer.decode(dataset.blocks.flatten().tolist()) == text
+        dataset = build()
+        expected = text_blocks(tokenizer, load_documents(str(file)), block_size=16, add_eos=True)
+        assert dataset.block_size == 16
+        assert list(dataset) == [{"tokens": block, "labels": block} for block in expected.tolist()]
+        assert len(dataset) == len(expected) > 3
+    assert build(block_size=8).blocks.shape[1] == 8
+    assert len(build(num_blocks=2)) == 2
+    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: pytest.fail("tokenized again"))
+    np.testing.assert_array_equal(build().blocks, expected)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_impossible_settings_are_refused(tokenizer, corpus_file, tmp_path):
+    for change, message in (
         ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
         ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
         ({"num_blocks": 10_000}, r"found \d+ blocks of 256 tokens in .*corpus.txt', needed 10000: lower num_blocks"),
         ({"block_size": 100_000}, "found 0 blocks of 100000 tokens in .*corpus.txt', needed 1: lower"),
-    ],
-)
-def test_impossible_settings_are_refused(tokenizer, corpus_file, tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        text_blocks_dataset(tokenizer, **({"source": str(corpus_file), "cache_dir": str(tmp_path)} | change))
-    assert list(tmp_path.iterdir()) == []
+    ):
+        with pytest.raises(ValueError, match=message):
+            text_blocks_dataset(tokenizer, **({"source": str(corpus_file), "cache_dir": str(tmp_path)} | change))
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_which_blocks_share_text_is_found_out_once_for_each_question(tokenizer, corpus_file, tmp_path, monkeypatch):
