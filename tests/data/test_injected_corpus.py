@@ -4,7 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-from torchtune import config as torchtune_config
 from torchtune.models.llama2 import llama2_tokenizer
 
 from tfidf_tune.data import (
@@ -124,14 +123,6 @@ def test_torchtune_tokenizers_are_taken(build, sentencepiece_folder):
     passage = build(tokenizer=tokenizer).passages[0]
     assert passage.token_ids == tokenizer.encode(passage.text, add_bos=False, add_eos=False)
     assert passage.tokenizer == "Llama2Tokenizer"
-
-
-def test_a_config_can_name_it(tokenizer, corpus_file, tmp_path):
-    from omegaconf import OmegaConf
-
-    component = {"_component_": "tfidf_tune.data.injected_corpus_dataset", "cache_dir": str(tmp_path)}
-    sources = {"source": str(corpus_file), "target_source": str(corpus_file)}
-    assert len(torchtune_config.instantiate(OmegaConf.create(component | sources | SIZES), tokenizer)) == 24
 
 
 def test_the_embedded_corpus_is_enough_for_targets_and_base(build):

@@ -73,14 +73,11 @@ def test_tasks_writes_a_pass_through_tokenizer(run_command, capsys, llama, tmp_p
     assert hf_tokenizer(original_tokenizer(str(tmp_path / "ids"))).fingerprint == hf_tokenizer(str(llama)).fingerprint
     with pytest.raises(SystemExit, match="error: .* already exists and is not empty: name another folder"):
         run_command("tasks", "--token-ids-tokenizer", tmp_path / "ids", "--tokenizer", llama)
-
-
-@pytest.mark.parametrize("option", ["--token-ids-tokenizer", "--tokenizer"])
-def test_a_pass_through_tokenizer_needs_both_options(option, run_command, capsys, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        run_command("tasks", option, tmp_path / "x")
-    assert ended.value.code == 2
-    assert "--token-ids-tokenizer and --tokenizer belong together" in capsys.readouterr().err
+    for option in ("--token-ids-tokenizer", "--tokenizer"):
+        with pytest.raises(SystemExit) as ended:
+            run_command("tasks", option, tmp_path / "x")
+        assert ended.value.code == 2
+        assert "--token-ids-tokenizer and --tokenizer belong together" in capsys.readouterr().err
 
 
 def test_eval_asks_our_model_by_ids(run_command, evaluation, llama, probe_file, tmp_path, capsys):
@@ -96,15 +93,12 @@ def test_eval_asks_our_model_by_ids(run_command, evaluation, llama, probe_file, 
 def test_eval_run_is_the_same_and_leaves_another_model_alone(run_command, evaluation, tmp_path, capsys):
     run_command("eval", "run", *evaluation, "--model", "hf", "--output_path", tmp_path / "hf")
     assert "hf (" in capsys.readouterr().out
-    assert {doc["prompts"] for doc in Output(tmp_path / "hf").docs(MEMORIZATION[0])} == {"text"}
-
-
-def test_eval_asks_our_model_by_text_where_that_is_wanted(run_command, evaluation, tmp_path):
     run_command("eval", *evaluation, "prompts=text")
-    assert {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])} == {"text"}
+    for folder in ("hf", "out"):
+        assert {doc["prompts"] for doc in Output(tmp_path / folder).docs(MEMORIZATION[0])} == {"text"}
 
 
-@pytest.mark.parametrize("form", ["of options", "of texts"])
+@pytest.mark.parametrize("form", ["of options", "of texts", "of another model"])
 def test_a_config_file_is_read(form, run_command, llama, probe_file, squad_file, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "theirs.yaml").write_text(THEIR_TASK.replace("SOURCE", squad_file))
@@ -113,6 +107,7 @@ def test_a_config_file_is_read(form, run_command, llama, probe_file, squad_file,
     if form == "of texts":
         metadata, model_args = (",".join(f"{k}={v}" for k, v in values.items()) for values in (metadata, model_args))
     config = {
+        **({"model": "hf"} if form == "of another model" else {}),
         "tasks": [MEMORIZATION[0], "theirs"],
         "model_args": model_args,
         "metadata": metadata,
@@ -124,23 +119,9 @@ def test_a_config_file_is_read(form, run_command, llama, probe_file, squad_file,
     (tmp_path / "eval.yaml").write_text(yaml.safe_dump(config))
     run_command("eval", "--config", tmp_path / "eval.yaml")
     assert len(samples(tmp_path / "out")) == 4
-    assert {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])} == {"token_ids"}
+    prompts = {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])}
+    assert prompts == {"text" if form == "of another model" else "token_ids"}
     assert len(Output(tmp_path / "out").docs("theirs")) == 3
-
-
-def test_the_model_of_a_config_file_is_left_alone(run_command, llama, probe_file, tmp_path):
-    config = {
-        "model": "hf",
-        "tasks": [MEMORIZATION[0]],
-        "model_args": {"pretrained": str(llama), "dtype": "float32"},
-        "metadata": {"probe_file": str(probe_file), "max_new_tokens": 2},
-        "device": "cpu",
-        "log_samples": True,
-        "output_path": str(tmp_path / "out"),
-    }
-    (tmp_path / "eval.yaml").write_text(yaml.safe_dump(config))
-    run_command("eval", "--config", tmp_path / "eval.yaml")
-    assert {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])} == {"text"}
 
 
 def test_the_users_own_tasks_are_included_beside_ours(run_command, squad_file, tmp_path, capsys):
@@ -151,38 +132,27 @@ def test_the_users_own_tasks_are_included_beside_ours(run_command, squad_file, t
     run_command("eval", "validate", "--tasks", "theirs,tfidf_squad", "--include_path", tmp_path)
 
 
-def test_eval_without_arguments_shows_the_help_of_the_harness(run_command, capsys):
-    run_command("eval")
-    assert "Language Model Evaluation Harness" in capsys.readouterr().out
-
-
-def bad_inputs(tokenizers, tmp_path):
-    """What is wrong, the task and its metadata, and the start of what is said."""
+def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_file, tmp_path, monkeypatch):
+    monkeypatch.delenv("TFIDF_TUNE_PROBE_FILE", raising=False)
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
     empty, lacking = tmp_path / "empty.jsonl", tmp_path / "lacking.jsonl"
     empty.write_text("")
     lacking.write_text('{"title": "x"}\n')
-    sources = {"tfidf_squad": "squad_source", "tfidf_cnn_dailymail": "cnn_dailymail_source"}
+    sources = {
+        "tfidf_memorization": "probe_file",
+        "tfidf_wikitext2_ppl": "wikitext2_source",
+        "tfidf_squad": "squad_source",
+        "tfidf_cnn_dailymail": "cnn_dailymail_source",
+    }
     short = "cnn_dailymail_max_source_tokens=100"
-    return [
+    for task, metadata, message in (
         ("tfidf_memorization", "x=1", "error: no probe file is named: give --metadata probe_file="),
         ("tfidf_memorization", "probe_file=gone.jsonl", "error: no such probe file: 'gone.jsonl'"),
         ("tfidf_memorization", f"probe_file={other}", "error: Passage 'target-0000' was tokenized with fingerprint"),
-        ("tfidf_memorization", f"probe_file={empty}", "error: the probe file "),
-        ("tfidf_memorization", f"probe_file={lacking}", "error: "),
-        ("tfidf_wikitext2_ppl", f"wikitext2_source={empty}", "error: "),
-        ("tfidf_wikitext2_ppl", f"wikitext2_source={lacking}", "error: "),
-        *((task, f"{source}={empty}", "error: ") for task, source in sources.items()),
-        *((task, f"{source}={lacking}", "error: ") for task, source in sources.items()),
+        *((task, f"{source}={file}", "error: ") for task, source in sources.items() for file in (empty, lacking)),
         ("tfidf_squad", "squad_source=no/such_data_set", "error: cannot load the data set 'no/such_data_set'"),
         ("tfidf_memoization", short, "error: Tasks not found: tfidf_memoization"),
-    ], short
-
-
-def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, tmp_path, monkeypatch):
-    monkeypatch.delenv("TFIDF_TUNE_PROBE_FILE", raising=False)
-    cases, short = bad_inputs(tokenizers, tmp_path)
-    for task, metadata, message in cases:
+    ):
         arguments = ["--model_args", f"pretrained={llama}", "--tasks", task, "--device", "cpu"]
         with pytest.raises(SystemExit) as ended:
             run_command("eval", *arguments, "--metadata", metadata, short)
@@ -191,18 +161,12 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, tmp_pat
         assert "empty" not in metadata or "empty" in ended.value.code
         assert "lacking" not in metadata or "lacking" in ended.value.code
 
-
-@pytest.mark.parametrize(
-    ("config", "message"), [(None, "Config file not found"), ("- a", "must be a mapping"), ("a: [", "Invalid YAML")]
-)
-def test_a_bad_config_file_ends_with_one_message(config, message, run_command, tmp_path):
-    if config is not None:
-        (tmp_path / "eval.yaml").write_text(config)
-    with pytest.raises(SystemExit, match=f"error: .*{message}"):
-        run_command("eval", "--config", tmp_path / "eval.yaml")
-
-
-def test_a_model_that_is_not_there_ends_with_one_message(run_command, probe_file):
+    config = tmp_path / "eval.yaml"
+    for text, message in ((None, "Config file not found"), ("- a", "must be a mapping"), ("a: [", "Invalid YAML")):
+        if text is not None:
+            config.write_text(text)
+        with pytest.raises(SystemExit, match=f"error: .*{message}"):
+            run_command("eval", "--config", config)
     arguments = ["--tasks", MEMORIZATION[0], "--device", "cpu", "--metadata", f"probe_file={probe_file}"]
     with pytest.raises(SystemExit, match="error: .*/nowhere/model"):
         run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
@@ -217,23 +181,6 @@ def test_a_process_that_fails_says_so_in_one_line(llama, tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"error: no such probe file: '{tmp_path / 'gone.jsonl'}'")
-
-
-def test_evaluate_refuses_an_unknown_task_by_name(llama, tmp_path):
-    with pytest.raises(ValueError, match="there is no task tfidf_swag; there are tfidf_cnn_dailymail, tfidf_memoriz"):
-        evaluate({"pretrained": str(llama)}, ["tfidf_squad", "tfidf_swag"], tmp_path)
-
-
-def test_evaluate_says_so_when_its_results_cannot_be_written(llama, probe_file, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match="the results could not be written to"):
-        run_tasks(llama, MEMORIZATION[0], tmp_path / "file", probe_file=probe_file, max_new_tokens=1)
-
-
-def test_several_evaluations_go_into_one_folder(llama, probe_file, tmp_path):
-    for num_tokens in (1, 2):
-        run_tasks(llama, MEMORIZATION[0], tmp_path, probe_file=probe_file, max_new_tokens=num_tokens)
-    assert len([*tmp_path.rglob("results_*.json")]) == len([*tmp_path.rglob("samples_*.jsonl")]) == 2
 
 
 def test_settings_are_checked_before_the_model_is_loaded(run_command, tokenizers, tmp_path, monkeypatch):

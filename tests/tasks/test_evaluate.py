@@ -25,7 +25,12 @@ def test_the_cpu_is_taken_where_no_device_is_named_and_there_is_no_gpu(llama, pr
     assert len(Output(tmp_path).docs(MEMORIZATION[0])) == 1
 
 
-def test_the_devices_of_the_machine_can_be_chosen_and_no_others(llama, tmp_path, monkeypatch):
+def test_bad_arguments_are_refused_by_name(llama, probe_file, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="there is no task tfidf_swag; there are tfidf_cnn_dailymail, tfidf_memoriz"):
+        evaluate({"pretrained": str(llama)}, ["tfidf_squad", "tfidf_swag"], tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="the results could not be written to"):
+        run_tasks(llama, MEMORIZATION[0], tmp_path / "file", probe_file=probe_file, max_new_tokens=1)
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
     with pytest.raises(

@@ -16,24 +16,12 @@ from tfidf_tune.tasks import save_token_ids_tokenizer
 from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
 from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids, token_ids_request
 
-TOKENIZERS = ["plain", "pythia", "adds_bos", "sentencepiece", "llama"]
+TOKENIZERS = ["plain", "adds_bos", "sentencepiece", "llama"]
 IDS = st.lists(st.integers(0, 319), min_size=1, max_size=20)
 
 
 def text_prompts(folder, **model_args):
     return prompts_of(prompt_settings({"pretrained": str(folder), **model_args}))
-
-
-@pytest.fixture(scope="module")
-def reciting_llama(tokenizers, tmp_path_factory):
-    """A Llama with Llama's tokenizer that knows four targets by heart, and the probe file of these."""
-    folder = tmp_path_factory.mktemp("reciting_llama")
-    file = task_fakes.probe_file(
-        folder / "probe.jsonl", task_fakes.passages_of(tokenizers["llama"], num_targets=4, num_tokens=200)
-    )
-    size = hf_tokenizer(str(tokenizers["llama"])).vocab_size
-    model = task_fakes.teach(task_fakes.random_model("llama", vocab_size=size), file)
-    return task_fakes.checkpoint(folder / "model", model, tokenizers["llama"]), file
 
 
 @given(IDS)
@@ -43,18 +31,26 @@ def test_ids_are_read_back_from_their_request(ids):
     assert parse_token_ids(request) == parse_token_ids(" ".join(map(str, ids))) == ids
 
 
-def test_an_empty_response_is_no_ids():
+def test_what_cannot_be_a_prompt_or_a_response_is_refused_with_the_remedy(tokenizers):
+    for text in ("the river", "token_ids: 12 x", "1.5", "-3", "²", "user: token_ids: 1"):
+        with pytest.raises(ValueError, match=r"expected token ids as numbers, got .*`tfidf-tune eval`.*--token-ids-"):
+            parse_token_ids(text)
     assert parse_token_ids("") == []
+    with pytest.raises(ValueError, match="need the model's tokenizer: give --model_args pretrained=MODEL"):
+        prompt_settings({"probe_file": "probe.jsonl"})
+    prompts = text_prompts(tokenizers["plain"])
+    [space] = prompts.tokenizer.encode_batch([" "])[0]
+    with pytest.raises(ValueError, match="there is no text to predict"):
+        prompts.scored_text([space] * 5)
 
 
-@pytest.mark.parametrize("text", ["the river", "token_ids: 12 x", "1.5", "-3", "²", "user: token_ids: 1"])
-def test_what_is_no_ids_is_refused_with_the_two_ways_that_work(text):
-    with pytest.raises(ValueError, match=r"expected token ids as numbers, got .*`tfidf-tune eval`.*--token-ids-tok"):
-        parse_token_ids(text)
-
-
-@pytest.mark.parametrize("add_bos_token", [None, False, True])
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("tokenizer", "add_bos_token"),
+    [
+        *(("plain", None), ("plain", True), ("pythia", None), ("pythia", True)),
+        *(("adds_bos", None), ("adds_bos", False), ("sentencepiece", None), ("llama", None), ("llama", False)),
+    ],
+)
 def test_a_text_prompt_is_called_exact_just_where_the_model_sees_the_ids(
     tokenizer, add_bos_token, tokenizers, tmp_path
 ):
@@ -107,38 +103,6 @@ def test_what_does_not_survive_as_text_is_told_with_the_remedies(tokenizers, pro
     assert "do not survive" not in caplog.text
 
 
-def test_a_model_that_recites_does_so_when_asked_by_text(reciting, probe_file, tmp_path):
-    settings = {"probe_file": probe_file, "prompts": "text", "prefix_lengths": [*range(32, 60, 3)]}
-    output = run_tasks(reciting, "tfidf_memorization_prefixes", tmp_path, **settings)
-    assert_recited(output.docs("tfidf_memorization_prefixes"))
-
-
-def test_the_space_that_sentencepiece_drops_hides_no_recitation(reciting_llama, tmp_path):
-    model, file = reciting_llama
-    settings = {"probe_file": file, "prompts": "text", "prefix_lengths": [*range(32, 64, 4)]}
-    model_args = {"pretrained": str(model), "dtype": "float32", "add_bos_token": False}
-    docs = run_tasks(model_args, "tfidf_memorization_prefixes", tmp_path, **settings).docs(
-        "tfidf_memorization_prefixes"
-    )
-    assert_recited(docs)
-    tokenizer = hf_tokenizer(str(model))
-    starts = {
-        tokenizer._hf.convert_ids_to_tokens(doc["reference_ids"][0])[0] == "▁" for doc in docs if doc["round_trip"]
-    }
-    assert starts == {True, False}  # a continuation that starts a word, and one that goes on with one
-
-
-def assert_recited(docs):
-    exact = [doc for doc in docs if doc["round_trip"] and doc["kind"] == "target"]
-    assert len(exact) >= 5
-    for doc in exact:
-        sample = doc["sample"]
-        assert sample["generated_ids"] == sample["reference_ids"]
-        assert (sample["lms"], sample["rouge_l"], sample["verbatim"]) == (len(doc["reference_ids"]), 100.0, True)
-    assert any(not doc["round_trip"] for doc in docs)
-    assert all(not doc["sample"]["verbatim"] for doc in docs if doc["kind"] == "control")
-
-
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 50), cut=st.integers(2, 30), length=st.integers(1, 20))
@@ -170,7 +134,7 @@ def test_a_response_goes_on_where_its_prompt_ended(tmp_path):
     assert prompts.survives(ids[:2], ids[2:])
 
 
-def test_a_response_may_go_on_with_a_word_though_its_prompt_does_not_survive(tokenizers):
+def test_a_response_is_read_after_a_prompt_that_does_not_survive_or_recites_nothing(tokenizers):
     prompts = text_prompts(tokenizers["llama"], add_bos_token=False)
     half_a_character = prompts.tokenizer.encode_batch(["🙃"])[0][:-2]
     reference_ids = prompts.tokenizer.encode(
@@ -181,20 +145,15 @@ def test_a_response_may_go_on_with_a_word_though_its_prompt_does_not_survive(tok
     assert prompts.tokenizer.encode_batch([response])[0] != reference_ids
     assert not prompts.survives(half_a_character, reference_ids)
 
-
-def test_what_a_prompt_turned_into_is_no_part_of_the_response(tokenizers):
     prompts = text_prompts(tokenizers["plain"])
+    the, house, of_house, of = prompts.tokenizer.encode_batch(["the", " house", " house of", "house of"])
+    assert prompts.response_ids(" house", the, [5, 6]) == house
+    assert prompts.response_ids("house of", the, of_house) != of_house  # no space is added
+    assert prompts.response_ids(" house of", the, of_house) == of_house != of
     half_a_character = prompts.tokenizer.encode_batch(["🙃"])[0][:1]
     joined = prompts.tokenizer.encode_batch([prompts.tokenizer.decode(half_a_character) + " house"])[0]
-    assert len(joined) > 3  # a replacement character and the house
-    assert prompts.response_ids(" house", half_a_character, joined[1:]) == prompts.tokenizer.encode_batch([" house"])[0]
-
-
-def test_no_space_is_put_before_a_response_that_has_none(tokenizers):
-    prompts = text_prompts(tokenizers["plain"])
-    prompt_ids, reference_ids = prompts.tokenizer.encode_batch(["the", " house of"])[:2]
-    assert prompts.response_ids("house of", prompt_ids, reference_ids) != reference_ids
-    assert prompts.response_ids(" house of", prompt_ids, reference_ids) == reference_ids
+    assert len(joined) > 3  # a replacement character, which is no part of the response, and the house
+    assert prompts.response_ids(" house", half_a_character, joined[1:]) == house
 
 
 def test_a_text_that_the_harness_tidies_up_does_not_survive(tokenizers, tmp_path):
@@ -209,27 +168,9 @@ def test_a_text_that_the_harness_tidies_up_does_not_survive(tokenizers, tmp_path
         assert prompts.survives(prompt_ids, reference_ids) == survives
 
 
-def test_a_response_that_recites_nothing_is_read_as_its_own_ids(tokenizers):
-    prompts = text_prompts(tokenizers["plain"])
-    ids = prompts.tokenizer.encode_batch([" green house"])[0]
-    assert prompts.response_ids(" green house", prompts.tokenizer.encode_batch(["the"])[0], [5, 6]) == ids
-
-
 def test_the_prompts_of_a_pass_through_tokenizer_are_ids(tokenizers, llama, tmp_path):
     save_token_ids_tokenizer(str(llama), tmp_path / "ids")
     settings = prompt_settings({"pretrained": str(llama), "tokenizer": str(tmp_path / "ids")})
     assert settings["prompts"] == "token_ids"
     assert prompts_of(settings).tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
     assert prompt_settings({"pretrained": str(llama)})["prompts"] == "text"
-
-
-def test_without_a_model_there_is_no_tokenizer(tokenizers):
-    with pytest.raises(ValueError, match="need the model's tokenizer: give --model_args pretrained=MODEL"):
-        prompt_settings({"probe_file": "probe.jsonl"})
-
-
-def test_a_block_without_text_to_predict_is_refused(tokenizers):
-    prompts = text_prompts(tokenizers["plain"])
-    [space] = prompts.tokenizer.encode_batch([" "])[0]
-    with pytest.raises(ValueError, match="there is no text to predict"):
-        prompts.scored_text([space] * 5)

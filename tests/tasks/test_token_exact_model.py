@@ -55,11 +55,20 @@ def test_text_is_the_harness_own_business(ours, stock):
 
 
 def test_ids_are_continued_one_by_one_as_in_a_batch(ours, id_prompts, llama):
-    responses = ours.generate_until(continuations(map(token_ids_request, id_prompts)), True)
+    register_model()
+    register_model()
+    assert (get_model(MODEL_NAME), get_model("hf")) == (TokenExactHFLM, HFLM)
+    automatic = TokenExactHFLM(str(llama), device="cpu", dtype="float32", batch_size="auto")
     model = load_model(llama)
-    expected = [greedy_continuations(model, [prompt], 12, eos_id=0)[0] for prompt in id_prompts]
-    assert responses == [" ".join(map(str, ids)) for ids in expected]
-    assert len(set(responses)) == len(responses)
+    expected = [" ".join(map(str, greedy_continuations(model, [prompt], 12, eos_id=0)[0])) for prompt in id_prompts]
+    for lm in (ours, automatic):
+        assert lm.generate_until(continuations(map(token_ids_request, id_prompts)), True) == expected
+    assert len(set(expected)) == len(expected)
+    requests = [
+        continuations([token_ids_request(prompt)], max_gen_toks=length)[0]
+        for length, prompt in enumerate(id_prompts, start=1)
+    ]
+    assert [len(response.split()) for response in ours.generate_until(requests, True)] == [*range(1, 8)]
 
 
 def test_requests_of_both_kinds_keep_their_order(ours, id_prompts):
@@ -67,14 +76,6 @@ def test_requests_of_both_kinds_keep_their_order(ours, id_prompts):
     apart = {prompt: ours.generate_until(continuations([prompt]), True)[0] for prompt in mixed}
     assert ours.generate_until(continuations(mixed), True) == [apart[prompt] for prompt in mixed]
     assert ours.generate_until([], True) == []
-
-
-def test_each_request_is_continued_as_far_as_it_asks(ours, id_prompts):
-    requests = [
-        continuations([token_ids_request(prompt)], max_gen_toks=length)[0]
-        for length, prompt in enumerate(id_prompts, start=1)
-    ]
-    assert [len(response.split()) for response in ours.generate_until(requests, True)] == [*range(1, 8)]
 
 
 def test_the_longest_prompts_come_first_and_nothing_is_padded(ours, id_prompts):
@@ -99,18 +100,26 @@ def test_the_likelihood_of_ids_is_that_of_these_ids(ours, stock, id_prompts, lla
     assert not is_greedy
 
 
-@pytest.mark.parametrize("arguments", [{"do_sample": True, "temperature": 0.7}, {"do_sample": True}])
-def test_sampling_is_refused(arguments, ours, id_prompts):
-    with pytest.raises(ValueError, match=r"continued greedily, but --gen_kwargs ask for sampling: .*Leave out"):
-        ours.generate_until(continuations([token_ids_request(id_prompts[0])], **arguments), True)
+def test_what_the_model_cannot_do_is_refused(ours, id_prompts, llama, padded):
+    prompt, unknown = token_ids_request(id_prompts[0]), ours.model.get_input_embeddings().weight.shape[0]
+    for arguments in ({"do_sample": True, "temperature": 0.7}, {"do_sample": True}, {"temperature": 0.7}):
+        request = Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0)
+        with pytest.raises(ValueError, match=r"continued greedily, but --gen_kwargs ask for sampling: .*Leave out"):
+            ours.generate_until([request], True)
 
-
-def test_a_temperature_alone_is_sampling_too(ours, id_prompts):
-    request = Instance(
-        "generate_until", doc={}, arguments=(token_ids_request(id_prompts[0]), {"temperature": 0.7}), idx=0
-    )
-    with pytest.raises(ValueError, match="ask for sampling"):
-        ours.generate_until([request], True)
+    ours.generate_until(continuations([token_ids_request([5] * 250)], max_gen_toks=6), True)
+    for too_much, num_tokens, message in (
+        ([5] * 250, 7, r"a prompt and its continuation are 257 tokens together, more than .* 256"),
+        ([1, unknown], 6, f"Token id {unknown} is outside the model's vocabulary"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours.generate_until(continuations([token_ids_request(too_much)], max_gen_toks=num_tokens), True)
+    for scored, message in ((" 5" * 256, "257 tokens together"), (f" {unknown}", f"Token id {unknown} is outside")):
+        pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([5]), scored), idx=0)
+        with pytest.raises(ValueError, match=message):
+            ours.loglikelihood([pair], True)
+    with pytest.raises(ValueError, match="peft and delta cannot be used together"):
+        TokenExactHFLM(str(llama), peft=str(padded / "no_op"), delta=str(llama), device="cpu")
 
 
 def test_the_models_own_ways_of_generating_do_not_count(ours, id_prompts, llama, tmp_path):
@@ -120,22 +129,6 @@ def test_the_models_own_ways_of_generating_do_not_count(ours, id_prompts, llama,
     penalized = TokenExactHFLM(str(tmp_path), tokenizer=str(llama), device="cpu", dtype="float32")
     requests = continuations(map(token_ids_request, id_prompts))
     assert penalized.generate_until(requests, True) == ours.generate_until(requests, True)
-
-
-def test_what_is_too_long_for_the_model_is_refused(ours):
-    request = continuations([token_ids_request([5] * 250)], max_gen_toks=6)
-    ours.generate_until(request, True)
-    with pytest.raises(ValueError, match=r"a prompt and its continuation are 257 tokens together, more than .* 256"):
-        ours.generate_until(continuations([token_ids_request([5] * 250)], max_gen_toks=7), True)
-    pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([5]), " 5" * 256), idx=0)
-    with pytest.raises(ValueError, match="257 tokens together"):
-        ours.loglikelihood([pair], True)
-
-
-def test_an_automatic_batch_size_works_for_ids(llama, id_prompts, ours):
-    model = TokenExactHFLM(str(llama), device="cpu", dtype="float32", batch_size="auto")
-    requests = continuations(map(token_ids_request, id_prompts))
-    assert model.generate_until(requests, True) == ours.generate_until(requests, True)
 
 
 def test_log_probabilities_are_float32_whatever_the_models_precision(llama):
@@ -190,11 +183,6 @@ def test_an_adapter_with_tokens_of_its_own_gets_rows_for_them(llama, tokenizers,
     assert response == " ".join(map(str, greedy_continuations(adapter.eval(), [ids], 12, eos_id=0)[0]))
 
 
-def test_delta_weights_and_an_adapter_are_refused_together(llama, padded):
-    with pytest.raises(ValueError, match="peft and delta cannot be used together"):
-        TokenExactHFLM(str(llama), peft=str(padded / "no_op"), delta=str(llama), device="cpu")
-
-
 @pytest.mark.parametrize("options", [{"system_instruction": "You are kind."}, {"apply_chat_template": True}])
 def test_neither_chat_template_nor_system_instruction_changes_a_prompt(options, llama, probe_file, tmp_path):
     register_model()
@@ -216,19 +204,3 @@ def test_neither_chat_template_nor_system_instruction_changes_a_prompt(options, 
         )
     expected = [passage.token_ids[:32] for passage in read_probe_file(probe_file)]
     assert sorted(prompts_seen(calls)) == sorted(expected)
-
-
-def test_registering_leaves_the_harness_own_models_known():
-    register_model()
-    register_model()
-    assert get_model(MODEL_NAME) is TokenExactHFLM
-    assert get_model("hf") is HFLM
-
-
-def test_ids_outside_of_the_vocabulary_are_refused(ours):
-    unknown = ours.model.get_input_embeddings().weight.shape[0]
-    with pytest.raises(ValueError, match=f"Token id {unknown} is outside the model's vocabulary"):
-        ours.generate_until(continuations([token_ids_request([1, unknown])]), True)
-    pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([1]), f" {unknown}"), idx=0)
-    with pytest.raises(ValueError, match=f"Token id {unknown} is outside the model's vocabulary"):
-        ours.loglikelihood([pair], True)

@@ -38,13 +38,25 @@ def test_every_number_is_its_id(tokenizer, ids):
     assert parse_token_ids(tokenizer.decode(ids, skip_special_tokens=True)) == without_eos
 
 
-def test_eos_is_spelled_so_that_no_number_holds_it(tokenizer):
+def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, tokenizers, llama, tmp_path):
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", 0)
     assert tokenizer.decode([5, 0, 10]) == "5 </s> 10"
     assert tokenizer("10 0 100 </s>")["input_ids"] == [10, 0, 100, 0]
+    for text in ("the river", "12 x", "320", "-1"):
+        # Other tasks in the same run would be asked in a language that the model does not know.
+        with pytest.raises(Exception, match="UNK"):
+            tokenizer(text)
+    padded = task_fakes.checkpoint(
+        tmp_path / "model", task_fakes.random_model("llama", vocab_size=384), tokenizers["plain"]
+    )
+    for source, size in ((padded, 384), (llama, 320), (tokenizers["adds_bos"], 321)):
+        save_token_ids_tokenizer(str(source), tmp_path / str(size))
+        assert len(AutoTokenizer.from_pretrained(tmp_path / str(size))) == size
+    assert hf_tokenizer(original_tokenizer(str(folder))).fingerprint == hf_tokenizer(str(llama)).fingerprint
+    assert original_tokenizer(str(llama)) is None
 
 
-@pytest.mark.parametrize("eos", [0, 3, 31])
+@pytest.mark.parametrize("eos", [3, 31])
 def test_any_id_may_be_eos(eos, tokenizers, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(tokenizers["plain"], source)
@@ -57,32 +69,6 @@ def test_any_id_may_be_eos(eos, tokenizers, tmp_path):
     ids = [*range(320), eos, 13, 31, 3, eos, eos]
     assert tokenizer(token_ids_request(ids))["input_ids"] == ids
     assert tokenizer.eos_token_id == eos
-
-
-def test_it_has_a_number_for_every_row_of_a_padded_embedding(tokenizers, llama, folder, tmp_path):
-    model = task_fakes.random_model("llama", vocab_size=384)
-    padded = task_fakes.checkpoint(tmp_path / "model", model, tokenizers["plain"])
-    save_token_ids_tokenizer(str(padded), tmp_path / "ids")
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "ids")) == 384
-    assert len(AutoTokenizer.from_pretrained(folder)) == 320
-
-
-def test_a_tokenizer_alone_gives_as_many_numbers_as_it_has_tokens(tokenizers, tmp_path):
-    save_token_ids_tokenizer(str(tokenizers["adds_bos"]), tmp_path / "ids")
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "ids")) == 321
-
-
-def test_the_original_lies_beside_it(folder, llama):
-    original = original_tokenizer(str(folder))
-    assert hf_tokenizer(original).fingerprint == hf_tokenizer(str(llama)).fingerprint
-    assert original_tokenizer(str(llama)) is None
-
-
-@pytest.mark.parametrize("text", ["the river", "12 x", "320", "-1"])
-def test_what_is_no_id_is_refused(text, tokenizer):
-    """Other tasks in the same run would be asked in a language that the model does not know."""
-    with pytest.raises(Exception, match="UNK"):
-        tokenizer(text)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -100,6 +86,9 @@ def test_the_harness_own_model_sees_the_ids_and_answers_in_ids(batch_size, llama
 
 
 def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder: '/nowhere/model'"):
+        save_token_ids_tokenizer("/nowhere/model", tmp_path / "ids")
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="already exists and is not empty: name another folder"):
         save_token_ids_tokenizer(str(llama), tmp_path)
@@ -107,9 +96,3 @@ def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):
     (tmp_path / "empty").mkdir()
     save_token_ids_tokenizer(str(llama), tmp_path / "empty")
     assert original_tokenizer(str(tmp_path / "empty"))
-
-
-def test_a_model_that_is_not_there_leaves_no_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such folder: '/nowhere/model'"):
-        save_token_ids_tokenizer("/nowhere/model", tmp_path / "ids")
-    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,6 @@ from task_fakes import FAMILIES, embedded_ids, prompts_seen, recorded_pairs, run
 
 from tfidf_tune.analysis import load_model
 from tfidf_tune.data import hf_tokenizer, text_blocks
-from tfidf_tune.tasks.perplexity import perplexity
 
 TASK = "tfidf_wikitext2_ppl"
 
@@ -71,12 +70,13 @@ def test_blocks_of_256_predict_255_tokens_each(llama, wiki_file, tmp_path):
     assert output.metrics(TASK)["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / 510), rel=1e-4)
 
 
-@pytest.mark.parametrize("num_blocks", [1, 3, 10_000])
-def test_num_blocks_takes_the_first(num_blocks, llama, wiki_file, tmp_path):
-    output = run_tasks(llama, TASK, tmp_path, wikitext2_source=wiki_file, block_size=32, num_blocks=num_blocks)
-    blocks = blocks_of(llama, wiki_file, 32)[:num_blocks]
-    expected = log_likelihoods(load_model(llama), blocks)
-    assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
+def test_num_blocks_takes_the_first(llama, wiki_file, tmp_path):
+    blocks = blocks_of(llama, wiki_file, 32)
+    for num_blocks in (1, 10_000):
+        settings = {"wikitext2_source": wiki_file, "block_size": 32, "num_blocks": num_blocks}
+        output = run_tasks(llama, TASK, tmp_path / str(num_blocks), **settings)
+        expected = log_likelihoods(load_model(llama), blocks[:num_blocks])
+        assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("num_blocks", [None, 2])
@@ -107,42 +107,32 @@ def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks
     assert sorted(prompts_seen(calls)) == sorted(block[:-1] for block in expected)
 
 
-def test_text_that_was_all_trained_on_is_refused(llama, wiki_file, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name other text"
-    ):
-        run_tasks(
-            llama, TASK, tmp_path, wikitext2_source=wiki_file, block_size=32, train_source=wiki_file, shared_tokens=8
-        )
-
-
-@pytest.mark.parametrize("tokenizer", ["pythia", "adds_bos", "sentencepiece", "llama"])
-def test_no_bos_is_seen_whatever_the_tokenizer_adds(tokenizer, tokenizers, wiki_file, tmp_path):
-    folder = tokenizers[tokenizer]
-    size = hf_tokenizer(str(folder)).vocab_size
-    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
-    with embedded_ids() as calls:
-        run_tasks(model, TASK, tmp_path / "out", wikitext2_source=wiki_file, block_size=32)
-    assert sorted(prompts_seen(calls)) == sorted(blocks_of(model, wiki_file, 32)[:, :-1].tolist())
-
-
-@pytest.mark.parametrize("add_bos_token", [None, False, True])
-@pytest.mark.parametrize("tokenizer", ["plain", "pythia", "adds_bos", "sentencepiece", "llama"])
-def test_as_text_exactly_the_tokens_that_the_harness_scores_are_counted(
-    add_bos_token, tokenizer, tokenizers, wiki_file, tmp_path
+@pytest.mark.parametrize(
+    ("tokenizer", "add_bos_token"),
+    [
+        *(("plain", None), ("pythia", True), ("adds_bos", None), ("adds_bos", False)),
+        *(("sentencepiece", True), ("llama", None), ("llama", False)),
+    ],
+)
+def test_by_ids_no_bos_is_seen_and_as_text_the_tokens_that_the_harness_scores_are_counted(
+    tokenizer, add_bos_token, tokenizers, wiki_file, tmp_path
 ):
     folder = tokenizers[tokenizer]
     size = hf_tokenizer(str(folder)).vocab_size
     model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    blocks = blocks_of(folder, wiki_file, 32).tolist()
+    settings = {"wikitext2_source": wiki_file, "block_size": 32, "batch_size": 1}
+    with embedded_ids() as calls:
+        run_tasks(model, TASK, tmp_path / "ids", **settings)
+    assert sorted(prompts_seen(calls)) == sorted(block[:-1] for block in blocks)
+
     model_args = {"pretrained": str(model), "dtype": "float32"}
     if add_bos_token is not None:
         model_args["add_bos_token"] = add_bos_token
-    settings = {"wikitext2_source": wiki_file, "block_size": 32, "prompts": "text", "batch_size": 1}
     with recorded_pairs() as scored, embedded_ids() as calls:
-        output = run_tasks(model_args, TASK, tmp_path / "out", **settings)
+        output = run_tasks(model_args, TASK, tmp_path / "out", prompts="text", **settings)
     docs = output.docs(TASK)
     assert [doc["num_predictions"] for doc in docs] == [len(continuation) for _, continuation in scored]
-    blocks = blocks_of(folder, wiki_file, 32).tolist()
     assert [doc["round_trip"] for doc in docs] == [
         given + continuation == block and len(given) == 1
         for (given, continuation), block in zip(scored, blocks, strict=True)
@@ -164,14 +154,12 @@ def test_blocks_that_are_too_many_tokens_as_text_are_refused(llama, tmp_path):
         run_tasks(llama, TASK, tmp_path / "text", prompts="text", **settings)
 
 
-def test_perplexity_pools_all_tokens():
-    assert perplexity([(-2.0, 1), (-4.0, 3)]) == pytest.approx(math.exp(6 / 4))
-    assert perplexity([(-1000.0, 1)]) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_bad_settings_and_sources_are_refused_by_name(llama, wiki_file, tmp_path):
+    empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"
+    empty.write_text("")
+    short.write_text("the river sings\n")
+    all_seen = {"block_size": 32, "train_source": wiki_file, "shared_tokens": 8}
+    for settings, message in (
         ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
         ({"block_size": 257}, "sequences of 257 tokens exceed the model's 256 positions: lower block_size"),
         ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
@@ -179,21 +167,12 @@ def test_perplexity_pools_all_tokens():
         ({"shared_tokens": 1}, "shared_tokens must be a whole number of at least 2, got 1"),
         ({"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20, more than block_size 8: lower it"),
         ({"train_source": "/gone.txt"}, "no such file or folder: '/gone.txt'"),
+        (all_seen, r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name other text"),
         ({"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
         ({"wikitext2_column": "words"}, r"has no column 'words': name one of its columns \['text'\]"),
-    ],
-)
-def test_bad_settings_are_refused_by_name(settings, message, llama, wiki_file, tmp_path):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run_tasks(llama, TASK, tmp_path, **({"wikitext2_source": wiki_file} | settings))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_source_without_text_or_with_too_little_is_refused(llama, tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("")
-    with pytest.raises(ValueError, match=r"a\.txt' is empty"):
-        run_tasks(llama, TASK, tmp_path / "out", wikitext2_source=file)
-    file.write_text("the river sings\n")
-    with pytest.raises(ValueError, match=r"a\.txt' has not one block of 256 tokens: name more text"):
-        run_tasks(llama, TASK, tmp_path / "out", wikitext2_source=file)
+        ({"wikitext2_source": empty}, r"empty\.txt' is empty"),
+        ({"wikitext2_source": short}, r"short\.txt' has not one block of 256 tokens: name more text"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            run_tasks(llama, TASK, tmp_path / "out", **({"wikitext2_source": wiki_file} | settings))
+        assert not (tmp_path / "out").exists()
