@@ -235,7 +235,6 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
         [sys.executable, "-m", *command],
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
