@@ -148,6 +148,7 @@ KEYS = [
     value("batch_size", "many", r"batch_size is 'many', it has to be a whole number"),
     value("batch_size", None, r"batch_size is None, it has to be a whole number"),
     value("batch_size", 2.5, r"batch_size is 2\.5, it has to be a whole number"),
+    value("batch_size", 2.0, r"batch_size is 2\.0, it has to be a whole number"),
     value("batch_size", True, r"batch_size is True, it has to be a number, not a boolean"),
     value("batch_size", 0, r"batch_size is 0, it has to be at least 1"),
     value(

@@ -22,7 +22,13 @@ def _no_boolean(value: Any) -> Any:
     return value
 
 
-_Int = Annotated[int, BeforeValidator(_no_boolean)]
+def _no_float(value: Any) -> Any:
+    if isinstance(value, float):  # pydantic takes 2.0 for 2
+        raise ValueError("it has to be a whole number")
+    return value
+
+
+_Int = Annotated[int, BeforeValidator(_no_boolean), BeforeValidator(_no_float)]
 _Count = Annotated[_Int, Field(ge=1)]
 _Positive = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0)]
 # fp16 is missing: its gradients would need scaling.
