@@ -1,12 +1,10 @@
-"""Hides two harmless messages of other libraries, and keeps one of them from configuring logging.
+"""Hides two harmless messages of other libraries.
 
 torchao 0.15, which torchtune needs, logs at import that its C++ extensions do not fit the installed torch; nothing here
 uses them. torchtune's RMSNorm computes in float32 with weights in bf16, and torch warns that this has no fused kernel.
-submitit configures logging when it is imported, which closes the streams of handlers that others have installed.
 """
 
 import logging
-import os
 import warnings
 
 
@@ -16,4 +14,3 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 logging.getLogger("torchao").addFilter(_is_wanted)
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight", category=UserWarning)
-os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")

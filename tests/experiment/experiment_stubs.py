@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import yaml
-from submitit.core.utils import JobPaths
 
 import tfidf_tune.tasks
 from tfidf_tune.experiment import _job, _launcher, _run
 
+JobPaths = _job.submitit.core.utils.JobPaths  # submitit is imported after tfidf_tune.experiment
 CONTEXT = multiprocessing.get_context("fork")
 
 

@@ -1,5 +1,10 @@
 """Experiments: train, evaluate and compare the models, objectives and seeds of one file."""
 
+import os
+
+# submitit configures logging when it is imported, which closes the streams of handlers that others have installed.
+os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
+
 from tfidf_tune.experiment._progress import Failure
 from tfidf_tune.experiment._run import print_cells, run_experiment
 from tfidf_tune.experiment._schema import EvalSettings, Experiment, Model, load_experiment, shipped_experiments
