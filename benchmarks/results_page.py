@@ -209,7 +209,7 @@ def _words(one: SeedDifference | None) -> str:
 
 
 def draw_figures(file: str = "frontier.jsonl") -> None:
-    """Draw the frontier of each model of a results file beside it."""
+    """Draw the frontier of each model of a results file, into the folder of that file."""
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results

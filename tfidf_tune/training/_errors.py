@@ -27,7 +27,7 @@ _CAUSES = (
 
 
 class SetupError(ValueError):
-    """A setting or file of the user does not work; the message says what is wrong and how to fix it."""
+    """Raised for an invalid setting or file of the user. The message says how to fix it."""
 
 
 class TrainingError(RuntimeError):
