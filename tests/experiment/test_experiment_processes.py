@@ -217,7 +217,8 @@ def test_a_start_is_whole_or_not_there_and_its_output_goes_to_the_log(tmp_path):
 
 FAKE_SLURM = {
     "sbatch": """
-        (export SLURM_JOB_ID=$$; exec setsid sh "$1") > $SLURM/$$.out 2>&1 < /dev/null &
+        cp "$1" $SLURM/$$.sh  # submitit renames the script as soon as sbatch ends
+        (export SLURM_JOB_ID=$$; exec setsid sh $SLURM/$$.sh) > $SLURM/$$.out 2>&1 < /dev/null &
         echo $! > $SLURM/$$.pid
         echo Submitted batch job $$""",
     "srun": """
