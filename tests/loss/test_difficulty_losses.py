@@ -152,7 +152,7 @@ def test_an_id_outside_the_vocabulary_of_the_logits_is_an_error_that_names_it():
 
 
 @pytest.mark.parametrize("form", ["whole", "chunks", "head"])
-def test_a_weighting_that_needs_predictions_is_given_those_of_the_batch(form):
+def test_a_weighting_that_needs_predictions_gets_those_of_the_batch(form):
     logits, labels = random_batch(8)
     weighting = GivenWeighting(torch.ones(labels.shape), needs_predictions=True)
     given = {"whole": logits, "chunks": list(logits.chunk(4, dim=1)), "head": HeadInput(logits, torch.eye(50))}[form]

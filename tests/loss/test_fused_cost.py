@@ -47,7 +47,7 @@ def test_a_chunk_takes_three_matrix_products():
 
 
 @pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight", "bias")])
-def test_what_is_frozen_takes_no_matrix_product_and_no_sum(wanted):
+def test_frozen_inputs_cost_no_matrix_product_and_no_sum(wanted):
     recorder = record(random_head(700), wanted)
     products = sum(operation in PRODUCTS for operation in recorder.operations)
     assert products == 3 * (1 + ("hidden" in wanted) + ("weight" in wanted))
@@ -126,12 +126,12 @@ LOGITS = NUM_TOKENS * VOCAB_SIZE * 2
 GRADIENTS = {"hidden": NUM_TOKENS * DIM * 2, "weight": VOCAB_SIZE * DIM * 2}
 
 
-def test_beside_gradients_it_takes_less_than_a_tenth_of_the_logits():
+def test_besides_gradients_memory_is_below_a_tenth_of_the_logits():
     assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE) - sum(GRADIENTS.values()) <= 0.1 * LOGITS
 
 
 @pytest.mark.parametrize("block_size", ["_BLOCK_SIZE", "_CUDA_BLOCK_SIZE"])
-def test_with_the_gradient_of_the_hidden_states_it_still_does(block_size, monkeypatch):
+def test_with_the_gradient_of_the_hidden_states_memory_is_below_a_tenth_too(block_size, monkeypatch):
     """On a CPU and on a GPU. The gradient of the head is half as large as the logits, whatever computes it."""
     monkeypatch.setattr(_head, "_BLOCK_SIZE", getattr(_head, block_size))
     assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE, trained=False) <= 0.1 * LOGITS

@@ -47,20 +47,20 @@ def objective(head, **settings):
 @pytest.mark.parametrize(
     ("head", "num_tokens", "bias"), [("fused", n, n != 257) for n in NUM_TOKENS] + [("torch", 700, b) for b in (0, 1)]
 )
-def test_value_losses_and_gradients_are_the_true_ones(head, num_tokens, bias):
+def test_value_losses_and_gradients_equal_those_in_float64(head, num_tokens, bias):
     batch = random_head(num_tokens, bias=bias)
     assert_equal_truth(values_of(objective(head), batch), batch)
 
 
 @pytest.mark.parametrize("block_size", [37 * 50, 36])
-def test_they_are_in_blocks_of_a_few_rows_or_of_one(block_size, monkeypatch):
+def test_they_do_for_every_block_size(block_size, monkeypatch):
     monkeypatch.setattr("tfidf_tune.loss._head._BLOCK_SIZE", block_size)
     for num_tokens in (300, 5000) if block_size > 37 else (300,):
         batch = random_head(num_tokens)
         assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
 
 
-def test_vocabularies_may_be_small_and_labels_narrow_and_tensors_strided():
+def test_small_vocabularies_narrow_labels_and_strided_tensors_are_supported():
     for vocab_size in (1, 2, 1001):
         hidden, weight, bias = (batch := random_head(600, rows=3, vocab_size=vocab_size)).head
         strided = batch._replace(
@@ -105,7 +105,7 @@ def assert_close(value, truth, tolerance):
     torch.testing.assert_close(value.double(), truth, rtol=0.0, atol=float(tolerance))
 
 
-def test_a_loss_that_wants_chunks_takes_a_head_all_the_same():
+def test_a_loss_with_chunked_head_accepts_a_head_input():
     batch = random_head(90, rows=3)
     assert torch.equal(
         CrossEntropyLoss(head="chunked")(batch.head, batch.labels), CrossEntropyLoss()(batch.head, batch.labels)
@@ -117,7 +117,7 @@ def test_a_loss_that_wants_chunks_takes_a_head_all_the_same():
 
 @pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight",), ("hidden", "bias")])
 @pytest.mark.parametrize("head", ["fused", "torch"])
-def test_what_is_frozen_gets_no_gradient_and_the_rest_is_the_same(head, wanted):
+def test_frozen_inputs_get_no_gradient_and_the_others_the_same_one(head, wanted):
     batch = random_head(600)
     values = values_of(objective(head), batch, wanted=wanted)
     assert_equal_truth(values, batch)
@@ -134,7 +134,7 @@ def test_without_grad_mode_the_losses_are_the_same_and_nothing_can_be_backpropag
     assert values.hidden is values.weight is values.bias is None
 
 
-def test_the_losses_without_gradients_are_those_with_them_in_every_dtype():
+def test_the_losses_are_the_same_with_and_without_gradients():
     """Both in float32 from the same logits on."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         batch = random_head(600, dtype=dtype)
@@ -194,7 +194,7 @@ def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype):
     torch.testing.assert_close(values.weight.double(), truth.weight, rtol=0.0, atol=math.exp(-64))
 
 
-def test_what_is_not_finite_makes_the_loss_nan_unless_it_is_ignored():
+def test_non_finite_inputs_make_the_loss_nan_unless_ignored():
     """The run then ends with an error instead of continuing with a broken model."""
     for where in ("hidden", "weight", "bias"):
         for value in (math.nan, math.inf):
@@ -213,7 +213,7 @@ def test_what_is_not_finite_makes_the_loss_nan_unless_it_is_ignored():
             assert torch.equal(values.losses, expected.losses)
 
 
-def test_fp16_gradients_that_fp16_alone_would_flush_to_zero_arrive():
+def test_small_fp16_gradients_do_not_underflow():
     """Under a loss scale they have to be made as large as that, and not only be multiplied by it once they are lost."""
     batch = random_head(1024, vocab_size=1000, dtype=torch.float16, ignored=0.0)
     batch = batch._replace(coefficients=batch.coefficients / 100)  # as of a batch of 100,000 tokens
@@ -241,7 +241,7 @@ def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow(wanted):
         assert relative_error(getattr(values, name), getattr(truth, name)) < 12 * 2**-11, name
 
 
-def test_the_scale_inside_of_fp16_is_the_next_power_of_two_which_rounds_nothing():
+def test_the_scale_of_fp16_gradients_is_a_power_of_two():
     for num_valid in (0, 1, 3, 100, 128, 300):
         scale = float(_gradient_scale(torch.float16, torch.arange(300) < num_valid))
         assert math.log2(scale).is_integer()

@@ -37,7 +37,7 @@ def make_head(**changes):
         ({"bias": torch.randn(5, dtype=torch.float16)}, "float16"),
     ],
 )
-def test_what_does_not_fit_is_an_error_that_names_shapes_and_dtypes(changes, named):
+def test_mismatched_inputs_are_an_error_that_names_shapes_and_dtypes(changes, named):
     head = make_head(**changes)
     for call in (
         lambda: fused_cross_entropy(head, LABELS, torch.ones(2, 3)),
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_an_error_that_names_shapes_and_dtypes(changes, nam
 
 @pytest.mark.parametrize("is_trained", [False, True])
 @pytest.mark.parametrize("value", [float("-inf"), float("nan")])
-def test_what_stands_at_an_ignored_position_does_not_count(value, is_trained):
+def test_ignored_positions_do_not_count(value, is_trained):
     """The label that stands in for an ignored one may have a logit of -inf: of a padding id, say."""
     bias = torch.zeros(5)
     bias[0] = float("-inf")

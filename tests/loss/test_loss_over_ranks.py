@@ -78,7 +78,7 @@ def test_with_sync_the_gradients_of_the_head_add_up_to_those_of_the_union(ranks)
         assert_equal_truth(values._replace(losses=None), batch)
 
 
-def test_the_loss_hands_its_settings_on_to_the_weighting():
+def test_the_loss_passes_its_settings_to_the_weighting():
     weighting = TFIDFCrossEntropyLoss(sync=True, normalization="rank").weighting
     assert (weighting.sync, weighting.normalization) == (True, "rank")
     weighting = TFIDFCrossEntropyLoss().weighting

@@ -176,7 +176,7 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
         ),
     ],
 )
-def test_a_weighting_that_cannot_be_is_refused_in_one_message(name, arguments, message):
+def test_an_invalid_weighting_is_refused_in_one_message(name, arguments, message):
     with pytest.raises(SetupError, match=f"^config: loss.weighting: .*{message}") as error:
         built(weighted(name, **arguments))
     assert "\n" not in str(error.value)
@@ -201,7 +201,7 @@ def test_a_weighting_that_cannot_be_is_refused_in_one_message(name, arguments, m
         ),
     ],
 )
-def test_a_factor_that_cannot_be_is_refused_by_name(arguments, message):
+def test_an_invalid_factor_is_refused_by_name(arguments, message):
     with pytest.raises(SetupError, match=f"^config: loss.weighting.{message}"):
         built(weighted("Product", **arguments))
 
@@ -219,7 +219,7 @@ def test_a_factor_that_cannot_be_is_refused_by_name(arguments, message):
         (OBJECTIVES["CE"] | {"options": {}}, ".* has no argument 'options'; possible are accumulate_in_fp32, head, "),
     ],
 )
-def test_a_loss_that_cannot_be_is_refused_in_one_message(section, message):
+def test_an_invalid_loss_is_refused_in_one_message(section, message):
     with pytest.raises(SetupError, match=f"^config: loss: {message}") as error:
         built(section)
     assert "\n" not in str(error.value)
@@ -262,7 +262,7 @@ def forms():
 
 
 @every_objective
-def test_nothing_valid_gives_a_loss_of_0_with_gradients_of_0_and_leaves_the_state(name):
+def test_without_valid_tokens_loss_and_gradients_are_0_and_the_state_stays(name):
     for head, given, trained in forms():
         loss, labels = built(name, head=head), random_head(40, rows=2).labels
         loss(given, labels)
@@ -285,7 +285,7 @@ def test_where_every_token_is_dropped_the_loss_is_0_and_can_be_backpropagated():
 
 
 @every_objective
-def test_a_saved_state_goes_on_exactly_and_evaluation_leaves_it(name):
+def test_a_loaded_state_continues_exactly_and_evaluation_does_not_change_it(name):
     undisturbed, loaded = built(name), built(name)
     for seed in range(4):
         undisturbed(*random_batch(seed))
@@ -307,7 +307,7 @@ def test_a_saved_state_goes_on_exactly_and_evaluation_leaves_it(name):
 
 
 @every_objective
-def test_evaluation_of_one_that_hides_tokens_is_plain_cross_entropy(name):
+def test_evaluation_with_a_weighting_that_hides_tokens_is_plain_cross_entropy(name):
     logits, labels = random_batch(0)
     loss = built(name)
     loss(logits, labels)

@@ -39,7 +39,7 @@ def test_the_weighted_mean_divides_by_the_number_of_valid_tokens_and_not_by_the_
     assert weighted_mean(losses, weights, valid).item() == pytest.approx(7 / 3, rel=EPS)
 
 
-def test_the_weighted_mean_of_nothing_is_a_0_that_can_be_backpropagated():
+def test_the_weighted_mean_without_valid_tokens_is_0_and_can_be_backpropagated():
     losses = torch.zeros(2, 3, requires_grad=True)
     loss = weighted_mean(losses, torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
     loss.backward()

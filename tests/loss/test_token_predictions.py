@@ -31,14 +31,14 @@ def assert_predictions(predictions, logits, labels, logit_error=0.0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_they_are_those_of_a_categorical_distribution(dtype):
+def test_predictions_equal_those_of_a_categorical_distribution(dtype):
     logits, labels = random_batch(0, dtype=dtype)
     assert_predictions(token_predictions([logits.requires_grad_()], labels.to(torch.int8)), logits, labels)
 
 
 # 21 positions.
 @pytest.mark.parametrize("lengths", [[1, 13, 2, 5], [1] * 21])
-def test_chunks_give_the_bits_of_whole_logits(lengths):
+def test_chunks_are_bit_identical_to_whole_logits(lengths):
     logits, labels = random_batch(1)
     expected = token_predictions([logits], labels)
     predictions = token_predictions(list(logits.split(lengths, dim=1)), labels)
@@ -49,14 +49,14 @@ def test_chunks_give_the_bits_of_whole_logits(lengths):
 @pytest.mark.parametrize(
     ("rows", "num_tokens", "dtype", "bias"), [(3, 60, torch.bfloat16, True), (2, 700, torch.float32, False)]
 )
-def test_hidden_states_and_head_stand_for_their_logits(rows, num_tokens, dtype, bias):
+def test_a_head_input_gives_the_predictions_of_its_logits(rows, num_tokens, dtype, bias):
     head, labels, _ = random_head(num_tokens, rows=rows, dtype=dtype, bias=bias)
     head = HeadInput(*(None if tensor is None else tensor.requires_grad_() for tensor in head))
     logits = F.linear(*(None if tensor is None else tensor.detach().double() for tensor in head))
     assert_predictions(token_predictions(head, labels), logits, labels, logit_error_of(head))
 
 
-def test_more_than_a_block_of_logits_is_predicted_in_turn():
+def test_logits_of_several_blocks_give_the_same_predictions():
     """2**20 logits are a block: here 104 tokens, of 150."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 50, 10_000, generator=generator)
@@ -87,7 +87,7 @@ def test_a_distribution_with_one_outcome_has_an_entropy_of_0_and_no_nan():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_stands_at_an_ignored_position_does_not_count(value):
+def test_ignored_positions_do_not_count(value):
     logits, labels = random_batch(3)
     expected = token_predictions([logits], labels)
     logits[labels == IGNORED] = value

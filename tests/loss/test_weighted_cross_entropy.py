@@ -121,7 +121,7 @@ def fp32_cross_entropy(logits, labels):
 
 
 @pytest.mark.parametrize(("rows", "length", "num_chunks"), [(1, 1, 8), (3, 21, None), (1, 4096, 8)])
-def test_a_uniform_weighting_equals_pytorchs_cross_entropy_to_the_last_bits(rows, length, num_chunks):
+def test_a_uniform_weighting_equals_pytorchs_cross_entropy(rows, length, num_chunks):
     logits, labels = random_batch(length, rows, length, vocab_size=31)
     expected, expected_gradient = loss_and_gradient(fp32_cross_entropy, logits, labels)
     loss, gradient = loss_and_gradient(CrossEntropyLoss(), logits, labels, num_chunks=num_chunks)
@@ -205,7 +205,7 @@ def test_bad_arguments_are_refused(arguments, message):
     assert CrossEntropyLoss(num_output_chunks=1).num_output_chunks == 1
 
 
-def test_the_head_of_torch_is_refused_where_torch_has_none(monkeypatch):
+def test_head_torch_is_refused_before_torch_2_13(monkeypatch):
     monkeypatch.delattr(F, "linear_cross_entropy")
     with pytest.raises(ValueError, match=r"head is 'torch', which needs .* 2.13 or later; .* set head to 'fused'"):
         CrossEntropyLoss(head="torch")

@@ -1,11 +1,11 @@
-"""The weighting under ``torch.compile``: one graph, no second compilation, the bits of the uncompiled device way."""
+"""The weighting under ``torch.compile``: one graph, no second compilation, the bits of the uncompiled device path."""
 
 import pytest
 import torch
+from code_paths import OneCodePath
 from label_batches import random_labels, random_stream
 from tfidf_reference import IGNORED
 from torch._dynamo.utils import counters
-from ways import OneWay
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import TFIDFWeighting
@@ -23,10 +23,10 @@ def no_graphs_of_another_test():
 
 
 def compiled_and_not(training, **arguments):
-    """A compiled weighting, and one that goes the way of the device uncompiled, both with an empty window."""
+    """A compiled weighting, and an eager one on the code path of a device, both with an empty window."""
     weighting = TFIDFWeighting(num_batches=3, **arguments).train(training)
     compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
-    return weighting, compiled, OneWay("device", num_batches=3, **arguments)
+    return weighting, compiled, OneCodePath("device", num_batches=3, **arguments)
 
 
 def batches_of_one_shape(documents):
@@ -61,7 +61,7 @@ def num_graphs():
     ("training", "documents", "arguments"),
     [(True, False, {}), (True, True, {"tf": "log", "max_weight": 1.5}), (False, True, {})],
 )
-def test_once_the_tables_are_laid_out_one_graph_serves_every_batch(training, documents, arguments):
+def test_one_graph_serves_every_batch_after_the_tables_have_grown(training, documents, arguments):
     weighting, compiled, plain = compiled_and_not(training, **arguments)
     first, *rest = batches_of_one_shape(documents)
     plain(first[0], vocab_size=VOCAB_SIZE, document_ids=first[1])
@@ -78,8 +78,8 @@ def test_the_shapes_of_the_batches_may_change():
     assert_compiled_equals_uncompiled(weighting, compiled, plain, [(labels, None) for labels in stream], True)
 
 
-def test_a_window_may_go_from_the_host_into_a_compiled_graph_and_back():
-    """Labels on a CPU go the way of the host as soon as nothing is compiled."""
+def test_eager_and_compiled_steps_can_alternate():
+    """Eager calls with labels on a CPU use the code path of a CPU."""
     weighting, compiled, plain = compiled_and_not(training=True)
     batches = batches_of_one_shape(documents=False)[:4]
     for i, (labels, _) in enumerate(batches):

@@ -54,7 +54,7 @@ def test_mixing_and_pairs_are_those_of_big_integers():
 
 
 @pytest.mark.parametrize("length", [1, 50])
-def test_as_good_as_no_two_windows_of_a_text_share_a_hash(length):
+def test_contexts_of_a_text_hardly_ever_share_a_hash(length):
     """A product of ids collapses: at 50 tokens half of them are lost."""
     num_windows = 2**15
     labels = torch.randperm(50_000, generator=torch.Generator().manual_seed(length))[: 2**15 + length].unsqueeze(0)

@@ -55,7 +55,7 @@ def test_the_default_of_mile_is_1_and_that_of_focal_2():
 
 
 @pytest.mark.parametrize("make", WEIGHTINGS)
-def test_they_say_that_they_need_predictions_and_refuse_to_go_without(make):
+def test_predictions_are_required(make):
     assert make().needs_predictions
     with pytest.raises(ValueError, match="depend on what the model predicts: use them in a WeightedCrossEntropyLoss"):
         make()(torch.tensor([[1, 2]]))
@@ -78,7 +78,7 @@ def test_focal_weights_of_what_is_certain_are_0_and_never_nan(gamma):
         assert not weights[log_probability == 0].any()
 
 
-def test_a_probability_rounded_to_more_than_1_weighs_nothing():
+def test_a_probability_rounded_above_1_has_weight_0():
     log_probability = torch.tensor([[1e-7, -0.5]])
     for gamma in (0.5, 1.0, 2.0):
         weights = FocalWeighting(gamma=gamma)(

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from code_paths import CODE_PATHS, code_path
 from label_batches import random_stream
-from ways import WAYS, going
 
 from tfidf_tune.weighting import DocumentWindow, RepetitionWeighting, TFIDFWeighting
 
@@ -65,8 +65,10 @@ def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
 LABELS = torch.arange(40).view(2, 20)
 
 
-@pytest.mark.parametrize(("make", "way"), [*((TFIDFWeighting, way) for way in WAYS), (RepetitionWeighting, "host")])
-def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(make, way, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "path"), [*((TFIDFWeighting, path) for path in CODE_PATHS), (RepetitionWeighting, "host")]
+)
+def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(make, path, monkeypatch):
     weighting, expected = make(num_batches=2), make(num_batches=2)
     grow, of_the_other = DocumentWindow._grow, []
 
@@ -78,7 +80,7 @@ def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(
         grow(window, *sizes)
 
     monkeypatch.setattr(DocumentWindow, "_grow", grow_while_another_thread_updates)
-    with going(way):
+    with code_path(path):
         for _ in range(2):
             assert torch.equal(weighting(LABELS, vocab_size=40), expected(LABELS, vocab_size=40))
 
@@ -90,7 +92,7 @@ def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(
     assert all(torch.equal(buffer, expected.state_dict()[name]) for name, buffer in weighting.state_dict().items())
 
 
-def test_however_many_threads_share_a_window_its_table_counts_what_its_ring_holds():
+def test_a_window_used_by_several_threads_stays_consistent():
     weighting = TFIDFWeighting(num_batches=3)
     stream = random_stream(seed=0, num_batches=200, max_rows=8, max_length=64, vocab_size=50)
     with ThreadPoolExecutor(8) as threads:
@@ -102,7 +104,7 @@ def test_however_many_threads_share_a_window_its_table_counts_what_its_ring_hold
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda window: pickle.loads(pickle.dumps(window))])
-def test_a_copy_goes_on_by_itself_even_if_made_during_an_update(copied):
+def test_a_copy_made_during_an_update_is_independent(copied):
     window = DocumentWindow(2)
     put(window, [[0, 1]], 2)
     with window.in_one_thread():

@@ -56,7 +56,7 @@ def test_the_defaults_are_those_of_the_paper():
     assert not torch.equal(is_kept(labels), is_kept(labels, k=4, h=12))
 
 
-def test_a_passage_loses_the_same_tokens_wherever_it_stands():
+def test_a_passage_loses_the_same_tokens_wherever_it_occurs():
     h, passage, text = 13, random_text(5, rows=1, length=60)[0], random_text(6, rows=7, length=200)
     masks = []
     for rows, length, row, offset in [(1, 60, 0, 0), (7, 200, 3, 0), (7, 200, 6, 140), (4, 99, 0, 17), (2, 64, 1, 3)]:
@@ -80,6 +80,6 @@ def test_special_tokens_are_always_kept_and_others_as_before(settings):
     assert torch.equal(weighting(labels) > 0, without | (labels == 4))
 
 
-def test_the_largest_k_leaves_out_next_to_nothing():
+def test_the_largest_k_hides_almost_nothing():
     """The product of k and a hash is an int64."""
     assert GoldfishWeighting(k=2**31, h=1)(torch.arange(2**16).view(4, 2**14)).all()

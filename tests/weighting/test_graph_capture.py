@@ -7,10 +7,10 @@ the business of ``test_weighting_cost.py``.
 
 import pytest
 import torch
+from code_paths import OneCodePath
 from label_batches import random_labels
 from operations import Recorder
 from tfidf_reference import IGNORED
-from ways import OneWay
 
 ROWS, LENGTH, VOCAB_SIZE = 3, 17, 50
 
@@ -25,7 +25,7 @@ def batches():
 
 def steady(training, max_weight):
     """A weighting whose tables are laid out and whose window, of fewer batches than follow, has begun to roll."""
-    weighting = OneWay("device", num_batches=4, max_weight=max_weight)
+    weighting = OneCodePath("device", num_batches=4, max_weight=max_weight)
     weighting(torch.zeros(ROWS, LENGTH, dtype=torch.int64), vocab_size=VOCAB_SIZE)
     weighting.weighting.train(training)
     return weighting

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
+from code_paths import CODE_PATHS, OneCodePath, code_path
 from label_batches import NO_LABEL_TYPES, random_labels
 from tfidf_reference import IGNORED
-from ways import WAYS, OneWay, going
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
@@ -50,8 +50,8 @@ def test_only_uncompiled_labels_on_a_cpu_use_the_host():
     assert on_host(labels)
     assert not on_host(labels.to("meta"))
     torch._dynamo.reset()
-    way = torch.compile(lambda labels: labels + int(on_host(labels)), fullgraph=True, backend="eager")
-    assert torch.equal(way(labels), labels)
+    compiled = torch.compile(lambda labels: labels + int(on_host(labels)), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(labels), labels)
 
 
 def test_shifted_labels_are_those_of_the_next_token():
@@ -74,13 +74,13 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
     for weighting in weightings:
         weighting.set_special_tokens([5, 300])
     wide, *narrow, strided = weightings
-    for way in WAYS:
+    for path in CODE_PATHS:
         for seed in range(3):
             generator = torch.Generator().manual_seed(seed)
             labels = random_labels(generator, 3, 40, 100)
             ids = torch.randint(0, 100, (3, 40), generator=generator) if seed else None
             vocab_size, before = (None, 50_304)[seed % 2], labels.clone()
-            with going(way):
+            with code_path(path):
                 expected = wide(labels, vocab_size=vocab_size, document_ids=ids)
                 for dtype, weighting in zip((torch.int8, torch.int16, torch.int32), narrow, strict=True):
                     narrow_ids = None if ids is None else ids.to(dtype)
@@ -97,11 +97,11 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
 
 @every_weighting
 def test_batches_without_positions_or_valid_tokens_change_nothing(make):
-    for way in WAYS:
+    for path in CODE_PATHS:
         for vocab_size in (None, 20):
             weighting = make()
             for seen in (torch.zeros(1, 0, dtype=torch.int64), torch.tensor([[1, 19, 1]])):
-                with going(way):
+                with code_path(path):
                     weighting.train()(seen, vocab_size=vocab_size)
                     # The first call creates tables, also without a position.
                     weighting(torch.full((2, 3), IGNORED), vocab_size=vocab_size)
@@ -162,7 +162,7 @@ def test_bad_input_is_refused_and_leaves_the_state(name):
 
 
 @pytest.mark.parametrize("vocab_size", [32_000, None])
-def test_document_ids_whose_pair_with_a_token_is_not_an_int64_are_refused(vocab_size):
+def test_document_ids_that_would_overflow_int64_are_refused(vocab_size):
     limit = 2**63 // (vocab_size or 2**32)
     for sync, most in ((False, limit), (True, min(limit, 2**31 - 1))):
         weighting = TFIDFWeighting(sync=sync)
@@ -241,8 +241,8 @@ def test_the_limits_of_the_arguments_are_accepted():
     )
 
 
-def test_a_tfidf_batch_of_another_vocabulary_leaves_the_window_usable():
-    weighting = OneWay("host")
+def test_a_batch_of_a_different_vocabulary_leaves_the_window_usable():
+    weighting = OneCodePath("host")
     with pytest.raises(ValueError, match="the id 3, outside the vocabulary of 2;"):
         weighting(ONE, vocab_size=2)
     assert weighting(ONE, vocab_size=4).all()

@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 import torch
+from code_paths import code_path
 from label_batches import random_labels
 from operations import Recorder, assert_no_synchronisation
 from tfidf_reference import IGNORED
-from ways import going
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
@@ -95,10 +95,10 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(make):
 
 
 @pytest.mark.parametrize("make", [PowerLawWeighting, make_product])
-def test_on_a_gpu_a_bad_id_is_passed_over_and_the_device_assertion_of_the_loss_stops_the_run(make):
+def test_on_a_gpu_the_device_assertion_of_the_loss_reports_a_bad_id(make):
     labels = torch.tensor([[1, 2, VOCAB_SIZE, -7, 3, IGNORED]])
     weighting, clean = make(), make()
-    with going("device"):
+    with code_path("device"):
         weighting(labels, vocab_size=VOCAB_SIZE)
         clean(labels.masked_fill((labels < 0) | (labels >= VOCAB_SIZE), IGNORED), vocab_size=VOCAB_SIZE)
     assert_same_state(weighting, state_copy(clean))
@@ -122,7 +122,7 @@ def make_hash_times_counts():
     "make", [make_hash_times_counts, make_static, TokenDropWeighting, MiLeWeighting, FocalWeighting]
 )
 @pytest.mark.usefixtures("no_graphs_of_another_test")
-def test_compiled_weights_are_the_bits_of_uncompiled_ones(make):
+def test_compiled_weights_are_bit_identical(make):
     """In training and in evaluation, with special tokens, documents and a batch with nothing in it."""
     weighting, plain = with_exceptions(make), with_exceptions(make)
     compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
@@ -134,7 +134,7 @@ def test_compiled_weights_are_the_bits_of_uncompiled_ones(make):
         training = i != 2
         arguments = arguments_of(labels, generator)
         weights = compiled.train(training)(labels, **arguments)
-        with going("device"):
+        with code_path("device"):
             expected = plain.train(training)(labels, **arguments)
         assert torch.equal(weights, expected)
         if weighting.state_dict():

@@ -28,7 +28,7 @@ def test_the_weights_equal_the_reference_over_several_batches(alpha, epsilon, vo
     assert max(reference.counts.values()) > 20
 
 
-def test_the_defaults_are_an_exponent_of_a_half_and_one_added():
+def test_the_defaults_are_alpha_one_half_and_epsilon_1():
     weights, expected = PowerLawWeighting()(STREAM[0]), PowerLawWeighting(alpha=0.5, epsilon=1.0)(STREAM[0])
     assert torch.equal(weights, expected)
 
@@ -45,7 +45,7 @@ def test_the_vocabulary_may_grow():
 
 
 @pytest.mark.parametrize("seen_before", [0, 3])
-def test_a_saved_state_goes_on_exactly_in_a_module_of_any_length(seen_before):
+def test_a_loaded_state_continues_exactly_in_a_module_of_any_length(seen_before):
     undisturbed, loaded = PowerLawWeighting(), PowerLawWeighting()
     for labels in STREAM[:6]:
         undisturbed(labels)

@@ -63,14 +63,14 @@ def test_goldfish_times_tfidf_equals_the_references_over_several_batches(swapped
     assert num_hidden > 20
 
 
-def test_factors_that_hide_everything_between_them_give_weights_of_0():
+def test_factors_that_together_hide_every_token_give_weights_of_0():
     labels = torch.tensor([[1, 1, 1, 1]])
     halves = torch.tensor([[2.0, 0.0, 2.0, 0.0]])
     weighting = ProductWeighting(AskedWeighting(halves), AskedWeighting(halves.flip(1)))
     assert weighting(labels).tolist() == [[0.0, 0.0, 0.0, 0.0]]
 
 
-def test_the_mean_is_1_where_the_factors_have_another_and_ignored_positions_weigh_0():
+def test_the_mean_is_1_for_factors_of_any_mean_and_ignored_positions_weigh_0():
     labels = torch.tensor([[1, 2, IGNORED]])
     weighting = ProductWeighting(AskedWeighting(torch.tensor([[4.0, 2.0, 9.0]])), AskedWeighting())
     torch.testing.assert_close(weighting(labels), torch.tensor([[4 / 3, 2 / 3, 0.0]]), rtol=4 * EPS, atol=0.0)
@@ -84,7 +84,7 @@ def test_it_needs_predictions_if_a_factor_does():
 
 
 @pytest.mark.parametrize(("sync", "training"), [((False, True), True), ((True, False), True), ((True, True), False)])
-def test_the_whole_batch_reaches_both_factors_and_labels_of_all_ranks_those_that_share(sync, training):
+def test_both_factors_get_the_batch_and_those_with_sync_the_gathered_labels(sync, training):
     factors = [AskedWeighting(sync=shares) for shares in sync]
     product = ProductWeighting(*factors).train(training)
     assert product.sync == any(sync)
@@ -110,7 +110,7 @@ def test_special_tokens_reach_both_factors_even_from_an_iterator():
     assert (weights[labels == 1] == 0).any()
 
 
-def test_what_a_factor_without_unit_mean_holds_back_stays_held_back():
+def test_a_product_with_a_factor_without_unit_mean_is_not_scaled():
     labels = torch.arange(1, 41).view(2, 20)
     product = ProductWeighting(GoldfishWeighting(k=2, h=1), RepetitionWeighting(h=2))
     alone = GoldfishWeighting(k=2, h=1)(labels)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from code_paths import CODE_PATHS, code_path
 from label_batches import random_labels
 from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
-from ways import WAYS, going
 
 from tfidf_tune.weighting import GoldfishWeighting, ProductWeighting, RepetitionWeighting
 
@@ -25,12 +25,12 @@ def batches(number, rows=3, length=30, seed=0):
         yield labels
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", CODE_PATHS)
 @pytest.mark.parametrize(
     ("h", "alpha", "num_batches", "documents"),
     [(1, 1.0, 1024, False), (2, 0.5, 3, False), (3, 2.0, 1024, True), (40, 1.0, 2, False)],
 )
-def test_weights_are_those_of_counted_ngrams(way, h, alpha, num_batches, documents):
+def test_weights_are_those_of_counted_ngrams(path, h, alpha, num_batches, documents):
     """One row comes again each time; with few batches in the window others leave it."""
     weighting = RepetitionWeighting(h=h, alpha=alpha, num_batches=num_batches, num_buckets=2**20)
     reference = ReferenceRepetition(h, alpha, num_batches)
@@ -40,7 +40,7 @@ def test_weights_are_those_of_counted_ngrams(way, h, alpha, num_batches, documen
     for i, labels in enumerate(batches(8)):
         labels[1] = next(batches(1, rows=1, seed=9))
         training = i % 4 != 3
-        with going(way):
+        with code_path(path):
             weights = weighting.train(training)(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids)
         assert_equal(weights, reference(labels.tolist(), ids, training))
         smallest = min(smallest, weights[labels != IGNORED].min().item())
@@ -58,7 +58,7 @@ def test_short_answers_after_masked_prompts_keep_their_weight():
 @pytest.mark.parametrize(
     ("num_batches", "shape", "size"), [(1024, (8, 256), 2**24), (16, (3, 5), 2**11), (2**20, (64, 2048), 2**30)]
 )
-def test_the_table_is_made_for_the_window(num_batches, shape, size):
+def test_the_default_number_of_buckets_follows_from_the_window(num_batches, shape, size):
     weighting = RepetitionWeighting(num_batches=num_batches).to("meta")
     weighting(torch.zeros(shape, dtype=torch.int64, device="meta"), vocab_size=VOCAB_SIZE)
     assert weighting.window.vocab_size == size
@@ -95,7 +95,7 @@ def test_a_window_with_another_number_of_buckets_is_refused():
         second(labels)
 
 
-def test_few_buckets_take_new_text_for_old_with_the_probability_that_is_told():
+def test_collisions_are_as_probable_as_documented():
     generator = torch.Generator().manual_seed(4)
     weighting = RepetitionWeighting(h=3, num_buckets=4096)
     num_known = 16 * (128 - 3)

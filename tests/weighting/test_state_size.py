@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ways import going
+from code_paths import code_path
 
 from tfidf_tune.weighting import (
     FocalWeighting,
@@ -31,13 +31,13 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize(("name", "way"), [*((name, "host") for name in MADE), ("product", "device")])
-def test_the_size_predicted_before_the_first_batch_is_that_of_the_buffers(name, way):
+@pytest.mark.parametrize(("name", "path"), [*((name, "host") for name in MADE), ("product", "device")])
+def test_the_size_predicted_before_the_first_batch_is_that_of_the_buffers(name, path):
     weighting = MADE[name]()
     predicted = weighting.num_state_bytes(ROWS, LENGTH, vocab_size=VOCAB_SIZE)
     if not weighting.needs_predictions:
         labels = torch.randint(VOCAB_SIZE, (ROWS, LENGTH))
-        with going(way):
+        with code_path(path):
             # A window grows to what it needs; that of n-grams gets its table at the first batch.
             for length in (LENGTH // 2 if name == "tfidf" else LENGTH, LENGTH, LENGTH):
                 weighting(labels[:, :length], vocab_size=VOCAB_SIZE)

@@ -63,7 +63,7 @@ def test_the_terms_of_each_row_equal_a_counter(find):
         assert torch.equal(keys, before)
 
 
-def test_what_a_gpu_would_find_has_its_shapes_without_a_look_at_the_values():
+def test_on_a_device_the_shapes_do_not_depend_on_values():
     """The meta device stands for a GPU: it has shapes and no values."""
     terms = distinct_terms(torch.zeros(3, 5, dtype=torch.int64, device="meta"))
     assert (terms.keys.shape, terms.counts.shape, terms.positions.shape) == ((15,), (15,), (3, 5))
@@ -71,6 +71,6 @@ def test_what_a_gpu_would_find_has_its_shapes_without_a_look_at_the_values():
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
-def test_no_keys_are_no_terms(shape):
+def test_without_keys_there_are_no_terms(shape):
     terms = distinct_terms(torch.zeros(shape, dtype=torch.int64))
     assert [tuple(part.shape) for part in terms] == [(0,), (0,), shape]

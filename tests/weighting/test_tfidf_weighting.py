@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from code_paths import CODE_PATHS, OneCodePath
 from label_batches import WEIGHT_RTOL, assert_weights_equal_reference, capped_rtol, random_labels, random_stream
 from tfidf_reference import IGNORED, ReferenceTFIDF
-from ways import WAYS, OneWay
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import TFIDFWeighting
 
 VOCAB_SIZE = 60
 EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]
-every_way = pytest.mark.parametrize("way", WAYS)
+every_path = pytest.mark.parametrize("path", CODE_PATHS)
 
 
 class Call(NamedTuple):
@@ -61,16 +61,16 @@ def assert_same_batches(one, other):
 
 def assert_ways_agree(stream, num_batches=4, tf="count", cap=None):
     reference = ReferenceTFIDF(num_batches, tf, cap)
-    ways = {way: OneWay(way, num_batches=num_batches, tf=tf, max_weight=cap) for way in WAYS}
+    paths = {path: OneCodePath(path, num_batches=num_batches, tf=tf, max_weight=cap) for path in CODE_PATHS}
     assert stream, "there must be batches to compare"
     for call in stream:
         expected = call.of_reference(reference)
-        for weighting in ways.values():
+        for weighting in paths.values():
             weights = call.of(weighting)
             assert weights.dtype == torch.float32
             assert_weights_equal_reference(weights, expected, capped_rtol(call.labels, expected, cap))
             assert_window_equals_reference(weighting.window, reference)
-        assert_same_batches(ways["host"].window, ways["device"].window)
+        assert_same_batches(paths["host"].window, paths["device"].window)
 
 
 DOCUMENTS = {"none": lambda i: False, "all": lambda i: True, "every second batch": lambda i: i % 2 == 0}
@@ -96,7 +96,7 @@ def test_weights_and_window_equal_the_reference_at_every_batch(tf, cap, document
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_they_do_as_the_vocabulary_grows_and_shrinks(documents):
+def test_weights_and_window_equal_the_reference_as_the_vocabulary_changes(documents):
     """The largest id is known from the labels only."""
     generator = torch.Generator().manual_seed(5)
     stream = []
@@ -107,36 +107,36 @@ def test_they_do_as_the_vocabulary_grows_and_shrinks(documents):
     assert_ways_agree(stream, num_batches=3)
 
 
-def test_they_do_at_every_length():
+def test_weights_and_window_equal_the_reference_at_every_length():
     for length in (1, 2, 127, 1024, 4095, 4096):
         generator = torch.Generator().manual_seed(length)
         assert_ways_agree([Call(random_labels(generator, 2, length, 32_000), vocab_size=32_000) for _ in range(3)], 2)
 
 
-@every_way
-def test_the_default_is_the_papers_window_of_16_and_counts(way):
-    weighting, reference = OneWay(way), ReferenceTFIDF(16, "count")
+@every_path
+def test_the_default_is_the_papers_window_of_16_and_counts(path):
+    weighting, reference = OneCodePath(path), ReferenceTFIDF(16, "count")
     for call in calls(3, documents=DOCUMENTS["none"], num_batches=20):
         assert_weights_equal_reference(call.of(weighting), call.of_reference(reference))
 
 
-@every_way
-def test_the_weights_of_a_batch_worked_out_by_hand(way):
+@every_path
+def test_the_weights_of_a_batch_worked_out_by_hand(path):
     labels = torch.tensor([[7, 7, 3, IGNORED], [7, 9, 4, 4], [IGNORED] * 4])
     # N = 2; df(7) = 2, so idf(7) = 1; df = 1 for the others, so their idf is ln(3/2) + 1.
     rare = math.log(1.5) + 1
     raw = [[2.0, 2.0, rare, 0.0], [1.0, rare, 2 * rare, 2 * rare], [0.0] * 4]
     mean = (2.0 + 2.0 + rare + 1.0 + rare + 2 * rare + 2 * rare) / 7
-    weights = OneWay(way, num_batches=4)(labels)
+    weights = OneCodePath(path, num_batches=4)(labels)
     assert_weights_equal_reference(weights, [[weight / mean for weight in row] for row in raw])
 
 
 # ---- evaluation, empty batches
 
 
-@every_way
-def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0(way):
-    weighting = OneWay(way, num_batches=2)
+@every_path
+def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0(path):
+    weighting = OneCodePath(path, num_batches=2)
     weights = weighting(torch.tensor([[4, 4, 8, IGNORED]]), training=False)
     torch.testing.assert_close(weights, torch.tensor([[2, 2, 1, 0]]) * 3 / 5, rtol=WEIGHT_RTOL, atol=0.0)
     weighting(torch.tensor([[1, 2], [1, 3]]), vocab_size=4)
@@ -148,11 +148,11 @@ def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0(wa
     assert_same_state(weighting.weighting, before)
 
 
-@every_way
+@every_path
 @pytest.mark.parametrize("cap", [1.0, 1.3, 1.7])
-def test_the_cap_is_never_exceeded_and_the_mean_stays_1(way, cap):
+def test_the_cap_is_never_exceeded_and_the_mean_stays_1(path, cap):
     stream = random_stream(seed=18, num_batches=10, max_rows=3, max_length=80, vocab_size=60)
-    weighting = OneWay(way, num_batches=3, max_weight=cap)
+    weighting = OneCodePath(path, num_batches=3, max_weight=cap)
     reached = 0
     for labels in stream:
         weights = weighting(labels)[labels != IGNORED]
@@ -167,24 +167,24 @@ def test_the_cap_is_never_exceeded_and_the_mean_stays_1(way, cap):
 # ---- several documents in a row
 
 
-@every_way
-def test_document_ids_may_be_any_non_negative_integers_and_do_not_overflow(way):
+@every_path
+def test_document_ids_may_be_any_non_negative_integers_and_do_not_overflow(path):
     generator = torch.Generator().manual_seed(23)
     labels = random_labels(generator, 3, 40, 128_256)
     document_ids = torch.randint(0, 4, labels.shape, generator=generator)
     names = torch.tensor([2**31 - 1, 0, 2**16, 77])
-    expected = OneWay(way)(labels, vocab_size=2**17, document_ids=document_ids)
+    expected = OneCodePath(path)(labels, vocab_size=2**17, document_ids=document_ids)
     for dtype in (torch.int32, torch.int64):
-        weights = OneWay(way)(labels.int(), vocab_size=2**17, document_ids=names[document_ids].to(dtype))
+        weights = OneCodePath(path)(labels.int(), vocab_size=2**17, document_ids=names[document_ids].to(dtype))
         torch.testing.assert_close(weights, expected, rtol=2 * WEIGHT_RTOL, atol=0.0)
     rows = torch.tensor([[5], [0], [5]]).expand(3, 40)  # one document in each row is the default
-    assert torch.equal(OneWay(way)(labels, document_ids=rows), OneWay(way)(labels))
+    assert torch.equal(OneCodePath(path)(labels, document_ids=rows), OneCodePath(path)(labels))
 
 
-@every_way
-def test_the_document_id_of_an_ignored_position_does_not_matter(way):
+@every_path
+def test_the_document_id_of_an_ignored_position_does_not_matter(path):
     labels = torch.tensor([[1, 2, 1, IGNORED, IGNORED]])
-    plain, odd = OneWay(way), OneWay(way)
+    plain, odd = OneCodePath(path), OneCodePath(path)
     expected = plain(labels, document_ids=torch.tensor([[0, 0, 1, 1, 1]]))
     weights = odd(labels, document_ids=torch.tensor([[0, 0, 1, 7, 0]]))
     assert torch.equal(weights, expected)
@@ -211,9 +211,9 @@ def test_packing_padding_and_relabelling_change_no_weight(documents):
 
 
 def test_the_window_does_not_share_memory_with_the_labels():
-    for way in WAYS:
+    for path in CODE_PATHS:
         labels = torch.tensor([[1, 2, 2, 4]], dtype=torch.int32)
-        weighting = OneWay(way, num_batches=2)
+        weighting = OneCodePath(path, num_batches=2)
         weighting(labels)
         before = state_copy(weighting.weighting)
         labels.fill_(9)
@@ -223,11 +223,11 @@ def test_the_window_does_not_share_memory_with_the_labels():
 @pytest.mark.parametrize(("before", "after"), [("host", "device"), ("device", "host")])
 def test_a_state_saved_by_one_way_continues_in_the_other(before, after):
     stream = list(calls(8, documents=DOCUMENTS["every second batch"], vocab_sizes=[VOCAB_SIZE, None]))
-    reference, saved = ReferenceTFIDF(4), OneWay(before, num_batches=4)
+    reference, saved = ReferenceTFIDF(4), OneCodePath(before, num_batches=4)
     for call in stream[:9]:
         call.of_reference(reference)
         call.of(saved)
-    loaded = OneWay(after, num_batches=4)
+    loaded = OneCodePath(after, num_batches=4)
     loaded.weighting.load_state_dict(saved.weighting.state_dict())
     for call in stream[9:]:
         expected = call.of_reference(reference)
@@ -260,7 +260,7 @@ def with_bad_ids(labels, bad_ids):
 )
 def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(training, cap, documents, vocab_size):
     bad_ids = [-1, -99, -(2**40)] if vocab_size is None else [VOCAB_SIZE, 2**31, -1, -101, 2**40]
-    spoiled, clean = (OneWay("device", num_batches=3, max_weight=cap) for _ in range(2))
+    spoiled, clean = (OneCodePath("device", num_batches=3, max_weight=cap) for _ in range(2))
     for labels, document_ids, _, _ in calls(9, documents=lambda i: documents, vocab_sizes=[vocab_size]):
         bad_labels, rest, bad = with_bad_ids(labels, bad_ids)
         given = {"vocab_size": vocab_size, "document_ids": document_ids, "training": training}

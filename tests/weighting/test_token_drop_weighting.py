@@ -41,7 +41,7 @@ def assert_independent(one, other, p):
     assert abs(int((one & other).sum()) - p**2 * one.numel()) < 5 * deviation
 
 
-def test_every_batch_loses_other_tokens():
+def test_every_batch_drops_different_tokens():
     weighting = TokenDropWeighting()
     batches = [is_dropped(weighting) for _ in range(5)]
     for i, one in enumerate(batches):
@@ -49,7 +49,7 @@ def test_every_batch_loses_other_tokens():
             assert_independent(one, other, 0.25)
 
 
-def test_another_rank_drops_other_tokens(monkeypatch):
+def test_ranks_drop_different_tokens(monkeypatch):
     alone = is_dropped(TokenDropWeighting())
     monkeypatch.setattr(_hiding, "has_other_ranks", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)

@@ -1,17 +1,17 @@
 """What a call costs: operations, tensors and bytes, counted.
 
-The way of a GPU is recorded on the meta device, whose tensors have a shape but no values: code that asks for a value
-(``.item()``, an ``if`` on a tensor, ``nonzero``), which on a GPU would wait for the device, raises. No GPU is needed.
-What NumPy allocates on the way of a CPU is traced.
+The code path of a GPU is recorded on the meta device, whose tensors have shapes but no values: code that asks for a
+value (``.item()``, an ``if`` on a tensor, ``nonzero``), which would wait for a GPU, raises an error. No GPU is needed.
+NumPy's allocations on the code path of a CPU are traced.
 """
 
 import tracemalloc
 
 import pytest
 import torch
+from code_paths import OneCodePath
 from label_batches import random_labels
 from operations import Recorder
-from ways import OneWay
 
 from tfidf_tune.weighting import TFIDFWeighting, _tfidf
 
@@ -60,7 +60,7 @@ def test_no_tensor_of_an_update_is_larger_than_the_batch(max_weight, documents):
     assert max(recorder.sizes) == ROWS * LENGTH < 400
 
 
-# ---- the way of a CPU
+# ---- the code path of a CPU
 
 
 def memory_of_a_call(documents, max_weight=None, training=True, num_batches=1024, vocab_size=1_000_000):
@@ -68,7 +68,7 @@ def memory_of_a_call(documents, max_weight=None, training=True, num_batches=1024
     rows, length = 8, 256
     labels = random_labels(torch.Generator().manual_seed(0), rows, length, vocab_size)
     document_ids = (torch.arange(length) // 50).expand(rows, length) if documents else None
-    weighting = OneWay("host", num_batches=num_batches, max_weight=max_weight)
+    weighting = OneCodePath("host", num_batches=num_batches, max_weight=max_weight)
     for _ in range(3):
         weighting(labels, vocab_size=vocab_size, document_ids=document_ids)
     with Recorder() as recorder:
@@ -84,7 +84,7 @@ def memory_of_a_call(documents, max_weight=None, training=True, num_batches=1024
 
 
 @pytest.mark.parametrize(("training", "documents", "max_weight"), [(True, True, 2.0), (False, False, None)])
-def test_on_a_cpu_a_call_makes_nothing_of_the_length_of_the_window_or_the_vocabulary(training, documents, max_weight):
+def test_on_a_cpu_no_array_has_the_length_of_the_window_or_the_vocabulary(training, documents, max_weight):
     """A dozen arrays of the size of the batch live at a time. The window holds 1,024, the vocabulary is 488 of them."""
     multiple = memory_of_a_call(documents, max_weight, training)
     assert 1 < multiple < 16

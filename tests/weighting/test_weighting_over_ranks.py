@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from code_paths import CODE_PATHS, OneCodePath
 from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
 from peer_reference import ReferenceRepetition
 from processes import on_every_rank
 from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
-from ways import WAYS, OneWay
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
@@ -96,16 +96,16 @@ def union_of(batches):
 
 def run_of_a_rank(rank):
     return {
-        "cases": {name: {way: run_case(rank, case, way) for way in WAYS} for name, case in CASES.items()},
+        "cases": {name: {path: run_case(rank, case, path) for path in CODE_PATHS} for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
         "repetition": repetition_of(rank),
         "refused": refused(rank),
     }
 
 
-def run_case(rank, case, way):
+def run_case(rank, case, path):
     """Weights in training, and between the steps in evaluation, of more batches on some ranks than on others."""
-    weighting = OneWay(way, num_batches=WINDOW, **case.settings)
+    weighting = OneCodePath(path, num_batches=WINDOW, **case.settings)
     trained, evaluated = [], []
     every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
     for step, batches in enumerate(every_step):
@@ -234,8 +234,8 @@ def test_every_rank_has_the_weights_of_the_slow_reference(ranks):
         compared = 0
         for step, (batches, expected) in enumerate(zip(every_step, reference_weights(case, every_step), strict=True)):
             for rank, rtol in enumerate(tolerance(case, batches, expected)):
-                for way in WAYS:
-                    weights = ranks[rank]["cases"][name][way]["trained"][step]
+                for path in CODE_PATHS:
+                    weights = ranks[rank]["cases"][name][path]["trained"][step]
                     assert weights.shape == batches[rank][0].shape
                     if len(weights):
                         assert_weights_equal_reference(weights, expected[rank], rtol)
@@ -244,19 +244,19 @@ def test_every_rank_has_the_weights_of_the_slow_reference(ranks):
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.shared])
-def test_with_sync_weights_and_window_are_to_the_bit_those_of_one_process_that_sees_the_union(ranks, name):
+def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, name):
     """Also in evaluation: its window is that of the one process, its mean that of the rank's own batch."""
     case = CASES[name]
     settings = {key: value for key, value in case.settings.items() if key not in ("sync", "normalization")}
-    for way in WAYS:
-        one_process = OneWay(way, num_batches=WINDOW, **settings)
+    for path in CODE_PATHS:
+        one_process = OneCodePath(path, num_batches=WINDOW, **settings)
         for step in range(NUM_STEPS):
             batches = batches_of_a_step(step, len(ranks))
             labels, ids = union_of(batches)
             given = {"vocab_size": case.vocab_size}
             per_rank = one_process(labels, document_ids=ids if case.documents else None, **given).chunk(len(ranks))
             for rank, (own, ids) in enumerate(batches):
-                result = ranks[rank]["cases"][name][way]
+                result = ranks[rank]["cases"][name][path]
                 if case.global_mean:
                     assert torch.equal(result["trained"][step], per_rank[rank][: own.shape[0], : own.shape[1]])
                 if step % 5 == 4:
@@ -264,7 +264,7 @@ def test_with_sync_weights_and_window_are_to_the_bit_those_of_one_process_that_s
                     expected = one_process(own, training=False, document_ids=own_ids, **given)
                     assert torch.equal(result["evaluated"][step // 5], expected)
         for result in ranks:
-            assert_same_state(one_process.weighting, result["cases"][name][way]["state"])
+            assert_same_state(one_process.weighting, result["cases"][name][path]["state"])
 
 
 def test_repetitions_are_counted_on_all_ranks(ranks):
@@ -307,7 +307,7 @@ def test_the_labels_of_a_rank_take_4_bytes_a_position_and_8_with_documents(monke
 # ---- bad input
 
 
-def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank_and_nobody_waits(ranks):
+def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank(ranks):
     messages = [result["refused"][0] for result in ranks]
     assert all(f"the id {VOCAB_SIZE}," in of_rank["a bad id"] for of_rank in messages)
     assert f"the id {2**40}," in messages[1]["an id beyond int32"]
@@ -317,7 +317,7 @@ def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank_and_
     assert all(f"below {2**31 - 1}" in of_rank["a document beyond int32"] for of_rank in messages)
 
 
-def test_after_an_error_the_ranks_go_on_in_step_with_an_untouched_window(ranks):
+def test_after_an_error_the_ranks_continue_with_an_unchanged_window(ranks):
     one_process = TFIDFWeighting(num_batches=WINDOW)
     weights = one_process(torch.tensor([[3, 4, 4]] * len(ranks)), vocab_size=VOCAB_SIZE)
     for rank, result in enumerate(ranks):
@@ -340,12 +340,12 @@ def fake_group():
 
 
 @pytest.mark.parametrize(
-    ("way", "settings"),
+    ("path", "settings"),
     [("host", {"normalization": "global"}), ("device", {"sync": True}), ("host", {"sync": True, "max_weight": 1.5})],
 )
-def test_in_one_process_sharing_is_nothing_special(way, settings):
-    plain = OneWay(way, num_batches=WINDOW, max_weight=settings.get("max_weight"))
-    sharing = OneWay(way, num_batches=WINDOW, **settings)
+def test_sync_in_one_process_changes_nothing(path, settings):
+    plain = OneCodePath(path, num_batches=WINDOW, max_weight=settings.get("max_weight"))
+    sharing = OneCodePath(path, num_batches=WINDOW, **settings)
     for step in range(8):
         ((labels, document_ids),) = batches_of_a_step(step, 1)
         with Recorder() as recorder:
@@ -355,7 +355,7 @@ def test_in_one_process_sharing_is_nothing_special(way, settings):
     assert_same_state(sharing.weighting, state_copy(plain.weighting))
 
 
-def test_one_gathering_serves_all_factors_of_a_product(fake_group):
+def test_labels_are_gathered_once_for_all_factors_of_a_product(fake_group):
     factors = (TFIDFWeighting(sync=True), RepetitionWeighting(h=1, num_buckets=8, sync=True))
     with Recorder() as recorder:
         ProductWeighting(*factors)(torch.tensor([[1, 2, 2]]), vocab_size=3)
@@ -366,7 +366,7 @@ def test_one_gathering_serves_all_factors_of_a_product(fake_group):
     ("settings", "documents"),
     [({"sync": True}, True), ({"sync": True, "normalization": "rank"}, False), ({"normalization": "global"}, True)],
 )
-def test_sharing_makes_nothing_wait_for_the_device(fake_group, settings, documents):
+def test_sync_does_not_wait_for_the_device(fake_group, settings, documents):
     weighting = TFIDFWeighting(num_batches=WINDOW, **settings).to("meta")
     for rows, length in ((2, 9), (4, 32), (2, 9)):
         labels = torch.zeros(rows, length, dtype=torch.int64, device="meta")

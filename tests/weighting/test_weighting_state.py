@@ -5,11 +5,11 @@ import io
 import pytest
 import safetensors.torch
 import torch
+from code_paths import OneCodePath
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from label_batches import random_stream
 from tfidf_reference import IGNORED
-from ways import OneWay
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
@@ -58,7 +58,7 @@ def saved_and_loaded(weighting, fresh, through=through_torch):
     return fresh
 
 
-@pytest.mark.parametrize(("way", "through"), [("host", through_torch), ("device", through_safetensors)])
+@pytest.mark.parametrize(("path", "through"), [("host", through_torch), ("device", through_safetensors)])
 @given(
     happenings=st.lists(
         st.tuples(st.sampled_from(["train", "train", "save", "evaluate"]), arguments_of_a_call()),
@@ -74,14 +74,12 @@ def saved_and_loaded(weighting, fresh, through=through_torch):
     ),
 )
 @few_examples
-def test_whatever_happens_a_window_goes_on_as_if_it_had_never_been_saved_or_evaluated(
-    way, through, happenings, settings_of_weights
-):
+def test_saving_loading_and_evaluation_do_not_change_later_weights(path, through, happenings, settings_of_weights):
     """Any order of batches, shapes, documents and vocabularies, of saves and evaluations, to the bit."""
-    undisturbed, resumed = (OneWay(way, **settings_of_weights) for _ in range(2))
+    undisturbed, resumed = (OneCodePath(path, **settings_of_weights) for _ in range(2))
     for kind, arguments in happenings:
         if kind == "save":
-            fresh = OneWay(way, **settings_of_weights)
+            fresh = OneCodePath(path, **settings_of_weights)
             saved_and_loaded(resumed.weighting, fresh.weighting, through)
             resumed = fresh
         elif kind == "evaluate":
@@ -96,7 +94,7 @@ def test_whatever_happens_a_window_goes_on_as_if_it_had_never_been_saved_or_eval
 
 @given(streams, streams, st.integers(1, 4))
 @few_examples
-def test_a_loaded_window_replaces_whatever_was_there(stream, other, num_batches):
+def test_a_loaded_window_replaces_the_previous_one(stream, other, num_batches):
     saved, used = TFIDFWeighting(num_batches=num_batches), TFIDFWeighting(num_batches=num_batches)
     for labels in stream:
         saved(labels)
@@ -164,7 +162,7 @@ def test_loading_does_not_tie_the_window_to_the_loaded_tensors():
     assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
 
 
-def test_a_state_that_is_refused_leaves_the_window_as_it_was():
+def test_a_refused_state_leaves_the_window_unchanged():
     stream = random_stream(3, num_batches=5, max_rows=3, max_length=9, vocab_size=VOCAB_SIZE)
     weighting, other = TFIDFWeighting(num_batches=4), TFIDFWeighting(num_batches=3)
     for labels in stream:

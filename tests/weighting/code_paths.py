@@ -1,4 +1,4 @@
-"""Sends a weighting the way that a test is about, whatever device its labels are on."""
+"""Choose the code path of a weighting, whatever the device of its labels."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,24 +9,24 @@ from torch import Tensor
 
 from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _labels, _repetition, _tfidf
 
-WAYS = ["host", "device"]
+CODE_PATHS = ["host", "device"]
 
 
 @contextmanager
-def going(way: str) -> Iterator[None]:
-    """Every weighting called in this context goes the way of a CPU (``host``) or that of a GPU (``device``)."""
-    on_host = mock.Mock(return_value=way == "host")
+def code_path(path: str) -> Iterator[None]:
+    """Let every weighting use the code path of a CPU (``host``) or of a GPU (``device``)."""
+    on_host = mock.Mock(return_value=path == "host")
     with ExitStack() as patches:
         for module in (_labels, _repetition, _tfidf):
             patches.enter_context(mock.patch.object(module, "on_host", on_host))
         yield
 
 
-class OneWay:
-    """A TF-IDF weighting that goes one way at every call."""
+class OneCodePath:
+    """A TF-IDF weighting that always uses the same code path."""
 
-    def __init__(self, way: str, **arguments: Any) -> None:
-        self.way = way
+    def __init__(self, path: str, **arguments: Any) -> None:
+        self.path = path
         self.weighting = TFIDFWeighting(**arguments)
 
     @property
@@ -34,5 +34,5 @@ class OneWay:
         return self.weighting.window
 
     def __call__(self, labels: Tensor, *, training: bool = True, **arguments: Any) -> Tensor:
-        with going(self.way):
+        with code_path(self.path):
             return self.weighting.train(training)(labels, **arguments)
