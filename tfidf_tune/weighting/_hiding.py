@@ -34,7 +34,7 @@ class _HidingWeighting(TokenWeighting):
         self.special_tokens = SpecialTokens()
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Never hide these tokens. They replace those named before."""
+        """Set the tokens that are never hidden. They replace those set before."""
         self.special_tokens = SpecialTokens(token_ids)
 
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -57,7 +57,7 @@ class GoldfishWeighting(_HidingWeighting):
         \mathcal{L} = -\frac{1}{|G|} \sum_i G_i \log P(x_i | x_{<i}), \qquad
         w_i = \frac{M}{|G|} G_i
 
-    where :math:`G_i` is 0 for what is left out and 1 otherwise, :math:`|G|` is the number of ones and M that of the
+    where :math:`G_i` is 0 for tokens that are left out and 1 otherwise, :math:`|G|` is the number of ones and M that of the
     valid tokens. Source: Hans et al., "Be like a Goldfish, Don't Memorize! Mitigating Memorization in Generative LLMs"
     (2024), section 3: k = 4 and h = 13 there.
 

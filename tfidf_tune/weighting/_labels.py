@@ -1,4 +1,4 @@
-"""The labels that a weighting gets: their shift, their checks, and those of all ranks.
+"""The labels that a weighting gets: shifted, checked, gathered from all ranks.
 
 Shape suffixes: R ranks, P parts of a message (labels, and document ids where given), B rows, S positions in a row.
 """
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE_INDEX = -100
-"""Label of the positions that do not count."""
-NO_TOKEN = -1  # takes the place of an ignored label where ids are looked up or sorted
+"""Label of ignored positions."""
+NO_TOKEN = -1  # replaces ignored labels where ids are looked up or sorted
 _LABEL_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _INT32 = torch.iinfo(torch.int32)
 _INT64_RANGE = 2**64
@@ -93,7 +93,7 @@ def has_other_ranks() -> bool:
 def check_label_type(labels: Tensor) -> None:
     """Raise a ``ValueError`` unless labels are signed integers.
 
-    Unsigned integers cannot hold -100, and torch takes indices of type uint8 and bool for masks.
+    Unsigned integers cannot hold -100, and torch treats indices of type uint8 and bool as masks.
     """
     if labels.dtype not in _LABEL_TYPES:
         raise ValueError(f"labels are {labels.dtype}, expected signed integers: convert token ids with labels.long()")
@@ -153,8 +153,7 @@ def gather_labels(
     Numbers outside the range of int32 are clamped to it.
 
     Args:
-        labels (Tensor): integer ``[b, s]``, already shifted; on a CPU the host communicates, and no device is waited
-            for.
+        labels (Tensor): integer ``[b, s]``, already shifted; with labels on a CPU nothing waits for a device.
         document_ids (Tensor | None): integer ``[b, s]``; on all ranks or on none. Default: None.
         shape (tuple[int, int] | None): most rows and most positions of any rank, the same on every rank. Default: None,
             found by another collective, whose result the host waits for.
@@ -197,7 +196,7 @@ class SpecialTokens:
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         ids = sorted({token_id for token_id in token_ids if token_id >= 0})
-        # A table, because torch.isin sorts where there are many ids, for which a GPU has to be waited for.
+        # A table, because torch.isin sorts many ids, which waits for a GPU.
         self._is_special = torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool)  # the last entry: all ids above
         self._is_special[ids] = True
 

@@ -24,14 +24,14 @@ class RepetitionWeighting(TokenWeighting):
         w_i = (1 + f_i)^{-\alpha}
 
     where :math:`f_i` is how often the n-gram of token i and the h tokens before it occurs in the last ``num_batches``
-    mini-batches before the current one. New text keeps its full weight. A passage that comes again, whole or in parts
-    and at any place, adds less each time: with alpha = 1 and one copy a mini-batch its n-th repetition counts 1 / n,
-    and all of n together about ln n. This applies the idea of idf to tokens in their context; the power law is that of
+    mini-batches before the current one. New text keeps its full weight. A repeated passage, complete
+    or in part and at any position, contributes less each time: with alpha = 1 and one copy in each mini-batch its n-th
+    repetition counts 1 / n, and n repetitions together about ln n. This applies the idea of idf to tokens in their context; the power law is that of
     :class:`PowerLawWeighting`. Not from a paper: chosen and measured as docs/results.md describes.
 
     Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Tokens with fewer than h labels
-    before them in their document keep weight 1 and are never counted: short answers after masked prompts, which are
-    alike without being copies, are among them. Copies within one mini-batch do not count for each other. In ``.eval()``
+    before them in their document keep weight 1 and are never counted. That includes short answers after masked prompts,
+    which are similar without being copies. Copies within one mini-batch do not count for each other. In ``.eval()``
     mode the window is not updated.
 
     The state is the window: a ring of hashed n-grams, 4 bytes a token for each of ``num_batches`` mini-batches, and a
@@ -99,7 +99,7 @@ class RepetitionWeighting(TokenWeighting):
         return (1 + counts.float()).pow(-self.alpha) * (batch.labels != IGNORE_INDEX)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Raised immediately, before the window is loaded, so that whoever catches it keeps one that fits.
+        # Raised immediately, before the window is loaded, so that after the error the present window is intact.
         saved = state_dict.get(prefix + "context_length")
         if saved is None and prefix + "window.entries_KT" in state_dict:
             raise ValueError(

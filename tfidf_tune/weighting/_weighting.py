@@ -1,4 +1,4 @@
-"""The interface of all token weightings, and the two that need nothing else: uniform weights and products."""
+"""The base class of all token weightings, uniform weights, and products."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -80,7 +80,7 @@ class TokenWeighting(nn.Module, ABC):
         """Compute the weights, float32 ``[b, s]``, of a mini-batch whose labels are int64 and have been checked."""
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Name BOS, EOS and the like, which a weighting that hides tokens never hides; they replace earlier ones."""
+        """Set the special tokens (BOS, EOS, ...), which are never hidden. They replace those set before."""
 
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
         """Return the bytes of the state on each rank after mini-batches ``[batch_size, seq_len]`` on ``num_ranks``."""
@@ -112,7 +112,7 @@ class ProductWeighting(TokenWeighting):
         w_i = \frac{u_i v_i}{\frac{1}{M}\sum_j u_j v_j}
 
     with the weights u and v of the factors and M valid tokens: Goldfish times TF-IDF, for example, hides some tokens
-    of every passage and weighs the others. The mean is 1 over the mini-batch of a rank, whether or not the factors use
+    of every passage and weights the others. The mean is 1 over the mini-batch of a rank, whether or not the factors use
     the labels of other ranks. With a factor that does not have mean 1 itself, :class:`RepetitionWeighting`, the product
     is not scaled either: :math:`w_i = u_i v_i`. State and mode are those of the factors.
 
@@ -140,7 +140,7 @@ class ProductWeighting(TokenWeighting):
         return unit_mean(product, batch.labels != IGNORE_INDEX) if self.has_unit_mean else product
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Name the special tokens to both factors."""
+        """Set the special tokens of both factors."""
         token_ids = list(token_ids)
         self.first.set_special_tokens(token_ids)
         self.second.set_special_tokens(token_ids)
