@@ -57,9 +57,9 @@ class GoldfishWeighting(_HidingWeighting):
         \mathcal{L} = -\frac{1}{|G|} \sum_i G_i \log P(x_i | x_{<i}), \qquad
         w_i = \frac{M}{|G|} G_i
 
-    where :math:`G_i` is 0 for tokens that are left out and 1 otherwise, :math:`|G|` is the number of ones and M that of the
-    valid tokens. Source: Hans et al., "Be like a Goldfish, Don't Memorize! Mitigating Memorization in Generative LLMs"
-    (2024), section 3: k = 4 and h = 13 there.
+    where :math:`G_i` is 0 for tokens that are left out and 1 otherwise, :math:`|G|` is the number of ones and M that of
+    the valid tokens. Source: Hans et al., "Be like a Goldfish, Don't Memorize! Mitigating Memorization in Generative
+    LLMs" (2024), section 3: k = 4 and h = 13 there.
 
     - ``hash``: whether a token is left out follows from a hash of the h tokens before it, so that a passage always
       loses the same tokens, wherever it occurs. The hash depends on the order of these tokens, does not include the

@@ -24,10 +24,10 @@ class RepetitionWeighting(TokenWeighting):
         w_i = (1 + f_i)^{-\alpha}
 
     where :math:`f_i` is how often the n-gram of token i and the h tokens before it occurs in the last ``num_batches``
-    mini-batches before the current one. New text keeps its full weight. A repeated passage, complete
-    or in part and at any position, contributes less each time: with alpha = 1 and one copy in each mini-batch its n-th
-    repetition counts 1 / n, and n repetitions together about ln n. This applies the idea of idf to tokens in their context; the power law is that of
-    :class:`PowerLawWeighting`. Not from a paper: chosen and measured as docs/results.md describes.
+    mini-batches before the current one. New text keeps its full weight. A repeated passage, complete or in part and at
+    any position, contributes less each time: with alpha = 1 and one copy in each mini-batch its n-th repetition counts
+    1 / n, and n repetitions together about ln n. This applies the idea of idf to tokens in their context; the power law
+    is that of :class:`PowerLawWeighting`. Not from a paper: chosen and measured as docs/results.md describes.
 
     Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Tokens with fewer than h labels
     before them in their document keep weight 1 and are never counted. That includes short answers after masked prompts,
