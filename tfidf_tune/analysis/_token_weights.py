@@ -1,102 +1,33 @@
-"""The weights of a text's tokens: its blocks go through the weighting as they do in training."""
+"""The weights and texts of tokens: blocks of a text pass through the weighting as they do in training."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from tfidf_tune.weighting import TermFrequency as TermFrequency  # also for reports
-from tfidf_tune.weighting import TFIDFWeighting, distinct_terms, inverse_document_frequency, shift_labels
+from tfidf_tune.weighting import (
+    IGNORE_INDEX,
+    TermFrequency,
+    TFIDFWeighting,
+    distinct_terms,
+    inverse_document_frequency,
+    shift_labels,
+)
 
 if TYPE_CHECKING:
-    from tfidf_tune.data import TextTokenizer
+    from tfidf_tune.data import HFTokenizer
 
-TERM_FREQUENCIES: tuple[TermFrequency, ...] = get_args(TermFrequency)
+WEIGHTS: dict[TermFrequency, str] = {form: f"weight, {form}" for form in get_args(TermFrequency)}
+"""TF form -> column of the data frames."""
+
+_REPLACEMENT = "\ufffd"  # decoded part of a character
+_MOST_PARTS = 4  # bytes of a character in UTF-8
 
 IntArray = npt.NDArray[np.integer]
-FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class WeightedBlocks:
-    """Blocks of token ids with the TF-IDF weight of every label token, under each TF form.
-
-    Labels are shifted as in training: the first token of a block is only ever an input, so it has no weight, and
-    position i of all ``[n, s - 1]`` arrays describes token i + 1 of its block.
-
-    Args:
-        indices (IntArray): ``[n]``, the number of each block in the text, from 0, ascending.
-        blocks (IntArray): ``[n, s]`` token ids.
-        steps (IntArray): ``[n]``, the mini-batch of the epoch in which each block was weighted, from 1.
-        num_documents (IntArray): ``[n]``, N: sequences in the window at that step, its own mini-batch included.
-        counts (IntArray): ``[n, s - 1]``, how often the token is a label of its block.
-        document_frequency (IntArray): ``[n, s - 1]``, how many of the N sequences contain the token.
-        idf (FloatArray): float32 ``[n, s - 1]``.
-        weights (Mapping[TermFrequency, FloatArray]): TF form -> float32 ``[n, s - 1]``, mean 1 over a mini-batch.
-        num_batches (int): mini-batches in a full window.
-    """
-
-    indices: IntArray
-    blocks: IntArray
-    steps: IntArray
-    num_documents: IntArray
-    counts: IntArray
-    document_frequency: IntArray
-    idf: FloatArray
-    weights: Mapping[TermFrequency, FloatArray]
-    num_batches: int
-
-    @property
-    def labels(self) -> IntArray:
-        """``[n, s - 1]`` token ids that have a weight."""
-        return self.blocks[:, 1:]
-
-
-def read_blocks(
-    tokenizer: "TextTokenizer",
-    sources: Sequence[str],
-    *,
-    block_size: int = 256,
-    num_blocks: int | None = None,
-    column: str = "text",
-) -> IntArray:
-    """Tokenize the documents of sources and cut them into blocks; EOS ends each document.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer.
-        sources (Sequence[str]): files, folders or ``embedded``, see :func:`tfidf_tune.data.load_documents`.
-        block_size (int): tokens in a block, at least 2. Default: 256
-        num_blocks (int | None): at most so many blocks. Default: None, all
-        column (str): the column that holds the text. Default: "text"
-
-    Returns:
-        IntArray: int32 ``[n, block_size]``.
-
-    Raises:
-        FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a size is too small, a source cannot be read, or the text does not fill one block.
-    """
-    from tfidf_tune.data import load_documents, text_blocks
-
-    if block_size < 2:
-        raise ValueError(
-            f"block_size is {block_size}: it must be 2 or more, because the first token of a block is never a label"
-        )
-    if num_blocks is not None and num_blocks < 1:
-        raise ValueError(f"num_blocks is {num_blocks}: it must be 1 or more; leave it out for all blocks")
-    documents = [load_documents(source, column=column) for source in sources]  # raises for a missing file
-    blocks = text_blocks(tokenizer, chain.from_iterable(documents), block_size, num_blocks, add_eos=True)
-    if not len(blocks):
-        raise ValueError(
-            f"{', '.join(map(repr, sources))} has fewer tokens than one block of {block_size}: "
-            "lower block_size, or name more text"
-        )
-    return blocks
 
 
 def weigh_blocks(
@@ -108,7 +39,7 @@ def weigh_blocks(
     max_weight: float | None = None,
     shuffle: bool = True,
     seed: int = 42,
-) -> WeightedBlocks:
+) -> pd.DataFrame:
     """Compute the weights of every label token in the first epoch of a training run.
 
     The blocks go through a :class:`~tfidf_tune.weighting.TFIDFWeighting` of each TF form in mini-batches, in the
@@ -125,70 +56,89 @@ def weigh_blocks(
         seed (int): of the shuffling. Default: 42
 
     Returns:
-        WeightedBlocks: the weighted blocks in the order of the text.
+        pandas.DataFrame: a row for each token, in the order of the text: "block" (its number in the text, from 0),
+            "step" (mini-batch in which the block was weighted, from 1), "documents" (sequences in the window at that
+            step, its own mini-batch included), "id", "tf" (how often the token is a label of its block), "df"
+            (sequences of the window that contain it), "idf", and the column :data:`WEIGHTS` of each TF form. The first
+            token of a block is never a label: its "tf" is 0, and its "df", "idf" and weights have no meaning.
 
     Raises:
-        ValueError: If ``batch_size`` is less than 1, or the weighting refuses a setting.
+        ValueError: If the weighting refuses a setting.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: it must be 1 or more")
     batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
     longest = min(num_batches, len(batches))  # the rest of a longer window would stay empty
-    weightings = {
-        form: TFIDFWeighting(num_batches=longest, tf=form, max_weight=max_weight) for form in TERM_FREQUENCIES
-    }
-    counts, frequencies, num_documents = [], [], []
-    weights: dict[TermFrequency, list[FloatArray]] = {form: [] for form in TERM_FREQUENCIES}
-    for rows in batches:
-        tokens = torch.from_numpy(blocks[rows]).long()
-        labels = shift_labels(tokens)
-        for form, weighting in weightings.items():
-            weights[form].append(weighting(labels, vocab_size=vocab_size)[:, :-1].numpy())
+    weightings = {form: TFIDFWeighting(num_batches=longest, tf=form, max_weight=max_weight) for form in WEIGHTS}
+    parts = []
+    for step, rows in enumerate(batches, start=1):
+        labels = shift_labels(torch.from_numpy(blocks[rows]).long())
+        weights = {WEIGHTS[form]: weigh(labels, vocab_size=vocab_size) for form, weigh in weightings.items()}
         window = weightings["count"].window  # the same for all forms
-        terms = distinct_terms(tokens[:, 1:])
-        counts.append(terms.counts[terms.positions].int().numpy())
-        frequencies.append(window.document_frequency(tokens[:, 1:]).numpy())
-        num_documents.append(np.full(len(rows), int(window.num_documents)))
-
-    visited = np.concatenate(batches)
-    steps = np.repeat(np.arange(1, len(batches) + 1), [len(rows) for rows in batches])
-    order = np.argsort(visited)
-    document_frequency = np.concatenate(frequencies)[order]
-    documents = np.concatenate(num_documents)[order]
-    return WeightedBlocks(
-        indices=visited[order],
-        blocks=blocks[visited[order]],
-        steps=steps[order],
-        num_documents=documents,
-        counts=np.concatenate(counts)[order],
-        document_frequency=document_frequency,
-        idf=idf_of(document_frequency, documents),
-        weights={form: np.concatenate(parts)[order] for form, parts in weights.items()},
-        num_batches=num_batches,
-    )
+        terms = distinct_terms(labels)
+        frequency = window.document_frequency(labels)
+        of_labels = {
+            "tf": terms.counts[terms.positions] * (labels != IGNORE_INDEX),
+            "df": frequency,
+            "idf": inverse_document_frequency(frequency, window.num_documents).double(),
+            **{name: values.double() for name, values in weights.items()},
+        }
+        of_tokens = {"block": np.repeat(rows, blocks.shape[1]), "step": step, "documents": int(window.num_documents)}
+        of_tokens["id"] = blocks[rows].ravel()
+        # The label at position i is token i + 1.
+        of_tokens |= {name: values.roll(1, dims=-1).flatten().numpy() for name, values in of_labels.items()}
+        parts.append(pd.DataFrame(of_tokens))
+    return pd.concat(parts).sort_values("block", kind="stable", ignore_index=True)
 
 
-def idf_of(document_frequency: IntArray, num_documents: IntArray) -> FloatArray:
-    """Compute the weighting's IDF, float32 ``[n, s]``, of document frequencies ``[n, s]`` among ``[n]`` documents."""
-    documents = torch.from_numpy(num_documents)[:, None]
-    idf: FloatArray = inverse_document_frequency(torch.from_numpy(document_frequency), documents).numpy()
-    return idf
+def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]:
+    """Decode tokens one by one, with their leading space; a part of a character is the replacement character.
+
+    Args:
+        tokenizer (HFTokenizer): the tokenizer.
+        token_ids (IntArray): ids of any shape.
+
+    Returns:
+        dict[int, str]: distinct id -> text.
+    """
+    # Decode each token after another one: decoders drop the space that SentencePiece puts before the first token.
+    anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
+    before = tokenizer.decode(anchor, skip_special_tokens=False)
+    texts = {}
+    for token in np.unique(token_ids).tolist():
+        text = tokenizer.decode([*anchor, token], skip_special_tokens=False)
+        if not text.startswith(before):
+            text = before + tokenizer.decode([token], skip_special_tokens=False)
+        texts[token] = text[len(before) :]
+    return texts
 
 
-def typical_blocks(weighted: WeightedBlocks, limit: int) -> list[int]:
-    """Return the rows of the first blocks with a full window, or of the latest mini-batches if it is never full."""
-    latest = int(weighted.steps.max())
-    full = weighted.steps >= min(weighted.num_batches, latest)
-    rows: list[int] = np.flatnonzero(full)[:limit].tolist()
-    return rows
+def shown_tokens(
+    tokens: pd.DataFrame, block: int, texts: Mapping[int, str], decode: Callable[[list[int]], str]
+) -> list[dict[str, Any]]:
+    """Return the rows of one block as dictionaries with their "text".
+
+    If several tokens make up a character, the last of them has it as its text.
+    """
+    rows = tokens[tokens["block"] == block]
+    ids = rows["id"].tolist()
+    in_context = [texts[token] for token in ids]
+    start = 0
+    while start < len(ids):
+        end = start + 1
+        if _REPLACEMENT in in_context[start]:
+            for last in range(start + 1, min(start + _MOST_PARTS, len(ids))):
+                if _REPLACEMENT not in (character := decode(ids[start : last + 1])):
+                    in_context[last], end = character, last + 1
+                    break
+        start = end
+    return [row | {"text": text} for row, text in zip(rows.to_dict("records"), in_context, strict=True)]
 
 
 def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
-    """Return the rows of each mini-batch of the first epoch."""
-    rows = TensorDataset(torch.arange(num_blocks))
+    """Return the numbers of the blocks in each mini-batch of the first epoch."""
+    numbers = TensorDataset(torch.arange(num_blocks))
     sampler: DistributedSampler[Any] = DistributedSampler(
-        rows, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True
+        numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True
     )
     order = np.array(list(sampler))
-    num_whole = num_blocks // batch_size
-    return np.split(order[: num_whole * batch_size], num_whole) if num_whole else [order]
+    num_complete = num_blocks // batch_size
+    return np.split(order[: num_complete * batch_size], num_complete) if num_complete else [order]

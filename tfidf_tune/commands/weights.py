@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from tfidf_tune._printing import say
 from tfidf_tune.commands import whole_number
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis._token_weights import WeightedBlocks
+    import pandas as pd
 
 _LARGEST_CAP = 1e38  # weights are float32
 _EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
@@ -36,26 +37,28 @@ def main(arguments: list[str]) -> None:
         )
     from rich.console import Console
 
-    from tfidf_tune.analysis._token_weights import read_blocks, typical_blocks, weigh_blocks
-    from tfidf_tune.analysis._weight_statistics import token_texts
-    from tfidf_tune.data import hf_tokenizer
+    from tfidf_tune.analysis._token_weights import shown_tokens, token_texts, weigh_blocks
+    from tfidf_tune.analysis._weight_statistics import mark_words
+    from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks
     from tfidf_tune.report import require_report_folder, terminal_text
-    from tfidf_tune.report._weights import print_block, weights_report, write_weights
+    from tfidf_tune.report._shown_tokens import print_block
+    from tfidf_tune.report._weights import weights_report, write_weights
     from tfidf_tune.weighting import TFIDFWeighting
 
     folder = options.output_dir.expanduser()
     require_report_folder(folder)
-    # Refuse wrong settings before a long text is read.
-    TFIDFWeighting(num_batches=min(options.num_batches, 1), tf=options.tf, max_weight=options.max_weight)
+    TFIDFWeighting(num_batches=1, max_weight=options.max_weight)  # refuses a wrong setting before a long text is read
     tokenizer = hf_tokenizer(options.tokenizer)
-    blocks = read_blocks(
-        tokenizer,
-        options.files,
-        block_size=options.block_size,
-        num_blocks=options.num_blocks,
-        column=options.column,
+    documents = [load_documents(source, column=options.column) for source in options.files]  # raises for a missing file
+    blocks = text_blocks(
+        tokenizer, chain.from_iterable(documents), options.block_size, options.num_blocks, add_eos=True
     )
-    weighted = weigh_blocks(
+    if not len(blocks):
+        raise ValueError(
+            f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}: "
+            "lower --block-size, or name more text"
+        )
+    tokens = weigh_blocks(
         blocks,
         vocab_size=tokenizer.vocab_size,
         batch_size=options.batch_size,
@@ -64,23 +67,25 @@ def main(arguments: list[str]) -> None:
         shuffle=options.shuffle,
         seed=options.seed,
     )
-    rows = _rows(weighted, options.block, len(blocks)) if options.block else typical_blocks(weighted, options.show)
-    weights = weights_report(
-        weighted,
-        token_texts(tokenizer, weighted.blocks),
-        partial(tokenizer.decode, skip_special_tokens=False),
+    chosen = _chosen_blocks(tokens, options, len(blocks))
+    texts = token_texts(tokenizer, blocks)
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    shown = [shown_tokens(tokens, block, texts, decode) for block in chosen]
+    report, all_tokens = weights_report(
+        mark_words(tokens, texts, options.num_batches),
+        texts,
         options.tf,
-        rows,
+        num_batches=options.num_batches,
         min_count=options.min_count,
         provenance=_settings(options, len(blocks)),
     )
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    for block in weights.blocks:
+    for block in shown:
         print_block(block, options.tf, console)
         console.print()
-    say(terminal_text(replace(weights.report, figures=())))
-    write_weights(weights, folder)
-    say(f"Page, picture, plot and tables: {folder / 'index.html'}, tokens.png, figures/ and tables/ beside it")
+    say(terminal_text(replace(report, figures=())))
+    write_weights(report, all_tokens, shown, options.tf, folder)
+    say(f"Page: {folder / 'index.html'}; in the same folder: tokens.png, figures/ and tables/")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,50 +94,28 @@ def _parser() -> argparse.ArgumentParser:
         description="Show the weights that TF-IDF gives the tokens of your own text in the first epoch of training.",
         epilog=f"example: {_EXAMPLE}",
     )
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded"
-    )
-    parser.add_argument("--tokenizer", metavar="PATH_OR_HUB_ID", help="tokenizer of the model that you fine-tune")
-    parser.add_argument("--column", default="text", help="column that holds the text; default: %(default)s")
-    parser.add_argument(
-        "--block-size", type=whole_number(), default=256, help="tokens in a block; default: %(default)s"
-    )
-    parser.add_argument("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
-    parser.add_argument(
-        "--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s"
-    )
-    parser.add_argument(
-        "--num-batches", type=whole_number(), default=16, help="mini-batches in the window of idf; default: %(default)s"
-    )
-    parser.add_argument(
-        "--tf",
-        choices=("count", "log", "binary"),
-        default="count",
-        help="form of the term frequency that is colored and ranked; default: %(default)s, the paper's",
-    )
-    parser.add_argument("--max-weight", type=_cap, help="cap of the weights, 1 or more; default: none")
-    parser.add_argument(
-        "--shuffle",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="blocks in the shuffled order of training, or in that of the text; default: shuffled",
-    )
-    parser.add_argument(
-        "--seed", type=whole_number(-(2**63), 2**63 - 1), default=42, help="of the shuffled order; default: %(default)s"
-    )
-    parser.add_argument(
-        "--min-count", type=whole_number(1), default=10, help="rank tokens that occur so often; default: %(default)s"
-    )
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
+    add("--tokenizer", metavar="PATH_OR_HUB_ID", help="tokenizer of the model that you fine-tune")
+    add("--column", default="text", help="column that holds the text; default: %(default)s")
+    # The first token of a block is never a label.
+    add("--block-size", type=whole_number(2), default=256, help="tokens in a block; default: %(default)s")
+    add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
+    add("--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s")
+    add("--num-batches", type=whole_number(1), default=16, help="mini-batches in the idf window; default: %(default)s")
+    tf_help = "form of the term frequency for colors and rankings; default: %(default)s, the paper's"
+    add("--tf", choices=("count", "log", "binary"), default="count", help=tf_help)
+    add("--max-weight", type=_cap, help="cap of the weights, 1 or more; default: none")
+    shuffle_help = "blocks in the shuffled order of training, or in that of the text; default: shuffled"
+    add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle_help)
+    seeds = whole_number(-(2**63), 2**63 - 1)
+    add("--seed", type=seeds, default=42, help="of the shuffled order; default: %(default)s")
+    add("--min-count", type=whole_number(1), default=10, help="rank tokens that occur so often; default: %(default)s")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--show",
-        type=whole_number(1),
-        default=1,
-        metavar="K",
-        help="show K blocks, the first with a full window; default: 1",
-    )
+    show_help = "show K blocks, the first with a full window; default: 1"
+    shown.add_argument("--show", type=whole_number(1), default=1, metavar="K", help=show_help)
     shown.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
+    add("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
     return parser
 
 
@@ -143,18 +126,22 @@ def _cap(text: str) -> float:
     return number
 
 
-def _rows(weighted: "WeightedBlocks", wanted: list[int], num_blocks: int) -> list[int]:
-    """Find the blocks that a user asks for by their numbers in the text."""
-    row_of = {int(index): row for row, index in enumerate(weighted.indices)}
-    for index in wanted:
-        if not 0 <= index < num_blocks:
-            raise ValueError(f"--block {index}: the text has the blocks 0 to {num_blocks - 1}")
-        if index not in row_of:
+def _chosen_blocks(tokens: "pd.DataFrame", options: argparse.Namespace, num_blocks: int) -> list[int]:
+    """Return the blocks of ``--block``, or the first ones with a full window (if none, of the latest mini-batches)."""
+    if not options.block:
+        is_full = tokens["step"] >= min(options.num_batches, tokens["step"].max())
+        first: list[int] = tokens["block"][is_full].unique()[: options.show].tolist()
+        return first
+    weighted = set(tokens["block"])
+    for block in options.block:
+        if not 0 <= block < num_blocks:
+            raise ValueError(f"--block {block}: the text has the blocks 0 to {num_blocks - 1}")
+        if block not in weighted:
             raise ValueError(
-                f"--block {index} is in the last, incomplete mini-batch, which training leaves out: name another "
+                f"--block {block} is in the last, incomplete mini-batch, which training leaves out: name another "
                 "block, or another --seed or --batch-size"
             )
-    return [row_of[index] for index in wanted]
+    return list(options.block)
 
 
 def _settings(options: argparse.Namespace, num_blocks: int) -> list[tuple[str, str]]:

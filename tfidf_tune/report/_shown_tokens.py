@@ -1,13 +1,21 @@
-"""Tokens for display: readable text, and a level for the weight."""
+"""Tokens on the colors of their weights: readable text, lines, and the terminal."""
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from rich.cells import cell_len
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
-from tfidf_tune.analysis._token_weights import TermFrequency, WeightedBlocks
+from tfidf_tune.analysis._token_weights import WEIGHTS
+from tfidf_tune.weighting import TermFrequency
+
+ShownToken: TypeAlias = dict[str, Any]
+"""A row of :func:`~tfidf_tune.analysis._token_weights.shown_tokens`."""
 
 MAX_LEVEL = 4
 LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
@@ -19,79 +27,18 @@ STRONGEST_SHARE = 0.65
 UNDERLINED_LEVEL = 2
 """Levels from here on are underlined: color is not the only sign."""
 
-_PART = "\ufffd"  # decoded part of a character
-_MOST_PARTS = 4  # bytes of a character in UTF-8
-_VISIBLE = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+_SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+_SHOWN_NUMBER = 2.0  # without colors, weights from here on are printed after their token
 
 
-@dataclass(frozen=True)
-class ShownToken:
-    """A token of a block.
+def level_of(token: ShownToken, form: TermFrequency) -> int | None:
+    """Return the level of a token's weight, None for the first token of a block, which has no weight.
 
-    Args:
-        text (str): as decoded.
-        token_id (int): its id.
-        count (int): how often it is a label of the block.
-        document_frequency (int): sequences of the window that contain it.
-        idf (float): its IDF.
-        weights (Mapping[TermFrequency, float]): TF form -> weight; empty for the first token, which is never a label.
+    A level is half an octave, from -4 to 4: 0 about weight 1, 2 about 2, -4 for 1/4 and below.
     """
-
-    text: str
-    token_id: int
-    count: int = 0
-    document_frequency: int = 0
-    idf: float = 0.0
-    weights: Mapping[TermFrequency, float] | None = None
-
-
-@dataclass(frozen=True)
-class ShownBlock:
-    """A block with the weights of its own training step.
-
-    Args:
-        index (int): its number in the text, from 0.
-        step (int): its mini-batch, from 1.
-        num_documents (int): sequences in the window at that step.
-        tokens (tuple[ShownToken, ...]): all tokens of the block.
-    """
-
-    index: int
-    step: int
-    num_documents: int
-    tokens: tuple[ShownToken, ...]
-
-
-def shown_block(
-    weighted: WeightedBlocks, row: int, texts: Mapping[int, str], decode: Callable[[list[int]], str]
-) -> ShownBlock:
-    """Collect the tokens of row ``row``, with their texts and a function that decodes several ids."""
-    ids = weighted.blocks[row].tolist()
-    first, *others = _texts_in_context(ids, texts, decode)
-    labels = [
-        ShownToken(
-            text=text,
-            token_id=token,
-            count=int(weighted.counts[row, i]),
-            document_frequency=int(weighted.document_frequency[row, i]),
-            idf=float(weighted.idf[row, i]),
-            weights={form: float(values[row, i]) for form, values in weighted.weights.items()},
-        )
-        for i, (token, text) in enumerate(zip(ids[1:], others, strict=True))
-    ]
-    return ShownBlock(
-        index=int(weighted.indices[row]),
-        step=int(weighted.steps[row]),
-        num_documents=int(weighted.num_documents[row]),
-        tokens=(ShownToken(first, ids[0]), *labels),
-    )
-
-
-def level_of(weight: float) -> int:
-    """Return the level of a weight, from -4 to 4, half an octave each: 0 about 1, 2 about 2, -4 for 1/4 and below."""
-    if weight <= 0:
-        return -MAX_LEVEL
-    return max(-MAX_LEVEL, min(MAX_LEVEL, round(2 * math.log2(weight))))
+    if not token["tf"]:
+        return None
+    return round(max(-MAX_LEVEL, min(MAX_LEVEL, 2 * math.log2(max(token[WEIGHTS[form]], 1e-9)))))
 
 
 def weight_of(level: int) -> float:
@@ -112,62 +59,75 @@ def readable(text: str, *, mark_spaces: bool = False) -> str:
     Line ends and tabs become symbols, other control and format characters their code points, and spaces ␣, except a
     leading one before something visible, which stays unless ``mark_spaces`` is set.
     """
-    keeps_first = not mark_spaces and text[:1] == " " and text[1:2] not in ("", " ")
-    signs = [_readable_character(character) for character in text]
-    if keeps_first:
-        signs[0] = " "
-    shown = "".join(signs)
+    shown = "".join(map(_readable_character, text))
+    if text[:1] == " " and text[1:2] not in ("", " ") and not mark_spaces:
+        return " " + shown[1:]
     return "◌" + shown if unicodedata.category(text[:1] or " ")[0] == "M" else shown or "∅"
 
 
-def lines_of(tokens: Iterable[ShownToken], shown: Sequence[str], width: int) -> Iterator[list[tuple[str, ShownToken]]]:
+def lines_of(tokens: Sequence[ShownToken], shown: Sequence[str], width: int) -> Iterator[list[tuple[str, ShownToken]]]:
     """Set tokens in lines, breaking before a space if possible, and after each line end of the text.
 
     Args:
-        tokens (Iterable[ShownToken]): the tokens.
-        shown (Sequence[str]): the text of each.
+        tokens (Sequence[ShownToken]): the tokens.
+        shown (Sequence[str]): the text to show for each.
         width (int): of a line in columns; a longer token has a line of its own.
     """
     line: list[tuple[str, ShownToken]] = []
     for text, token in zip(shown, tokens, strict=True):
         if line and cell_len("".join(part for part, _ in line) + text) > width:
             # The last word moves to the next line, unless it fills this one.
-            start = next((i for i in range(len(line) - 1, 0, -1) if line[i][0].startswith(" ")), len(line))
-            if text.startswith(" "):
-                start = len(line)
-            yield line[:start]
-            line = line[start:]
+            starts = [i for i in range(1, len(line)) if line[i][0].startswith(" ")]
+            end = starts[-1] if starts and not text.startswith(" ") else len(line)
+            yield line[:end]
+            line = line[end:]
         line.append((text, token))
-        if "\n" in token.text:
+        if "\n" in token["text"]:
             yield line
             line = []
     if line:
         yield line
 
 
-def _texts_in_context(ids: list[int], texts: Mapping[int, str], decode: Callable[[list[int]], str]) -> list[str]:
-    """Return the text of each token; if several make up a character, the last of them has it."""
-    of_ids = [texts[token] for token in ids]
-    start = 0
-    while start < len(ids):
-        end = start + 1
-        if _PART in of_ids[start]:
-            for end in range(start + 2, min(start + _MOST_PARTS, len(ids)) + 1):
-                if _PART not in (whole := decode(ids[start:end])):
-                    of_ids[end - 1] = whole
-                    break
-            else:
-                end = start + 1
-        start = end
-    return of_ids
+def print_block(tokens: Sequence[ShownToken], form: TermFrequency, console: Console) -> None:
+    """Print the tokens of a block on the colors of their weights; without colors, high weights as numbers."""
+    is_colored = console.color_system is not None and not console.no_color
+    shown = [readable(token["text"]) for token in tokens]
+    if not is_colored:
+        weights = [token[WEIGHTS[form]] if token["tf"] else 0.0 for token in tokens]
+        shown = [
+            f"{part}({weight:.2f})" if weight >= _SHOWN_NUMBER else part
+            for part, weight in zip(shown, weights, strict=True)
+        ]
+    text = Text(f"{heading(tokens)}, tf={form}\n\n")
+    for line in lines_of(tokens, shown, console.width):
+        for part, token in line:
+            text.append(part, _style(level_of(token, form)) if is_colored else None)
+        text.append("\n")
+    if is_colored:
+        text.append("\nweight: ")
+        for level in LEVELS:
+            text.append(f" {weight_of(level):.2g} ", _style(level)).append(" ")
+        text.append("and more\n")
+    else:
+        text.append(f"\n(in parentheses: weights of {_SHOWN_NUMBER:g} and more; the mean is 1)\n")
+    console.print(text, soft_wrap=True)
+
+
+def heading(tokens: Sequence[ShownToken]) -> str:
+    """Name a block, its mini-batch and the size of its window."""
+    first = tokens[0]
+    return f"Block {first['block']}, mini-batch {first['step']}, {first['documents']} blocks in the window"
+
+
+def _style(level: int | None) -> Style | None:
+    """Black on the level's color, or the terminal's own colors for a weight of about 1."""
+    if not level:
+        return None
+    return Style(color="black", bgcolor=Color.from_rgb(*on_white(level)), underline=level >= UNDERLINED_LEVEL)
 
 
 def _readable_character(character: str) -> str:
-    if character in _VISIBLE:
-        return _VISIBLE[character]
-    if character == " ":
-        return "␣"
-    category = unicodedata.category(character)
-    if category[0] == "C" or category[0] == "Z":
+    if character not in _SIGNS and unicodedata.category(character)[0] in "CZ":
         return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
-    return character
+    return _SIGNS.get(character, character)

@@ -5,39 +5,37 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency
+from tfidf_tune.analysis._token_weights import WEIGHTS
+from tfidf_tune.report._figures import new_panels
 from tfidf_tune.report._shown_tokens import (
     DOWN_COLOR,
     MAX_LEVEL,
     STRONGEST_SHARE,
     UNDERLINED_LEVEL,
     UP_COLOR,
-    ShownBlock,
     ShownToken,
+    heading,
     level_of,
     lines_of,
     readable,
     weight_of,
 )
+from tfidf_tune.weighting import TermFrequency
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FONT = "DejaVu Sans Mono"  # part of matplotlib: the drawing is the same everywhere
-_FONT_SIZE = 9
-_COLUMN_INCHES = 0.602 * _FONT_SIZE / 72  # of each character of this font
-_LINE_INCHES = 1.85 * _FONT_SIZE / 72
-_LINE_COLUMNS = 100
-_NO_GLYPH = "□"
-_DPI = 150
-_MOST_LINES = 300  # some 40 blocks of 256 tokens
+_FONT, _FONT_SIZE = "DejaVu Sans Mono", 9  # part of matplotlib: the drawing is the same everywhere
+_COLUMN_INCHES, _LINE_INCHES = 0.602 * _FONT_SIZE / 72, 1.85 * _FONT_SIZE / 72
+_LINE_COLUMNS, _MOST_LINES = 100, 300  # some 40 blocks of 256 tokens
+_MARGIN, _LEGEND_INCHES, _DPI = 0.15, 0.75, 150
 # Okabe and Ito's palette, as in the other figures; gray is plain cross-entropy.
-_FORM_COLORS = {"count": "#D55E00", "log": "#009E73", "binary": "#0072B2"}
+_STYLES = {"count": ("#D55E00", "o"), "log": ("#009E73", "s"), "binary": ("#0072B2", "D")}
 
 
-def tokens_figure(blocks: Sequence[ShownBlock], form: TermFrequency) -> "Figure":
+def tokens_figure(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> "Figure":
     """Draw the tokens of blocks on the colors of their weights, the paper's figure 1.
 
     Colors diverge around weight 1 on a log scale; weights of about 2 and more are underlined. Characters without a
@@ -45,15 +43,17 @@ def tokens_figure(blocks: Sequence[ShownBlock], form: TermFrequency) -> "Figure"
     """
     from matplotlib.figure import Figure
 
-    lines = _all_lines(blocks)
+    lines: list[str | list[tuple[str, ShownToken]]] = []
+    for tokens in blocks:
+        lines += [""] * bool(lines) + [heading(tokens)]
+        lines += lines_of(tokens, [_drawable(readable(token["text"])) for token in tokens], _LINE_COLUMNS)
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES} more lines do not fit this picture"]
-    margin, legend = 0.15, 0.75
-    width, height = _LINE_COLUMNS * _COLUMN_INCHES + 2 * margin, len(lines) * _LINE_INCHES + 2 * margin + legend
+    text_height = len(lines) * _LINE_INCHES
+    width, height = _LINE_COLUMNS * _COLUMN_INCHES + 2 * _MARGIN, text_height + 2 * _MARGIN + _LEGEND_INCHES
     figure = Figure(figsize=(width, height), dpi=_DPI)
-    axes = figure.add_axes(
-        (margin / width, (margin + legend) / height, 1 - 2 * margin / width, len(lines) * _LINE_INCHES / height)
-    )
+    bottom = (_MARGIN + _LEGEND_INCHES) / height
+    axes = figure.add_axes((_MARGIN / width, bottom, 1 - 2 * _MARGIN / width, text_height / height))
     axes.set_axis_off()
     axes.set_xlim(0, _LINE_COLUMNS)
     axes.set_ylim(len(lines), 0)
@@ -68,48 +68,26 @@ def tokens_figure(blocks: Sequence[ShownBlock], form: TermFrequency) -> "Figure"
 
 def bands_figure(bands: "pd.DataFrame") -> "Figure":
     """Draw the share of the weight and of the tokens by frequency band, and the mean weights below."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.8, 5.4), layout="constrained")
-    shares, means = figure.subplots(2, 1)
+    figure, (shares, means) = new_panels(["", ""], panel_height=2.4)
     positions = range(len(bands))
-    bars = {"tokens (plain CE)": ("0.65", bands["% of tokens"])} | {
-        f"weight, tf={form}": (_FORM_COLORS[form], bands[f"% of weight, {form}"]) for form in TERM_FREQUENCIES
-    }
-    for index, (label, (color, values)) in enumerate(bars.items()):
-        centres = [position + 0.2 * (index - 1.5) for position in positions]
-        shares.bar(centres, values, width=0.19, color=color, label=label)
+    bars = {"tokens (plain CE)": ("0.65", "% of tokens")}
+    bars |= {f"weight, tf={form}": (color, f"% of weight, {form}") for form, (color, _) in _STYLES.items()}
+    for index, (label, (color, column)) in enumerate(bars.items()):
+        centers = [position + 0.2 * (index - 1.5) for position in positions]
+        shares.bar(centers, bands[column], width=0.19, color=color, label=label)
     shares.set_ylabel("share (%)")
     # Above the panel, where no bar can reach it; the lines below have the same colors.
     shares.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize="small")
-    for form, marker in zip(TERM_FREQUENCIES, "osD", strict=True):
-        means.plot(
-            positions,
-            bands[f"mean, {form}"],
-            color=_FORM_COLORS[form],
-            marker=marker,
-            label=f"tf={form}",
-        )
+    for form, (color, marker) in _STYLES.items():
+        means.plot(positions, bands[f"mean, {form}"], color=color, marker=marker, label=f"tf={form}")
     means.axhline(1, color="0.5", linewidth=1, linestyle="--")
     means.set_ylabel("mean weight of a token")
     means.set_ylim(bottom=0)
+    means.set_xlabel("frequency rank of the token in this text")
     for axes in (shares, means):
         axes.set_xticks(list(positions), bands["frequency rank"], fontsize="small")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="0.9")
-        axes.set_axisbelow(True)
-    means.set_xlabel("frequency rank of the token in this text")
+        axes.grid(visible=False, axis="x")
     return figure
-
-
-def _all_lines(blocks: Sequence[ShownBlock]) -> list[str | list[tuple[str, ShownToken]]]:
-    """Return the lines of all blocks, each after a heading, with an empty line between blocks."""
-    lines: list[str | list[tuple[str, ShownToken]]] = []
-    for block in blocks:
-        lines += [""] * bool(lines) + [f"Block {block.index}, mini-batch {block.step}"]
-        shown = [_drawable(readable(token.text)) for token in block.tokens]
-        lines += lines_of(block.tokens, shown, _LINE_COLUMNS)
-    return lines
 
 
 def _draw_line(axes: "Axes", number: int, line: Sequence[tuple[str, ShownToken]], form: TermFrequency) -> None:
@@ -117,30 +95,17 @@ def _draw_line(axes: "Axes", number: int, line: Sequence[tuple[str, ShownToken]]
 
     column = 0
     for text, token in line:
-        if token.weights:
-            weight = token.weights[form]
-            box = Rectangle(
-                (column, number + 0.06), len(text), 0.84, color=_color_map()(_on_scale(weight)), linewidth=0
-            )
-            axes.add_patch(box)
-            if (level := level_of(weight)) >= UNDERLINED_LEVEL:
-                axes.plot(
-                    (column + 0.1, column + len(text) - 0.1),
-                    (number + 0.9,) * 2,
-                    color="black",
-                    linewidth=0.5 * level - 0.4,
-                )
-        axes.text(
-            column,
-            number + 0.5,
-            text,
-            va="center_baseline",
-            family=_FONT,
-            size=_FONT_SIZE,
-            color="black" if token.weights else "0.5",
-            parse_math=False,
-        )
-        column += len(text)
+        level, end = level_of(token, form), column + len(text)
+        if level is not None:
+            # 0.5 for weight 1; below 0 and above 1 the map has the colors of its ends.
+            color = _color_map()(0.5 + math.log2(max(token[WEIGHTS[form]], 1e-9)) / MAX_LEVEL)
+            axes.add_patch(Rectangle((column, number + 0.06), len(text), 0.84, color=color, linewidth=0))
+            if level >= UNDERLINED_LEVEL:
+                line_width = 0.5 * level - 0.4
+                axes.plot((column + 0.1, end - 0.1), (number + 0.9,) * 2, color="black", linewidth=line_width)
+        font: dict[str, Any] = {"family": _FONT, "size": _FONT_SIZE, "color": "0.5" if level is None else "black"}
+        axes.text(column, number + 0.5, text, va="center_baseline", parse_math=False, **font)
+        column = end
 
 
 def _draw_legend(figure: "Figure", axes: "Axes", form: TermFrequency) -> None:
@@ -164,14 +129,8 @@ def _color_map() -> Any:
     return LinearSegmentedColormap.from_list("weight", [ends[0], (1, 1, 1), ends[1]])
 
 
-def _on_scale(weight: float) -> float:
-    """Return the place of a weight on the color map: 0.5 for weight 1; outside of 0 to 1 the colors of its ends."""
-    return 0.5 + math.log2(max(weight, 1e-9)) / MAX_LEVEL
-
-
 def _drawable(text: str) -> str:
-    font = _font()
-    return "".join(character if font.get_char_index(ord(character)) else _NO_GLYPH for character in text)
+    return "".join(character if _font().get_char_index(ord(character)) else "□" for character in text)
 
 
 @cache

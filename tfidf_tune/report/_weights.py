@@ -1,25 +1,16 @@
 """What TF-IDF does to a text: sentences, tables, a plot and colored tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.color import Color
-from rich.console import Console
-from rich.style import Style
-from rich.text import Text
-
-from tfidf_tune.analysis._token_weights import TERM_FREQUENCIES, TermFrequency, WeightedBlocks
+from tfidf_tune.analysis._token_weights import WEIGHTS
 from tfidf_tune.analysis._weight_statistics import (
     CONTINUATION,
     START,
-    WEIGHTS,
     frequency_bands,
-    most_weighted,
     part_statistics,
-    position_table,
     split_statistics,
     token_statistics,
 )
@@ -32,126 +23,141 @@ from tfidf_tune.report._shown_tokens import (
     STRONGEST_SHARE,
     UNDERLINED_LEVEL,
     UP_COLOR,
-    ShownBlock,
     ShownToken,
+    heading,
     level_of,
-    lines_of,
-    on_white,
     readable,
-    shown_block,
     weight_of,
 )
 from tfidf_tune.report._weight_figures import bands_figure, tokens_figure
 from tfidf_tune.report._write import write_report
+from tfidf_tune.weighting import TermFrequency
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _TF_WORDS = {"count": "raw counts", "log": "1 + ln count", "binary": "idf alone"}
-_WEIGHT_COLUMNS = tuple(Column(name, ".2f") for name in WEIGHTS.values())
-_NEUTRAL = 0.02  # a change of share by less than 2 % is called none
-_SHOWN_NUMBER = 2.0  # without colors, weights from here on are printed behind their token
+_NEUTRAL = 0.02  # a smaller relative change of the share counts as none
 
 
-@dataclass(frozen=True)
-class WeightsReport:
-    """All that is shown about the weights of a text.
+def _numbers(*names: str, decimals: int = 2) -> tuple[Column, ...]:
+    return tuple(Column(name, f".{decimals}f") for name in names)
 
-    Args:
-        form (TermFrequency): the TF form of colors and rankings.
-        report (Report): findings, tables, the plot, settings.
-        blocks (tuple[ShownBlock, ...]): blocks whose tokens are shown.
-        tokens (Table): every token of the text, for a file.
-    """
 
-    form: TermFrequency
-    report: Report
-    blocks: tuple[ShownBlock, ...]
-    tokens: Table
+_WEIGHT_COLUMNS = _numbers(*WEIGHTS.values())
+_TOKEN_COLUMNS = (*map(Column, ("token", "id", "count", "blocks")), *_numbers("mean tf", "mean idf"), *_WEIGHT_COLUMNS)
+_SHARE_COLUMNS = _numbers("% of tokens", *(f"% of weight, {form}" for form in WEIGHTS), decimals=1)
+_BAND_COLUMNS = _numbers(*(f"{average}, {form}" for average in ("mean", "median") for form in WEIGHTS))
+_PART_COLUMNS = (Column("token"), *_numbers("% of tokens", decimals=1), *_numbers("mean idf"), *_WEIGHT_COLUMNS)
+_SPLIT_COLUMNS = (Column("tokens of the word"), Column("words"), *_numbers("idf, tokens", "idf, word"))
+_BAND_NOTE = (
+    "Rank 1 is the most frequent token of this text. A share of the weight above the share of tokens: these tokens "
+    "count more than under plain cross-entropy."
+)
+_SPLIT_NOTE = (
+    "idf, tokens: mean over the word's tokens. idf, word: what the word would have if it were one token. A word is a "
+    "run of letters and digits; words at the ends of a block are left out."
+)
+_PLOT_CAPTION = (
+    "Above: the share of the tokens that each band holds, which is its share of a plain cross-entropy, and its share "
+    "of the weight. Below: the mean weight of its tokens, in the same colors; the dashed line is plain cross-entropy."
+)
 
 
 def weights_report(
-    weighted: WeightedBlocks,
+    tokens: "pd.DataFrame",
     texts: Mapping[int, str],
-    decode: Callable[[list[int]], str],
     form: TermFrequency,
-    rows: Sequence[int],
     *,
+    num_batches: int,
     min_count: int = 10,
-    num_tokens: int = 20,
+    num_ranked: int = 20,
     provenance: Sequence[tuple[str, str]] = (),
-) -> WeightsReport:
+) -> tuple[Report, Table]:
     """Make the report of a text.
 
     Args:
-        weighted (WeightedBlocks): the weighted blocks.
-        texts (Mapping[int, str]): token id -> text, see :func:`token_texts`.
-        decode (Callable[[list[int]], str]): token ids -> text.
+        tokens (pandas.DataFrame): all tokens, see :func:`~tfidf_tune.analysis._weight_statistics.mark_words`.
+        texts (Mapping[int, str]): token id -> text.
         form (TermFrequency): the TF form of colors and rankings.
-        rows (Sequence[int]): which of the weighted blocks to show.
+        num_batches (int): mini-batches in the window.
         min_count (int): tokens that occur less often are not ranked. Default: 10
-        num_tokens (int): tokens in each ranking. Default: 20
+        num_ranked (int): tokens in each ranking. Default: 20
         provenance (Sequence[tuple[str, str]]): names and values to show. Default: none
+
+    Returns:
+        tuple[Report, Table]: the report, and a table of every token for a file.
     """
-    positions = position_table(weighted)
-    statistics, bands = token_statistics(positions), frequency_bands(positions)
-    statistics.insert(0, "token", [readable(texts[token], mark_spaces=True) for token in statistics["id"]])
-    parts, splits = part_statistics(weighted, positions, texts), split_statistics(weighted, positions, texts)
-    note = f"By mean weight under tf={form}, of tokens that occur {min_count} times or more."
-    rankings = [
+    labels = tokens[tokens["tf"] > 0]
+    bands, parts, splits = frequency_bands(labels), part_statistics(labels), split_statistics(labels)
+    statistics = token_statistics(labels)
+    statistics["token"] = [readable(texts[token], mark_spaces=True) for token in statistics["id"]]
+    weight, note = WEIGHTS[form], f"By mean weight under tf={form}, of tokens that occur {min_count} times or more."
+    frequent = statistics[statistics["count"] >= min_count]
+    up = frequent[frequent[weight] > 1].sort_values(weight, ascending=False, kind="stable")[:num_ranked]
+    down = frequent[frequent[weight] < 1].sort_values(weight, kind="stable")[:num_ranked]
+    rank = Column("frequency rank")
+    tables = (
         tabulate(
-            f"most_{name}_weighted",
-            f"Most {name}-weighted tokens",
-            _TOKEN_COLUMNS,
-            most_weighted(statistics, form, min_count=min_count, limit=num_tokens, up=name == "up"),
-            (note,),
-        )
-        for name in ("up", "down")
-    ]
-    caption = (
-        "Above: the share of the tokens that each band holds, which is its share of a plain cross-entropy, and its "
-        "share of the weight. Below: the mean weight of its tokens, in the same colors; the dashed line is plain "
-        "cross-entropy."
+            "frequency_bands",
+            "Who holds the weight, by frequency in this text",
+            (rank, *_SHARE_COLUMNS),
+            bands,
+            (_BAND_NOTE,),
+        ),
+        tabulate(
+            "frequency_band_weights", "Weight of a token, by frequency in this text", (rank, *_BAND_COLUMNS), bands
+        ),
+        tabulate("most_up_weighted", "Most up-weighted tokens", _TOKEN_COLUMNS, up, (note,)),
+        tabulate("most_down_weighted", "Most down-weighted tokens", _TOKEN_COLUMNS, down, (note,)),
+        tabulate("word_parts", "Tokens that start a word and tokens that continue one", _PART_COLUMNS, parts),
+        tabulate(
+            "split_words",
+            "Words by their number of tokens",
+            (*_SPLIT_COLUMNS, *_WEIGHT_COLUMNS),
+            splits,
+            (_SPLIT_NOTE,),
+        ),
     )
-    plot = Figure("frequency_bands", "The weight by token frequency", bands_figure(bands), caption)
     report = Report(
         title="Token weights under TF-IDF",
         statements=findings(form, bands, parts, splits),
-        tables=(*_band_tables(bands), *rankings, *_word_tables(parts, splits)),
-        figures=(plot,),
+        tables=tables,
+        figures=(Figure("frequency_bands", "The weight by token frequency", bands_figure(bands), _PLOT_CAPTION),),
         examples=(),
-        provenance=(*provenance, *_method(weighted)),
+        provenance=(*provenance, *_method(tokens, len(labels), num_batches)),
     )
-    blocks = tuple(shown_block(weighted, row, texts, decode) for row in rows)
-    return WeightsReport(form, report, blocks, tabulate("tokens", "All tokens", _TOKEN_COLUMNS, statistics))
+    return report, tabulate("tokens", "All tokens", _TOKEN_COLUMNS, statistics)
 
 
-def write_weights(weights: WeightsReport, folder: Path) -> None:
+def write_weights(
+    report: Report, all_tokens: Table, blocks: Sequence[Sequence[ShownToken]], form: TermFrequency, folder: Path
+) -> None:
     """Write the files of :func:`write_report`, with colored tokens, ``tokens.png`` and ``tables/tokens.csv``.
 
     Raises:
         ValueError: If the folder holds files but no report.
     """
     more: dict[str, Callable[[Path], object]] = {
-        f"tables/{weights.tokens.name}.csv": partial(write_csv, weights.tokens),
-        "tokens.png": tokens_figure(weights.blocks, weights.form).savefig,
+        f"tables/{all_tokens.name}.csv": partial(write_csv, all_tokens),
+        "tokens.png": tokens_figure(blocks, form).savefig,
     }
-    write_report(weights.report, folder, more=more, **tokens_section(weights))
+    write_report(report, folder, more=more, **tokens_section(blocks, form))
 
 
-def tokens_section(weights: WeightsReport) -> dict[str, Any]:
+def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
     """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
     return {
         "section": "tokens",
-        "blocks": weights.blocks,
-        "form": weights.form,
-        "forms": TERM_FREQUENCIES,
+        "blocks": [
+            (heading(tokens), [(token, _details(token), _classes(token)) for token in tokens]) for tokens in blocks
+        ],
+        "form": form,
+        "forms": [*WEIGHTS],
         "readable": readable,
-        "class_of": _class_of,
-        "details": _details,
-        "legend": [(f"{weight_of(level):.2g}", _level_class(level)) for level in LEVELS],
+        "legend": [(f"{weight_of(level):.2g}", _class_of(level)) for level in LEVELS],
         "colors": {
-            _level_class(level): (
+            _class_of(level): (
                 UP_COLOR if level > 0 else DOWN_COLOR,
                 round(100 * STRONGEST_SHARE * abs(level) / MAX_LEVEL),
                 max(0, level - UNDERLINED_LEVEL + 1),
@@ -162,153 +168,69 @@ def tokens_section(weights: WeightsReport) -> dict[str, Any]:
     }
 
 
-def print_block(block: ShownBlock, form: TermFrequency, console: Console) -> None:
-    """Print the tokens of a block on the colors of their weights; without colors, high weights as numbers."""
-    colored = console.color_system is not None and not console.no_color
-    shown = [readable(token.text) for token in block.tokens]
-    text = Text(
-        f"Block {block.index}, mini-batch {block.step}, {block.num_documents} blocks in the window, tf={form}\n\n"
-    )
-    if not colored:
-        shown = [
-            f"{part}({token.weights[form]:.2f})" if token.weights and token.weights[form] >= _SHOWN_NUMBER else part
-            for part, token in zip(shown, block.tokens, strict=True)
-        ]
-    for line in lines_of(block.tokens, shown, console.width):
-        for part, token in line:
-            text.append(part, _style(level_of(token.weights[form])) if token.weights and colored else None)
-        text.append("\n")
-    if colored:
-        text.append("\nweight: ")
-        for level in LEVELS:
-            text.append(f" {weight_of(level):.2g} ", _style(level)).append(" ")
-        text.append("and more\n")
-    else:
-        text.append(f"\n(in parentheses: weights of {_SHOWN_NUMBER:g} and more; the mean is 1)\n")
-    console.print(text, soft_wrap=True)
+def _classes(token: ShownToken) -> dict[str, str]:
+    return {form: _class_of(level_of(token, form)) for form in WEIGHTS}
 
 
-def _style(level: int) -> Style | None:
-    """Black on the level's color, or the terminal's own colors for a weight of about 1."""
-    if level == 0:
-        return None
-    return Style(color="black", bgcolor=Color.from_rgb(*on_white(level)), underline=level >= UNDERLINED_LEVEL)
-
-
-def _level_class(level: int) -> str:
+def _class_of(level: int | None) -> str:
+    if level is None:
+        return "unweighted"
     return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
 
 
-def _class_of(token: ShownToken, form: TermFrequency) -> str:
-    return _level_class(level_of(token.weights[form])) if token.weights else "unweighted"
-
-
-def _details(token: ShownToken, block: ShownBlock) -> str:
-    name = f"“{readable(token.text, mark_spaces=True)}” (id {token.token_id})"
-    if not token.weights:
+def _details(token: ShownToken) -> str:
+    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
+    if not token["tf"]:
         return f"{name}: first of its block, never a label, no weight"
-    weights = ", ".join(f"{weight:.2f} ({form})" for form, weight in token.weights.items())
+    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
     return (
-        f"{name}: {token.count} in this block, in {token.document_frequency} of {block.num_documents} blocks, "
-        f"idf {token.idf:.2f}; weight {weights}"
-    )
-
-
-_TOKEN_COLUMNS = (
-    *(Column("token"), Column("id"), Column("count"), Column("blocks"), Column("mean tf", ".2f")),
-    *(Column("mean idf", ".2f"), *_WEIGHT_COLUMNS),
-)
-
-
-def _band_tables(bands: "pd.DataFrame") -> tuple[Table, Table]:
-    rank = Column("frequency rank")
-    note = (
-        "Rank 1 is the most frequent token of this text. A share of the weight above the share of tokens: these tokens "
-        "count more than under plain cross-entropy."
-    )
-    shares = (rank, Column("% of tokens", ".1f"), *(Column(f"% of weight, {form}", ".1f") for form in TERM_FREQUENCIES))
-    weights = (rank, *(Column(f"{mean}, {form}", ".2f") for mean in ("mean", "median") for form in TERM_FREQUENCIES))
-    return (
-        tabulate("frequency_bands", "Who holds the weight, by frequency in this text", shares, bands, (note,)),
-        tabulate("frequency_band_weights", "Weight of a token, by frequency in this text", weights, bands),
-    )
-
-
-def _word_tables(parts: "pd.DataFrame", splits: "pd.DataFrame") -> tuple[Table, Table]:
-    of_parts = (Column("token"), Column("% of tokens", ".1f"), Column("mean idf", ".2f"), *_WEIGHT_COLUMNS)
-    idf = (Column("idf, tokens", ".2f"), Column("idf, word", ".2f"))
-    of_splits = (Column("tokens of the word"), Column("words"), *idf, *_WEIGHT_COLUMNS)
-    note = (
-        "idf, tokens: mean over the word's tokens. idf, word: what the word would have if it were one token. A word is "
-        "a run of letters and digits; words at the ends of a block are left out."
-    )
-    return (
-        tabulate("word_parts", "Tokens that start a word and tokens that continue one", of_parts, parts),
-        tabulate("split_words", "Words by their number of tokens", of_splits, splits, (note,)),
+        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
+        f"idf {token['idf']:.2f}; weight {weights}"
     )
 
 
 def findings(
     form: TermFrequency, bands: "pd.DataFrame", parts: "pd.DataFrame", splits: "pd.DataFrame"
 ) -> tuple[str, ...]:
-    """Say in words what was found, for the chosen TF form first; frames as in ``analysis._weight_statistics``."""
-    forms = (form, *(other for other in TERM_FREQUENCIES if other != form))
-    return (
-        *(_band_sentence(bands.iloc[0], each) for each in forms),
-        *_part_sentence(parts, form),
-        *_split_sentence(splits, form),
-    )
-
-
-def _band_sentence(band: "pd.Series", form: TermFrequency) -> str:
-    tokens, weight = band["% of tokens"], band[f"% of weight, {form}"]
-    ratio = weight / tokens
-    effect = "lift" if ratio > 1 + _NEUTRAL else "lower" if ratio < 1 - _NEUTRAL else "hardly change"
-    verb = effect if form == "count" else f"{effect}s"
-    last = band["frequency rank"].split()[-1]
-    return (
-        f"With tf={form}, the {last} most frequent tokens hold {tokens:.1f} % of the tokens and {weight:.1f} % of the "
-        f"weight: {_TF_WORDS[form]} {verb} frequent tokens here."
-    )
-
-
-def _part_sentence(parts: "pd.DataFrame", form: TermFrequency) -> tuple[str, ...]:
-    weights = dict(zip(parts["token"], parts[WEIGHTS[form]], strict=True))
-    if not {START, CONTINUATION} <= weights.keys():
-        return ()
-    return (
-        f"Tokens that start a word weigh {weights[START]:.2f} on average, tokens that continue one "
-        f"{weights[CONTINUATION]:.2f} (tf={form}).",
-    )
-
-
-def _split_sentence(splits: "pd.DataFrame", form: TermFrequency) -> tuple[str, ...]:
-    if not {1, 2} <= set(splits.index):
-        return ()
-    whole, split = splits.loc[1], splits.loc[2]
-    rare = split["idf, word"] > split["idf, tokens"]
-    effect = "the split hides that they are rare" if rare else "the split does not hide how rare they are"
-    return (
-        f"Words of two tokens would have a mean idf of {split['idf, word']:.2f} if they were one token; their tokens "
-        f"have {split['idf, tokens']:.2f}: {effect}. These tokens weigh {split[WEIGHTS[form]]:.2f} on average, words "
-        f"of one token {whole[WEIGHTS[form]]:.2f} (tf={form}).",
-    )
-
-
-def _method(weighted: WeightedBlocks) -> tuple[tuple[str, str], ...]:
-    num_steps, largest = int(weighted.steps.max()), int(weighted.num_documents.max())
-    if num_steps < weighted.num_batches:
-        window = (
-            f"never full: {num_steps} of {weighted.num_batches} mini-batches, {largest} blocks; idf spreads further "
-            "with more text"
+    """State what was found, for the chosen TF form first; data frames as of ``analysis._weight_statistics``."""
+    first = bands.iloc[0]
+    sentences = []
+    for each in (form, *(other for other in WEIGHTS if other != form)):
+        tokens, weight = first["% of tokens"], first[f"% of weight, {each}"]
+        effect = (
+            "lift" if weight / tokens > 1 + _NEUTRAL else "lower" if weight / tokens < 1 - _NEUTRAL else "hardly change"
         )
-    else:
-        window = f"{largest} blocks; full from mini-batch {weighted.num_batches} of {num_steps} on"
-    return (
-        ("window", window),
-        (
-            "statistics",
-            f"over {len(weighted.blocks)} blocks, {weighted.labels.size} label tokens, each with the weight of its own "
-            "step; the first token of a block is never a label",
-        ),
+        sentences.append(
+            f"With tf={each}, the {first['frequency rank'].split()[-1]} most frequent tokens hold {tokens:.1f} % of "
+            f"the tokens and {weight:.1f} % of the weight: {_TF_WORDS[each]} {effect}{'' if each == 'count' else 's'} "
+            "frequent tokens here."
+        )
+    of_parts = dict(zip(parts["token"], parts[WEIGHTS[form]], strict=True))
+    if {START, CONTINUATION} <= of_parts.keys():
+        sentences.append(
+            f"Tokens that start a word weigh {of_parts[START]:.2f} on average, tokens that continue one "
+            f"{of_parts[CONTINUATION]:.2f} (tf={form})."
+        )
+    if {1, 2} <= set(splits.index):
+        uncut, split = splits.loc[1], splits.loc[2]
+        is_hidden = split["idf, word"] > split["idf, tokens"]
+        effect = "the split hides that they are rare" if is_hidden else "the split does not hide how rare they are"
+        sentences.append(
+            f"Words of two tokens would have a mean idf of {split['idf, word']:.2f} if they were one token; their "
+            f"tokens have {split['idf, tokens']:.2f}: {effect}. These tokens weigh {split[WEIGHTS[form]]:.2f} on "
+            f"average, words of one token {uncut[WEIGHTS[form]]:.2f} (tf={form})."
+        )
+    return tuple(sentences)
+
+
+def _method(tokens: "pd.DataFrame", num_labels: int, num_batches: int) -> tuple[tuple[str, str], ...]:
+    num_steps, largest = int(tokens["step"].max()), int(tokens["documents"].max())
+    window = f"{largest} blocks; full from mini-batch {num_batches} of {num_steps} on"
+    if num_steps < num_batches:
+        filled = f"{num_steps} of {num_batches} mini-batches, {largest} blocks"
+        window = f"never full: {filled}; idf spreads further with more text"
+    statistics = (
+        f"over {tokens['block'].nunique()} blocks, {num_labels} label tokens, each with the weight of its own step; "
+        "the first token of a block is never a label"
     )
+    return ("window", window), ("statistics", statistics)

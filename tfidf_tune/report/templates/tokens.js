@@ -3,12 +3,12 @@
 {
   const details = document.getElementById("details");
   const tokens = Array.from(document.querySelectorAll(".tokens span"));
-  const tell = (event) => {
+  const showDetails = (event) => {
     if (event.target.dataset.details) details.textContent = event.target.dataset.details;
   };
   for (const block of document.querySelectorAll(".tokens")) {
-    block.addEventListener("pointerover", tell);
-    block.addEventListener("focusin", tell);
+    block.addEventListener("pointerover", showDetails);
+    block.addEventListener("focusin", showDetails);
     block.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       const next = step && tokens[tokens.indexOf(event.target) + step];
