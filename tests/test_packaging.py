@@ -30,7 +30,7 @@ ALLOWED_IMPORTS = {
     "results": set(),
     "analysis": {"data", "results", "weighting"},
     "tasks": {"data", "analysis"},
-    "report": {"data", "analysis", "results"},
+    "report": {"data", "analysis", "results", "weighting"},
     "training": {"weighting", "loss", "models", "data"},
     "experiment": {"training", "tasks", "analysis", "report", "results", "data"},
 }

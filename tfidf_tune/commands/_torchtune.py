@@ -1,6 +1,5 @@
 """torchtune's own commands, with our recipes and configs registered."""
 
-import difflib
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from tfidf_tune._checks import closest
 from tfidf_tune._signals import ENDING, is_ignored_hangup
 
 _RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
@@ -31,14 +31,13 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
         arguments (list[str]): of the command line, after the command.
     """
     torchtune = _package_without_init()
-    registry = _register_recipes()
-    recipes = [recipe.name for recipe in registry.get_all_recipes()]
+    recipes = _register_recipes()
     if command in _USAGES and not arguments:
         _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
     if command == "run" and not arguments[0].startswith("-"):
         arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
-    if command not in _WITHOUT_TORCH:
-        _run_init(torchtune)
+    if command not in _WITHOUT_TORCH and not hasattr(torchtune, "__version__"):
+        torchtune.__spec__.loader.exec_module(torchtune)  # type: ignore[union-attr]
     parser = _parser(command)
     sys.argv = ["tfidf-tune", command, *arguments]  # torchtune counts them to see whether there are torchrun options
     options = parser.parse_args(sys.argv[1:])
@@ -58,32 +57,24 @@ def _package_without_init() -> ModuleType:
     return sys.modules["torchtune"]
 
 
-def _run_init(torchtune: ModuleType) -> None:
-    """Complete the import of torchtune."""
-    spec = torchtune.__spec__
-    if not hasattr(torchtune, "__version__") and spec is not None and spec.loader is not None:
-        spec.loader.exec_module(torchtune)
-
-
-def _register_recipes() -> Any:
-    """Put our recipes in front of torchtune's: its registry takes absolute paths."""
+def _register_recipes() -> list[str]:
+    """Put our recipes before torchtune's, whose registry accepts absolute paths; return the names of all recipes."""
     registry = import_module("torchtune._recipe_registry")
     recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
-    config_files = sorted(config_folder.rglob("*.yaml"))
+    configs = [
+        registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
+        for file in sorted(config_folder.rglob("*.yaml"))
+    ]
     registry._ALL_RECIPES[:0] = [
         registry.Recipe(
             name=name,
             file_path=str(recipe_folder / f"{name}.py"),
-            configs=[
-                registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
-                for file in config_files
-                if method in file.stem
-            ],
+            configs=[config for config in configs if method in Path(config.name).name],
             supports_distributed=True,
         )
         for name, method in _RECIPES.items()
     ]
-    return registry
+    return [recipe.name for recipe in registry.get_all_recipes()]
 
 
 def _parser(command: str) -> ArgumentParser:
@@ -95,25 +86,18 @@ def _parser(command: str) -> ArgumentParser:
     import_module(f"torchtune._cli.{command}")
     (kind,) = (each for each in Subcommand.__subclasses__() if each.__module__ == f"torchtune._cli.{command}")
     kind.create(subparsers)
-    _rename(subparsers.choices[command])
+    own = subparsers.choices[command]
+    for name in ("prog", "usage", "description", "epilog"):
+        setattr(own, name, _renamed(getattr(own, name)))
+    for action in own._actions:
+        action.help = _renamed(action.help)
+    own.error = lambda message: type(own).error(own, str(_renamed(message)))  # type: ignore[method-assign]
     return parser
 
 
-def _rename(parser: ArgumentParser) -> None:
-    """Replace ``tune`` by ``tfidf-tune`` in the help and the errors of a parser."""
-
-    def renamed(text: str) -> str:
-        return re.sub(r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ", text)
-
-    def error(message: str) -> NoReturn:
-        type(parser).error(parser, renamed(message))
-
-    for name in ("prog", "usage", "description", "epilog"):
-        if text := getattr(parser, name):
-            setattr(parser, name, renamed(text))
-    for action in parser._actions:
-        action.help = renamed(action.help) if action.help else None
-    parser.error = error  # type: ignore[method-assign]
+def _renamed(text: str | None) -> str | None:
+    """Replace torchtune's ``tune`` by ``tfidf-tune``."""
+    return text and re.sub(r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ", text)
 
 
 def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str]) -> str:
@@ -122,10 +106,8 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         if os.path.isfile(recipe):
             recipe = os.path.relpath(recipe)  # torchtune turns the path into a module name
         if not _is_module(os.path.splitext(recipe)[0].replace("/", ".")):
-            close = difflib.get_close_matches(recipe, names, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else "."
             sys.exit(
-                f"error: no recipe {recipe!r}{hint} `tfidf-tune ls` lists the recipes; "
+                f"error: no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes; "
                 "one of your own is a Python file in the working directory or below it"
             )
     if "--config" not in arguments:

@@ -1,24 +1,9 @@
-"""Checks of arguments that data sets, probe files and evaluation tasks share."""
+"""A check of lengths that data sets share."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfidf_tune.data._tokenizer import TextTokenizer
-
-
-def check_at_least(least: int, **values: int) -> None:
-    """Refuse settings that are not whole numbers or are too small.
-
-    Args:
-        least (int): the smallest valid value.
-        **values (int): settings by name.
-
-    Raises:
-        ValueError: If a value is not a whole number of at least ``least``.
-    """
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def check_fits_model(tokenizer: "TextTokenizer", *, lower: str, **lengths: int) -> None:

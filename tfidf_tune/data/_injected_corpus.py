@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._checks import check_at_least, check_fits_model
+from tfidf_tune.data._checks import check_fits_model
 from tfidf_tune.data._passages import Passage, make_passage, read_probe_file, write_probe_file
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset
 from tfidf_tune.data._sources import load_documents, source_fingerprint

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfidf_tune.data._checks import check_at_least
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._duplicates import (
     SEPARATOR,
     DuplicatedStretch,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from tfidf_tune.data._checks import check_at_least, check_fits_model
+from tfidf_tune._checks import check_at_least
+from tfidf_tune.data._checks import check_fits_model
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, SequenceDataset, cached_sequences
 from tfidf_tune.data._sources import load_rows, source_fingerprint

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._checks import check_at_least, check_fits_model
+from tfidf_tune.data._checks import check_fits_model
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences

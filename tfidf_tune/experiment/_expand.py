@@ -12,6 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
+from tfidf_tune._checks import suggestion
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.data import source_fingerprint
 from tfidf_tune.data._cache import digest
@@ -25,7 +26,7 @@ from tfidf_tune.experiment._cells import (
     Start,
     TrainingCell,
 )
-from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model, hint
+from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model
 from tfidf_tune.training import (
     FinetuneConfig,
     LoRAFinetuneConfig,
@@ -118,7 +119,7 @@ def _check_tasks(experiment: Experiment) -> None:
     settings = [key for keys in TASK_SETTINGS.values() for key in keys]
     for key in experiment.eval.metadata:
         if key not in settings:
-            raise SetupError(f"experiment: eval.metadata: no setting {key!r}; {hint(key, settings)}")
+            raise SetupError(f"experiment: eval.metadata: no setting {key!r}{suggestion(key, settings)}")
 
 
 def _run(

@@ -1,6 +1,5 @@
 """The keys of an experiment's file and their checks."""
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tfidf_tune._checks import suggestion
 from tfidf_tune.training import SetupError, config_path, load_config
 
 RECIPES = ("full_finetune", "lora_finetune")
@@ -141,12 +141,6 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     return experiment
 
 
-def hint(name: str, possible: Sequence[str]) -> str:
-    """Suggest what a wrong name could mean."""
-    close = difflib.get_close_matches(name, possible, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"possible are {', '.join(possible)}"
-
-
 def _read(name: str, overrides: Sequence[str]) -> DictConfig:
     if not Path(name).is_file():
         shipped = shipped_experiments()
@@ -179,7 +173,7 @@ def _check_keys(schema: type, section: Any, where: str) -> None:
     known = [entry.name for entry in fields(schema)]
     for key in section:
         if key not in known:
-            raise SetupError(f"experiment: {where}no key {str(key)!r}; {hint(str(key), known)}")
+            raise SetupError(f"experiment: {where}no key {str(key)!r}{suggestion(str(key), known)}")
     missing = [entry.name for entry in fields(schema) if entry.default is MISSING and section.get(entry.name) is None]
     if missing:
         raise SetupError(f"experiment: {where}missing {', '.join(missing)}")
@@ -232,9 +226,7 @@ def _check_list(where: str, values: Sequence[Any]) -> None:
 def _check_learning_rates(experiment: Experiment) -> None:
     for name in experiment.references:
         if name not in experiment.objectives:
-            raise SetupError(
-                f"experiment: references: no objective {name!r}; {hint(name, list(experiment.objectives))}"
-            )
+            raise SetupError(f"experiment: references: no objective {name!r}{suggestion(name, experiment.objectives)}")
     if experiment.learning_rates is None and experiment.references:
         raise SetupError("experiment: references are for the frontier, which needs learning_rates: name some")
     of_models = {

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from tfidf_tune._checks import require_bool, require_choice, require_integer
 from tfidf_tune.loss._cross_entropy import (
     linear_token_cross_entropy,
     require_linear_cross_entropy,
@@ -24,7 +25,6 @@ from tfidf_tune.weighting import (
     TokenWeighting,
     UniformWeighting,
 )
-from tfidf_tune.weighting._arguments import require_bool, require_choice, require_integer
 from tfidf_tune.weighting._labels import check_label_type
 from tfidf_tune.weighting._tfidf import Normalization
 from tfidf_tune.weighting._weighting import check_weighting

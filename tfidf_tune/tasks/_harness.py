@@ -111,7 +111,7 @@ def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
     import torch
 
-    from tfidf_tune.data._checks import check_at_least
+    from tfidf_tune._checks import check_at_least
 
     if device not in (devices := _devices()):
         raise ValueError(f"there is no device {device!r} on this machine: choose one of {', '.join(devices)}")

@@ -12,9 +12,9 @@ from typing import Any
 from datasets import Dataset
 from lm_eval.api.filter import Filter
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.analysis import rouge_scores
 from tfidf_tune.data import encode_prompts, load_rows, summarization_prompt
-from tfidf_tune.data._checks import check_at_least
 from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, task_documents
 

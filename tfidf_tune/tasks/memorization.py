@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.analysis import check_passages, compare_continuation
 from tfidf_tune.data import Passage, read_probe_file
-from tfidf_tune.data._checks import check_at_least
 from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, task_documents
 

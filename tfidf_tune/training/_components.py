@@ -1,10 +1,9 @@
 """Components that a config names: checked against their signatures before anything is called, then built."""
 
-import difflib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -21,6 +20,7 @@ from torchtune.config._utils import _get_component_from_path
 from torchtune.modules.transforms.tokenizers import ModelTokenizer
 from torchtune.training.metric_logging import MetricLoggerInterface
 
+from tfidf_tune._checks import suggestion
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
@@ -189,12 +189,6 @@ def find_component(where: str, path: Any) -> Any:
     if not callable(component):
         raise SetupError(f"config: {where}: '{path}' is not a class or function")
     return component
-
-
-def suggestion(name: str, possible: Iterable[str]) -> str:
-    """Name the most similar of the possible names, or all of them."""
-    close = difflib.get_close_matches(name, list(possible), n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; possible are {', '.join(sorted(possible))}"
 
 
 def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:

@@ -11,7 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
-from tfidf_tune.training._components import DEFAULT_COLLATE, OPTIONAL_COMPONENTS, check_components, suggestion
+from tfidf_tune._checks import suggestion
+from tfidf_tune.training._components import DEFAULT_COLLATE, OPTIONAL_COMPONENTS, check_components
 from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 

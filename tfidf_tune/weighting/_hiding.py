@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tfidf_tune.weighting._arguments import require_choice, require_integer, require_number
+from tfidf_tune._checks import require_choice, require_integer, require_number
 from tfidf_tune.weighting._context_hash import (
     HASH_RANGE,
     LONGEST_CONTEXT,

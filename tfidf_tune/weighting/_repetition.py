@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfidf_tune.weighting._arguments import require_bool, require_integer, require_number
+from tfidf_tune._checks import require_bool, require_integer, require_number
 from tfidf_tune.weighting._context_hash import LONGEST_CONTEXT, hash_contexts, hash_with, positions_in_document
 from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, GatheredLabels, TokenBatch, on_host
 from tfidf_tune.weighting._weighting import TokenWeighting

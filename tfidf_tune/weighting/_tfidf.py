@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tfidf_tune.weighting._arguments import require_bool, require_choice, require_number
+from tfidf_tune._checks import require_bool, require_choice, require_number
 from tfidf_tune.weighting._formula import (
     TERM_FREQUENCIES,
     Integers,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._arguments import require_integer
+from tfidf_tune._checks import require_integer
 from tfidf_tune.weighting._formula import Integers
 from tfidf_tune.weighting._labels import NO_TOKEN
 
