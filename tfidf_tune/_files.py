@@ -181,17 +181,10 @@ def _lock(folder: Path) -> int | None:
             raise
         except OSError:  # no locks here
             return descriptor
-        if _is_at(folder, descriptor):
-            return descriptor
-        os.close(descriptor)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether a path belongs to an open descriptor, not to a newer file or folder."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                return descriptor
+        os.close(descriptor)  # of a folder that another process has removed
 
 
 def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) -> None:

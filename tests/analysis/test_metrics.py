@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,9 +5,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from tfidf_tune.analysis import (
     longest_memorized_substring,
-    longest_memorized_substrings,
     longest_prefix_match,
-    longest_prefix_matches,
     rouge_l,
     rouge_scores,
 )
@@ -32,7 +29,7 @@ def lms_by_loops(a, b):
     return longest
 
 
-def test_matches_by_hand():
+def test_matches_of_examples():
     for generated, reference, prefix, lms in (
         ([1, 2, 3], [1, 2, 4], 2, 2),
         ([1, 2, 3], [1, 2], 2, 2),
@@ -54,23 +51,6 @@ def test_matches_equal_plain_loops(a, b):
     assert longest_prefix_match(a, b) == prefix_by_loop(a, b)
 
 
-@pytest.mark.parametrize(
-    ("batched", "single"),
-    [
-        (longest_memorized_substrings, longest_memorized_substring),
-        (longest_prefix_matches, longest_prefix_match),
-    ],
-)
-@given(pairs=st.lists(st.tuples(few_ids, few_ids), max_size=5))
-def test_padded_rows_give_what_each_pair_gives(batched, single, pairs):
-    generated = np.full((len(pairs), 12), -1)
-    reference = np.full((len(pairs), 12), -2)
-    for row, (a, b) in enumerate(pairs):
-        generated[row, : len(a)] = a
-        reference[row, : len(b)] = b
-    assert batched(generated, reference).tolist() == [single(a, b) for a, b in pairs]
-
-
 @given(texts, texts)
 def test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100(generated, reference):
     names = {"rouge1": "rouge1", "rouge2": "rouge2", "rouge_l": "rougeL"}
@@ -79,7 +59,7 @@ def test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100(generated,
     assert rouge_scores(generated, reference)["rouge_l"] == rouge_l(generated, reference)
 
 
-def test_rouge_scores_by_hand():
+def test_rouge_scores_of_examples():
     # Words: 2 of 2 and of 4. Pairs: none of one ("a c") and of three. Common subsequence "a c": F = 2 * 1/2 / (3/2).
     assert rouge_scores("a c", "a b c d") == pytest.approx({"rouge1": 200 / 3, "rouge2": 0.0, "rouge_l": 200 / 3})
     assert rouge_l("The arsenal was owned.", "the arsenal was owned") == 100.0

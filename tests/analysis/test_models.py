@@ -80,7 +80,7 @@ def test_an_adapter_folder_gives_the_adapted_model_on_the_base_it_names(adapter,
     assert token_perplexity(model, blocks) == pytest.approx(token_perplexity(adapted, blocks), rel=1e-6)
 
 
-def test_a_given_base_stands_in_for_the_one_that_the_adapter_names(adapter, adapted, complete, copy):
+def test_a_given_base_replaces_the_one_that_the_adapter_names(adapter, adapted, complete, copy):
     moved = copy(adapter)
     config = json.loads((moved / "adapter_config.json").read_text())
     (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "gone/elsewhere"}))
@@ -108,8 +108,8 @@ def test_incomplete_and_damaged_weights_are_refused(request, copy, kind, file_na
         load_model(folder)
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(adapter, copy, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no folder .*checkpoint_10pct"):
+def test_a_folder_without_a_checkpoint_is_refused(adapter, copy, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"No folder .*checkpoint_10pct"):
         load_model(tmp_path / "checkpoint_10pct")
     with pytest.raises(FileNotFoundError, match=r"has neither config\.json nor adapter_config\.json"):
         load_model(tmp_path)

@@ -7,16 +7,13 @@ from analysis_fakes import VOCAB_SIZE, SuccessorModel, random_ids, tiny_llama
 
 from tfidf_tune.analysis import token_perplexity
 
-
-@pytest.fixture(scope="module")
-def blocks():
-    return np.array([random_ids(24, seed) for seed in range(7)], dtype=np.int32)
+BLOCKS = np.array([random_ids(24, seed) for seed in range(7)], dtype=np.int32)
 
 
 @torch.no_grad()
-def perplexity_by_loops(model, blocks):
+def perplexity_by_loops(model):
     total, count = 0.0, 0
-    for block in torch.from_numpy(blocks).long():
+    for block in torch.from_numpy(BLOCKS).long():
         log_probs = model(input_ids=block[None]).logits[0].double().log_softmax(dim=-1)
         for position in range(1, len(block)):
             total -= log_probs[position - 1, block[position]].item()
@@ -24,30 +21,26 @@ def perplexity_by_loops(model, blocks):
     return math.exp(total / count)
 
 
-def test_perplexity_equals_a_plain_loop(llama, blocks):
-    expected = pytest.approx(perplexity_by_loops(llama, blocks), rel=1e-6)
-    assert token_perplexity(llama, blocks) == expected
-    assert token_perplexity(llama, blocks, batch_size=3) == expected
+def test_perplexity_equals_a_plain_loop(llama):
+    expected = pytest.approx(perplexity_by_loops(llama), rel=1e-6)
+    assert token_perplexity(llama, BLOCKS) == expected
+    assert token_perplexity(llama, BLOCKS, batch_size=3) == expected
     # The successor gets logit 1, every other id 0.
     counting = np.arange(12, dtype=np.int32).reshape(2, 6)
     expected = (math.e + VOCAB_SIZE - 1) / math.e
     assert token_perplexity(SuccessorModel(), counting) == pytest.approx(expected, rel=1e-6)
+    in_half_precision = tiny_llama().to(torch.bfloat16)
+    expected = perplexity_by_loops(in_half_precision)
+    assert token_perplexity(in_half_precision, BLOCKS, batch_size=1) == pytest.approx(expected, rel=1e-6)
 
 
-def test_half_precision_logits_are_summed_in_full_precision(blocks):
-    model = tiny_llama().to(torch.bfloat16)
-    expected = perplexity_by_loops(model, blocks)
-    assert token_perplexity(model, blocks, batch_size=1) == pytest.approx(expected, rel=1e-6)
+def test_a_model_in_training_mode_is_measured_without_dropout(llama):
+    assert token_perplexity(tiny_llama(attention_dropout=0.5).train(), BLOCKS) == token_perplexity(llama, BLOCKS)
 
 
-def test_a_model_left_in_training_mode_is_measured_without_dropout(llama, blocks):
-    model = tiny_llama(attention_dropout=0.5).train()
-    assert token_perplexity(model, blocks) == token_perplexity(llama, blocks)
-
-
-def test_ids_outside_the_vocabulary_and_blocks_that_predict_nothing_are_refused(llama, blocks):
+def test_ids_outside_the_vocabulary_and_blocks_that_predict_nothing_are_refused(llama):
     for unknown in (-1, VOCAB_SIZE):
-        wrong = blocks.copy()
+        wrong = BLOCKS.copy()
         wrong[3, 5] = unknown
         with pytest.raises(ValueError, match=rf"Token id {unknown} is outside the model's vocabulary, 0 to 63"):
             token_perplexity(llama, wrong)

@@ -14,18 +14,10 @@ from analysis_fakes import (
 )
 from transformers import AutoModelForCausalLM, GPTJConfig, GPTNeoXConfig, MistralConfig
 
-from tfidf_tune.analysis import (
-    check_passages,
-    compare_continuation,
-    greedy_continuations,
-    longest_prefix_match,
-    probe,
-    rouge_l,
-    summarize,
-)
+from tfidf_tune.analysis import check_passages, compare_continuation, greedy_continuations, probe, rouge_l, summarize
 
 WIDE = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.5, "bos_token_id": None, "eos_token_id": None}
-COUNTING = FakePassage("counting", [*range(40)])  # what SuccessorModel knows by heart
+COUNTING = FakePassage("counting", [*range(40)])  # what SuccessorModel has memorized
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +25,7 @@ def samples(llama, recited, unseen):
     return probe(llama, WordTokenizer(), [*recited, *unseen])
 
 
-def test_a_passage_is_recited_in_full_where_the_model_knows_it(samples, recited, unseen):
+def test_memorized_passages_are_recited_and_others_are_not(samples, recited, unseen):
     expected = [(length, passage.id) for length in (32, 50, 100) for passage in [*recited, *unseen]]
     assert [(sample.prefix_length, sample.passage_id) for sample in samples] == expected
     for sample in samples:
@@ -47,20 +39,23 @@ def test_a_passage_is_recited_in_full_where_the_model_knows_it(samples, recited,
     assert summary["control"].verbatim_rate == 0.0
 
 
+def test_neither_the_batch_size_nor_dropout_changes_the_result(llama, recited, unseen, samples):
+    assert probe(llama, WordTokenizer(), [*recited, *unseen], batch_size=4) == samples
+    assert len({tuple(sample.generated_ids) for sample in samples}) > 6
+    [sample] = probe(tiny_llama(attention_dropout=0.5).train(), WordTokenizer(), recited[:1], prefix_lengths=(32,))
+    assert sample.verbatim
+
+
 def test_the_model_gets_the_ids_after_the_offset_and_no_bos():
     model = SuccessorModel()
     passages = [FakePassage("a", random_ids(20, 1)), FakePassage("b", random_ids(20, 2))]
-    samples = probe(model, WordTokenizer(), passages, prefix_lengths=(5,), max_new_tokens=4)
-    assert model.calls[0] == [passage.token_ids[:5] for passage in passages]
-    assert [sample.reference_ids for sample in samples] == [passage.token_ids[5:9] for passage in passages]
-    model = SuccessorModel()
-    [sample] = probe(model, WordTokenizer(), [COUNTING], prefix_lengths=(5,), max_new_tokens=4, offset=3)
-    assert model.calls[0] == [[3, 4, 5, 6, 7]]
-    assert sample.generated_ids == sample.reference_ids == [8, 9, 10, 11]
-    assert sample.offset == 3
+    samples = probe(model, WordTokenizer(), passages, prefix_lengths=(5,), max_new_tokens=4, offset=3)
+    assert model.calls[0] == [passage.token_ids[3:8] for passage in passages]
+    assert [sample.reference_ids for sample in samples] == [passage.token_ids[8:12] for passage in passages]
+    assert {sample.offset for sample in samples} == {3}
 
 
-def test_a_short_passage_is_compared_as_far_as_it_goes():
+def test_a_short_passage_is_compared_to_its_end():
     model, short = SuccessorModel(), FakePassage("short", [*range(10)])
     samples = probe(model, WordTokenizer(), [short, COUNTING], prefix_lengths=(7,), max_new_tokens=8)
     assert [sample.generated_ids for sample in samples] == [[7, 8, 9], [*range(7, 15)]]
@@ -73,55 +68,24 @@ def test_a_short_passage_is_compared_as_far_as_it_goes():
 def test_the_continuation_ends_before_eos():
     model = SuccessorModel()
     first, _ = probe(model, WordTokenizer(eos_id=9), [COUNTING] * 2, prefix_lengths=(5,), max_new_tokens=8)
-    assert first.generated_ids == [5, 6, 7, 8]
-    assert first.generated_text == "w5 w6 w7 w8"
+    assert (first.generated_ids, first.generated_text) == ([5, 6, 7, 8], "w5 w6 w7 w8")
     assert (first.prefix_match, first.lms, first.verbatim) == (4, 4, False)
     assert len(model.calls) == 5  # it stops when all rows have ended
     [sample] = probe(model, WordTokenizer(eos_id=5), [COUNTING], prefix_lengths=(5,), max_new_tokens=8)
     assert (sample.generated_ids, sample.prefix_match, sample.lms, sample.rouge_l) == ([], 0, 0, 0.0)
 
 
-def test_a_run_after_a_slip_counts_for_lms_and_not_for_the_prefix():
-    slipped = FakePassage("slipped", [*range(8), 50, *range(9, 16)])
-    [sample] = probe(SuccessorModel(), WordTokenizer(), [slipped], prefix_lengths=(5,), max_new_tokens=11)
-    assert (sample.prefix_match, sample.lms, sample.verbatim) == (3, 7, False)
-
-
-def test_the_result_does_not_depend_on_the_batch_size(llama, recited, unseen, samples):
-    assert probe(llama, WordTokenizer(), [*recited, *unseen], batch_size=4) == samples
-    assert len({tuple(sample.generated_ids) for sample in samples}) > 6
-
-
 def test_progress_counts_to_the_number_of_samples():
     calls = []
-    probe(
-        SuccessorModel(),
-        WordTokenizer(),
-        [COUNTING] * 3,
-        prefix_lengths=(5, 6),
-        max_new_tokens=2,
-        batch_size=2,
-        progress=lambda done, total: calls.append((done, total)),
-    )
+    settings = {"prefix_lengths": (5, 6), "max_new_tokens": 2, "batch_size": 2}
+    probe(SuccessorModel(), WordTokenizer(), [COUNTING] * 3, progress=lambda *call: calls.append(call), **settings)
     assert calls == [(2, 6), (3, 6), (5, 6), (6, 6)]
-
-
-def test_a_model_left_in_training_mode_is_measured_without_dropout(recited):
-    model = tiny_llama(attention_dropout=0.5).train()
-    [sample] = probe(model, WordTokenizer(), recited[:1], prefix_lengths=(32,))
-    assert sample.verbatim
-
-
-def test_greedy_text_equals_a_plain_loop_without_cache(llama):
-    prompts = [random_ids(11, seed) for seed in range(4)]
-    expected = [greedy_without_cache(llama, prompt, 40) for prompt in prompts]
-    assert greedy_continuations(llama, prompts, 40) == expected
-    assert len(set(expected[0])) > 10  # no loop of one id, which any decoding would get right
 
 
 @pytest.mark.parametrize(
     "config",
     [
+        None,
         GPTNeoXConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **WIDE),
         GPTJConfig(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **WIDE),
         MistralConfig(
@@ -129,15 +93,18 @@ def test_greedy_text_equals_a_plain_loop_without_cache(llama):
             sliding_window=8, **WIDE,
         ),
     ],
-    ids=lambda config: config.model_type,
+    ids=lambda config: config.model_type if config else "llama",
 )  # fmt: skip
-def test_every_kind_of_cache_gives_the_text_that_no_cache_gives(config):
+def test_greedy_continuations_equal_a_plain_loop_without_cache(config, llama):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval() if config else llama
     prompts = [random_ids(11, seed) for seed in range(3)]
     expected = [greedy_without_cache(model, prompt, 30) for prompt in prompts]
     assert greedy_continuations(model, prompts, 30) == expected
-    assert len(set(expected[0])) > 5
+    assert len(set(expected[0])) > 5  # no loop of one id, which any decoding would get right
+    for eos_id in {row[-1] for row in expected[:2]} | {row[3] for row in expected[:2]}:
+        ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
+        assert greedy_continuations(model, prompts, 30, eos_id=eos_id) == ended
 
 
 def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():
@@ -149,51 +116,45 @@ def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():
     assert greedy_continuations(model, [[3], [6]], 0, eos_id=10) == [[], []]
 
 
-def test_ending_rows_early_changes_none_of_their_ids(llama):
-    prompts = [random_ids(11, seed) for seed in range(6)]
-    whole = greedy_continuations(llama, prompts, 17)
-    for eos_id in {row[-1] for row in whole[:2]} | {row[3] for row in whole[:2]}:
-        expected = [row[: row.index(eos_id)] if eos_id in row else row for row in whole]
-        assert greedy_continuations(llama, prompts, 17, eos_id=eos_id) == expected
-
-
-def test_a_continuation_is_scored_by_ids_and_by_text():
-    given = {"passage_id": "a", "kind": "control", "offset": 3, "prefix_length": 5}
-    generated, reference = [1, 2, 9, 4, 5, 6], [1, 2, 3, 4, 5, 6]
-    texts = {"generated_text": "the river sang", "reference_text": "the river sings"}
-    sample = compare_continuation(**given, generated_ids=generated, reference_ids=reference, **texts)
-    assert {name: getattr(sample, name) for name in (*given, *texts)} == given | texts
-    assert (sample.generated_ids, sample.reference_ids) == (generated, reference)
-    assert (sample.prefix_match, sample.lms, sample.verbatim) == (longest_prefix_match(generated, reference), 3, False)
-    assert sample.rouge_l == rouge_l("the river sang", "the river sings")
-    exact = compare_continuation(**given, generated_ids=reference, reference_ids=reference, **texts)
-    assert (exact.prefix_match, exact.lms, exact.verbatim) == (6, 6, True)
-
-
-def test_passages_that_cannot_be_probed_are_refused_before_any_work():
-    model, tiny = SuccessorModel(vocab_size=39), FakePassage("tiny", [*range(10)])
-    check_passages(FingerprintedTokenizer(), [COUNTING], 39)
-    check_passages(WordTokenizer(), [COUNTING], 39)
-    check_passages(SimpleNamespace(vocab_size=39, max_token_id=39), [COUNTING], 5)  # a vocabulary with gaps
-    for tokenizer, message in (
-        (FingerprintedTokenizer(fingerprint="f2"), "fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'"),
-        (SimpleNamespace(vocab_size=39), "has the token id 39, but the tokenizer's ids end at 38"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_passages(tokenizer, [COUNTING], 5)
-    with pytest.raises(ValueError, match=r"'counting' has 40 tokens, none after the first 40 "):
-        check_passages(FingerprintedTokenizer(), [COUNTING], 40)
-    with pytest.raises(ValueError, match=r"'tiny' has 10 tokens, none after the first 10 "):
-        probe(model, WordTokenizer(), [COUNTING, tiny], prefix_lengths=(5, 8), offset=2)
-    with pytest.raises(ValueError, match=r"'counting' .* fingerprint 'f1', .* has 'f2'"):
-        probe(model, FingerprintedTokenizer(fingerprint="f2"), [COUNTING], prefix_lengths=(5,))
-    with pytest.raises(ValueError, match=r"Token id 39 is outside the model's vocabulary, 0 to 38"):
-        probe(model, FingerprintedTokenizer(), [COUNTING], prefix_lengths=(5,))
-    assert model.calls == []
-
-
-def test_the_models_generation_config_does_not_change_the_text(llama):
+def test_the_generation_config_of_the_model_does_not_change_the_text(llama):
     penalized = tiny_llama()
     penalized.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2, do_sample=True)
     prompts = [random_ids(11, seed) for seed in range(4)]
     assert greedy_continuations(penalized, prompts, 40) == greedy_continuations(llama, prompts, 40)
+
+
+def test_a_continuation_is_scored_by_ids_and_by_text():
+    given = {"passage_id": "a", "kind": "control", "offset": 3, "prefix_length": 5}
+    given |= {"generated_text": "the river sang", "reference_text": "the river sings"}
+    given |= {"generated_ids": [1, 2, 9, 4, 5, 6], "reference_ids": [1, 2, 3, 4, 5, 6]}
+    sample = compare_continuation(**given)
+    assert {name: getattr(sample, name) for name in given} == given
+    # The run after the first difference counts for LMS only.
+    assert (sample.prefix_match, sample.lms, sample.verbatim) == (2, 3, False)
+    assert sample.rouge_l == rouge_l("the river sang", "the river sings")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "passage", "message"),
+    [
+        (
+            FingerprintedTokenizer(fingerprint="f2"),
+            COUNTING,
+            "fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'",
+        ),
+        (SimpleNamespace(vocab_size=39), COUNTING, "has the token id 39, but the tokenizer's ids end at 38"),
+        (FingerprintedTokenizer(), FakePassage("tiny", [*range(10)]), "'tiny' has 10 tokens, none after the first 10 "),
+        (FingerprintedTokenizer(), COUNTING, "Token id 39 is outside the model's vocabulary, 0 to 38"),
+    ],
+)
+def test_passages_that_cannot_be_probed_are_refused_before_any_work(tokenizer, passage, message):
+    model = SuccessorModel(vocab_size=39)
+    with pytest.raises(ValueError, match=message):
+        probe(model, tokenizer, [FakePassage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
+    assert model.calls == []
+
+
+def test_passages_that_fit_are_accepted():
+    check_passages(FingerprintedTokenizer(), [COUNTING], 39)
+    check_passages(WordTokenizer(), [COUNTING], 39)
+    check_passages(SimpleNamespace(vocab_size=39, max_token_id=39), [COUNTING], 5)  # a vocabulary with gaps

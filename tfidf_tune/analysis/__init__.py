@@ -2,17 +2,14 @@
 
 from tfidf_tune.analysis._metrics import (
     longest_memorized_substring,
-    longest_memorized_substrings,
     longest_prefix_match,
-    longest_prefix_matches,
     rouge_l,
     rouge_scores,
 )
-from tfidf_tune.analysis._models import load_model
+from tfidf_tune.analysis._models import load_model, require_known_ids
 from tfidf_tune.analysis._perplexity import token_perplexity
 from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
 from tfidf_tune.analysis._summary import MemorizationSummary, summarize
-from tfidf_tune.analysis._vocabulary import require_known_ids
 from tfidf_tune.results import ProbeSample, describe_machine, read_samples, write_samples
 
 __all__ = [
@@ -25,9 +22,7 @@ __all__ = [
     "greedy_continuations",
     "load_model",
     "longest_memorized_substring",
-    "longest_memorized_substrings",
     "longest_prefix_match",
-    "longest_prefix_matches",
     "probe",
     "read_samples",
     "require_known_ids",

@@ -11,20 +11,28 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
-class ReservedLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of one attention layer; ``keys`` and ``values`` are views of the filled part.
+def reserve(cache: Any, capacity: int) -> None:
+    """Reserve memory for ``capacity`` tokens, prompts included, in those layers of a cache that grow with the text.
 
-    Args:
-        keys (Tensor): ``[b, h, s, d]``, of the text so far.
-        values (Tensor): ``[b, h, s, d]``.
-        capacity (int): tokens of the whole text.
+    The cache is changed in place; other kinds of layers and caches stay as they are.
     """
+    if isinstance(cache, DynamicCache):
+        cache.layers = [
+            _ReservedLayer(layer, capacity) if type(layer) is DynamicLayer and layer.is_initialized else layer
+            for layer in cache.layers
+        ]
 
-    def __init__(self, keys: Tensor, values: Tensor, capacity: int) -> None:
+
+class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
+    """``keys`` and ``values`` of one attention layer, ``[b, h, s, d]``, are views of the filled part."""
+
+    def __init__(self, filled: DynamicLayer, capacity: int) -> None:
         super().__init__()
-        self.lazy_initialization(keys, values)
-        self._reserved = [states.new_empty(*states.shape[:-2], capacity, states.shape[-1]) for states in (keys, values)]
-        self.update(keys, values)
+        self.lazy_initialization(filled.keys, filled.values)
+        self._reserved = [
+            states.new_empty(*states.shape[:-2], capacity, states.shape[-1]) for states in (filled.keys, filled.values)
+        ]
+        self.update(filled.keys, filled.values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the states of new tokens, ``[b, h, n, d]``; return keys and values of all tokens so far."""
@@ -34,19 +42,3 @@ class ReservedLayer(DynamicLayer):  # type: ignore[misc]
             reserved[..., first:end, :] = states
         self.keys, self.values = (reserved[..., :end, :] for reserved in self._reserved)
         return self.keys, self.values
-
-
-def reserve(cache: Any, capacity: int) -> None:
-    """Reserve memory in those layers of a cache that grow with the text; other layers and caches stay as they are.
-
-    Args:
-        cache (Any): what the model returned for the prompts; changed in place.
-        capacity (int): tokens of the whole text, including the prompts.
-    """
-    if isinstance(cache, DynamicCache):
-        cache.layers = [
-            ReservedLayer(layer.keys, layer.values, capacity)
-            if type(layer) is DynamicLayer and layer.is_initialized
-            else layer
-            for layer in cache.layers
-        ]

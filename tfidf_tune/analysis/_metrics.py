@@ -9,63 +9,33 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
-Ids = npt.NDArray[np.integer]
-
 
 def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> int:
     """Return the number of equal token ids up to the first difference; 0 if either sequence is empty."""
-    return int(longest_prefix_matches(_one_row(generated), _one_row(reference))[0])
+    different = (i for i, (ours, theirs) in enumerate(zip(generated, reference, strict=False)) if ours != theirs)
+    return next(different, min(len(generated), len(reference)))
 
 
 def longest_memorized_substring(generated: Sequence[int], reference: Sequence[int]) -> int:
-    """Return the length in tokens of the longest run found anywhere in both; 0 if either sequence is empty."""
-    return int(longest_memorized_substrings(_one_row(generated), _one_row(reference))[0])
-
-
-def longest_prefix_matches(generated: Ids, reference: Ids) -> npt.NDArray[np.int64]:
-    """:func:`longest_prefix_match` of each row.
-
-    Args:
-        generated (np.ndarray): integer ``[n, g]`` token ids, rows padded at the end with -1.
-        reference (np.ndarray): integer ``[n, r]`` token ids, rows padded at the end with -2: padding never matches.
-
-    Returns:
-        np.ndarray: ``[n]`` int64, in tokens.
-    """
-    shared = min(generated.shape[1], reference.shape[1])
-    equal = generated[:, :shared] == reference[:, :shared]
-    matches: npt.NDArray[np.int64] = np.logical_and.accumulate(equal, axis=1).sum(axis=1, dtype=np.int64)
-    return matches
-
-
-def longest_memorized_substrings(generated: Ids, reference: Ids) -> npt.NDArray[np.int64]:
-    """:func:`longest_memorized_substring` of each row.
+    """Return the length in tokens of the longest run found anywhere in both; 0 if either sequence is empty.
 
     With ``run[i, j]`` the longest common run that ends at ``generated[i]`` and at ``reference[j]``::
 
         run[i, j] = run[i-1, j-1] + 1   if generated[i] == reference[j]   else 0
         LMS       = max over i, j of run[i, j]
 
-    One row of ``run`` is kept at a time, for the whole batch: O(g·n·r) time, O(n·r) memory.
-
-    Args:
-        generated (np.ndarray): integer ``[n, g]`` token ids, rows padded at the end with -1.
-        reference (np.ndarray): integer ``[n, r]`` token ids, rows padded at the end with -2: padding never matches.
-
-    Returns:
-        np.ndarray: ``[n]`` int64, in tokens.
+    One row of ``run`` is kept at a time.
     """
-    num_rows, reference_length = reference.shape
-    run = np.zeros((num_rows, reference_length + 1), dtype=np.int64)  # column 0 is before the reference
-    longest = np.zeros(num_rows, dtype=np.int64)
-    for ids in generated.T:
-        run[:, 1:] = np.where(ids[:, None] == reference, run[:, :-1] + 1, 0)
-        longest = np.maximum(longest, run.max(axis=1))
+    reference_ids = np.asarray(reference)
+    run = np.zeros(len(reference) + 1, dtype=np.int64)  # run[0] is before the reference
+    longest = 0
+    for token in generated:
+        run[1:] = np.where(reference_ids == token, run[:-1] + 1, 0)
+        longest = max(longest, int(run.max()))
     return longest
 
 
@@ -80,14 +50,7 @@ def rouge_l(generated: str, reference: str) -> float:
 def rouge_scores(generated: str, reference: str) -> dict[str, float]:
     """Return ``rouge1``, ``rouge2`` and ``rouge_l`` of a summary, computed like :func:`rouge_l`."""
     scores = _rouge_scorer("rouge1", "rouge2", "rougeL").score(reference, generated)
-    return {
-        name: 100.0 * float(scores[key].fmeasure)
-        for name, key in {"rouge1": "rouge1", "rouge2": "rouge2", "rouge_l": "rougeL"}.items()
-    }
-
-
-def _one_row(ids: Sequence[int]) -> Ids:
-    return np.asarray(ids, dtype=np.int64)[None]
+    return {name.replace("L", "_l"): 100.0 * float(score.fmeasure) for name, score in scores.items()}
 
 
 @functools.cache

@@ -1,10 +1,12 @@
-"""Load a checkpoint folder as a model for evaluation."""
+"""Models for evaluation: load a checkpoint folder, and check that token ids belong to a model."""
 
 import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 
@@ -52,6 +54,25 @@ def load_model(
     return model.to(device)
 
 
+def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) -> None:
+    """Refuse token ids that are outside the model's embedding.
+
+    Args:
+        model (PreTrainedModel): language model with input embeddings ``[v, d]``.
+        ids (np.ndarray): integer token ids of any shape.
+
+    Raises:
+        ValueError: If an id is not in ``[0, v)``.
+    """
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    unknown = ids[(ids < 0) | (ids >= vocab_size)]
+    if unknown.size:
+        raise ValueError(
+            f"Token id {unknown[0]} is outside the model's vocabulary, 0 to {vocab_size - 1}: "
+            "tokenize the text with the tokenizer that this model was trained with."
+        )
+
+
 def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
@@ -84,7 +105,7 @@ def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torc
 
 def _require(folder: Path, config: str, *weights: str) -> None:
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}. {_REMEDY}")
+        raise FileNotFoundError(f"No folder {folder}. {_REMEDY}")
     if not (folder / config).is_file():
         raise FileNotFoundError(f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}")
     if not any(path for pattern in weights for path in folder.glob(pattern)):

@@ -4,6 +4,7 @@ Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/
 are the token ids of the passage: no text is tokenized again, no BOS is added.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l
-from tfidf_tune.analysis._vocabulary import require_known_ids
+from tfidf_tune.analysis._models import require_known_ids
 from tfidf_tune.results import ProbeSample
 
 if TYPE_CHECKING:
@@ -77,29 +78,28 @@ def probe(
         require_known_ids(model, np.asarray(passage.token_ids))
     model.eval()
     samples: list[ProbeSample] = []
-    for prefix_length in prefix_lengths:
+    for prefix_length, first in itertools.product(prefix_lengths, range(0, len(passages), batch_size)):
         end = offset + prefix_length
-        for first in range(0, len(passages), batch_size):
-            batch = passages[first : first + batch_size]
-            prompts = [passage.token_ids[offset:end] for passage in batch]
-            references = [passage.token_ids[end : end + max_new_tokens] for passage in batch]
-            generated = greedy_continuations(model, prompts, max(map(len, references)), eos_id=tokenizer.eos_id)
-            for passage, ids, reference in zip(batch, generated, references, strict=True):
-                ids = ids[: len(reference)]
-                samples.append(
-                    compare_continuation(
-                        passage_id=passage.id,
-                        kind=passage.kind,
-                        offset=offset,
-                        prefix_length=prefix_length,
-                        generated_ids=ids,
-                        reference_ids=reference,
-                        generated_text=tokenizer.decode(ids),
-                        reference_text=tokenizer.decode(reference),
-                    )
+        batch = passages[first : first + batch_size]
+        prompts = [passage.token_ids[offset:end] for passage in batch]
+        references = [passage.token_ids[end : end + max_new_tokens] for passage in batch]
+        generated = greedy_continuations(model, prompts, max(map(len, references)), eos_id=tokenizer.eos_id)
+        for passage, ids, reference in zip(batch, generated, references, strict=True):
+            ids = ids[: len(reference)]
+            samples.append(
+                compare_continuation(
+                    passage_id=passage.id,
+                    kind=passage.kind,
+                    offset=offset,
+                    prefix_length=prefix_length,
+                    generated_ids=ids,
+                    reference_ids=reference,
+                    generated_text=tokenizer.decode(ids),
+                    reference_text=tokenizer.decode(reference),
                 )
-            if progress is not None:
-                progress(len(samples), len(passages) * len(prefix_lengths))
+            )
+        if progress is not None:
+            progress(len(samples), len(passages) * len(prefix_lengths))
     return samples
 
 
@@ -109,7 +109,7 @@ def greedy_continuations(
 ) -> list[list[int]]:
     """Append the most probable next id up to ``num_tokens`` times, with a KV cache.
 
-    Only the logits decide. ``model.generate`` would apply the model's ``generation_config``, for example a repetition
+    Only the logits matter: ``model.generate`` would apply the model's ``generation_config``, for example a repetition
     penalty, and is slower on small models, see ``_kv_cache.py``.
 
     Args:
@@ -127,8 +127,7 @@ def greedy_continuations(
     ids_bs = torch.tensor(prompts, device=next(model.parameters()).device)
     ended = torch.zeros(len(ids_bs), dtype=torch.bool, device=ids_bs.device)
     capacity = ids_bs.shape[1] + num_tokens
-    cache = None
-    generated = []
+    cache, generated = None, []
     for _ in range(num_tokens):
         output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if cache is None:
