@@ -1,5 +1,6 @@
 """The command ``tfidf-tune``, in this process where torchtune's commands only print."""
 
+import json
 import re
 import subprocess
 import sys
@@ -35,143 +36,171 @@ def run_command(monkeypatch):
     return run
 
 
+@pytest.fixture
+def failure(run_command, capsys):
+    """Run a command that ends with an error; return its message."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            run_command(*arguments)
+        assert ended.value.code
+        return f"{capsys.readouterr().err}{ended.value.code}"
+
+    return run
+
+
 def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, capsys):
     run_command("ls")
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["lora_finetune", "demo/llama_650K_lora_memorization"] in lines
-    assert ["gptj/6B_lora_memorization"] in lines
     assert ["full_finetune", "demo/gpt_neox_660K_full_memorization"] in lines
-    assert ["demo/llama_3M_full_memorization"] in lines
-    assert ["pythia/1.4B_qlora_memorization"] in lines
-    assert ["tinyllama/1.1B_full_memorization"] in lines
+    first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
+    assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
+    assert ["tinyllama/1.1B_full_memorization"] in lines[first_of_full:]
     assert any(line[0] == "full_finetune_single_device" for line in lines)
 
 
-def test_cat_prints_a_config_by_name(run_command, capsys):
+def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, tmp_path, capsys):
     run_command("cat", "tinyllama/1.1B_lora_memorization")
-
     assert "lora_rank: 8" in capsys.readouterr().out
+    for name, file in (("full_finetune", "mine.py"), ("tinyllama/1.1B_full_memorization", "mine.yaml")):
+        run_command("cp", name, str(tmp_path / file))
+        assert "checkpoint" in (tmp_path / file).read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "file"), [("full_finetune", "mine.py"), ("tinyllama/1.1B_full_memorization", "mine.yaml")]
-)
-def test_cp_copies_recipes_and_configs(run_command, tmp_path, name, file):
-    run_command("cp", name, str(tmp_path / file))
-
-    assert "checkpoint" in (tmp_path / file).read_text()
-
-
-def test_validate_takes_a_name(run_command, capsys):
-    run_command("validate", "tinyllama/1.1B_full_memorization")
-
-    assert "well-formed" in capsys.readouterr().out
-
-
-def test_validate_takes_a_config_of_torchtunes_own_recipes(run_command, tmp_path, capsys):
+def test_validate_accepts_our_configs_and_those_of_torchtunes_recipes(run_command, tmp_path, capsys):
     run_command("cp", "llama2/7B_full", str(tmp_path / "mine.yaml"))
-    run_command("validate", str(tmp_path / "mine.yaml"))
-
-    assert "well-formed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization"])
-def test_validate_knows_configs_that_build_on_others(run_command, capsys, name):
-    run_command("validate", name)
-
-    assert "Config is well-formed!" in capsys.readouterr().out
+    for config in ("pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization", str(tmp_path / "mine.yaml")):
+        run_command("validate", config)
+        assert "Config is well-formed!" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("base: pythia/1.4B_qlora_qa\noutput_dri: x", "no key 'output_dri'; did you mean 'output_dir'"),
-        ("base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}", "no argument 'lora_rnk'; did you mean 'lora_rank'"),
-        (f"{PRODUCT}, kk: 3}}", "loss.weighting.first: .* has no argument 'kk'; did you mean 'k'"),
-        (f"{PRODUCT}, k: 1}}", "config: loss.weighting.first: k is 1: one token in k"),
-        (
-            PRODUCT.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"),
-            "loss.weighting: first is {.*}: it has to be a w",
+# The errors of single keys are in tests/faults/bad_configs.py.
+def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
+    cases = {
+        "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean 'output_dir'",
+        "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "no argument 'lora_rnk'; did you mean 'lora_rank'",
+        f"{PRODUCT}, kk: 3}}": "loss.weighting.first: .* has no argument 'kk'; did you mean 'k'",
+        f"{PRODUCT}, k: 1}}": "config: loss.weighting.first: k is 1: one token in k",
+        PRODUCT.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"): (
+            "loss.weighting: first is {.*}: it has to be a w"
         ),
-        (
-            "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}",
-            "makes CrossEntropyLoss, not one of tfidf_tune's objectives: take",
+        "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}": (
+            "makes CrossEntropyLoss, not one of tfidf_tune's objectives: take"
         ),
-        ("base: demo/llama_3M_full_memorization\nmodel: ???", "missing model"),
-        ("base: demo/llama_3M_full_memorization\nmodel: ${model}", "Recursive interpolation"),
-        ("model: null\ncheckpointer: {a: HFCheckpointer}", "missing batch_size"),
-        ("a: ${b", "error: config .*'a'"),
-        ("model: {_component_: torch.nn.Linear, size: 3}", "got an unexpected keyword argument 'size'"),
-        ("model: {_component_: 3}", "config: model: _component_ is 3, it has to be a dotted path"),
-        ("base: nowhere", "no config file nowhere"),
-        ("a: [", "error: "),
-        ("", "mine.yaml is empty"),
-    ],
-)
-def test_validate_refuses_what_the_recipe_would(run_command, tmp_path, text, message):
-    (tmp_path / "mine.yaml").write_text(text)
-
-    with pytest.raises(SystemExit, match=message):
-        run_command("validate", str(tmp_path / "mine.yaml"))
+        "base: demo/llama_3M_full_memorization\nmodel: ???": "missing model",
+        "base: demo/llama_3M_full_memorization\nmodel: ${model}": "Recursive interpolation",
+        "model: null\ncheckpointer: {a: HFCheckpointer}": "missing batch_size",
+        "a: ${b": "error: config .*'a'",
+        "model: {_component_: torch.nn.Linear, size: 3}": "got an unexpected keyword argument 'size'",
+        "model: {_component_: 3}": "config: model: _component_ is 3, it has to be a dotted path",
+        "base: nowhere": "no config file nowhere",
+        "a: [": "error: ",
+        "": "mine.yaml is empty",
+    }
+    for text, message in cases.items():
+        (tmp_path / "mine.yaml").write_text(text)
+        assert re.search(message, failure("validate", str(tmp_path / "mine.yaml"))), text
+    assert "no config of that name; there are: demo/" in failure("validate", "tinyllama/2B")
 
 
-def test_validate_refuses_a_name_that_is_no_config(run_command):
-    with pytest.raises(SystemExit, match="no config of that name; there are: demo/"):
-        run_command("validate", "tinyllama/2B")
-
-
-def test_without_a_command_it_says_what_there_is(run_command, capsys):
+def test_help_and_version(run_command, capsys):
     run_command()
-
-    out = capsys.readouterr().out
-    assert "demo" in out
-    assert "validate" in out
-
-
-def test_demo_explains_its_options(run_command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_command("demo", "--help")
-
-    assert ended.value.code == 0
-    assert "--seed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("error", "told"), [(MemoryError(), ""), (MemoryError("for 8 TiB"), " (for 8 TiB)")])
-def test_too_little_memory_is_one_message(run_command, monkeypatch, error, told):
-    def main(arguments):
-        raise error
-
-    monkeypatch.setattr("tfidf_tune.commands.probe.main", main)
-    with pytest.raises(SystemExit) as ended:
-        run_command("probe", "make")
-    assert ended.value.code == f"error: out of memory{told}: use less text or a smaller batch size"
-
-
-def test_the_version_is_that_of_the_package(run_command, capsys):
-    run_command("--version")
-
-    assert capsys.readouterr().out == f"tfidf-tune {version('tfidf-tune')}\n"
-
-
-def test_an_unknown_command_lists_ours_with_a_suggestion(run_command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_command("comapre")
-
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said.startswith("error: no command 'comapre'; did you mean 'compare'?\n")
+    lists = capsys.readouterr().out
     for command in ("demo", "probe", "tasks", "run", "validate", "ls"):
-        assert re.search(rf"^  {command} ", said, re.MULTILINE)
+        assert re.search(rf"^  {command} ", lists, re.MULTILINE)
+    run_command("--version")
+    assert capsys.readouterr().out == f"tfidf-tune {version('tfidf-tune')}\n"
+    for command in ("run", "ls", "cp", "cat", "validate"):
+        with pytest.raises(SystemExit, match="0"):
+            run_command(command, "--help")
+        text = capsys.readouterr().out
+        assert f"tfidf-tune {command}" in text
+        assert not re.search(r"(?<![\w-])tune (run|ls|cp|cat|validate)", text)
+
+
+def test_usage_errors_are_one_message(failure):
+    unknown = "no recipe 'full_finetun'; did you mean 'full_finetune'"
+    cases = {
+        "comapre": r"^error: no command 'comapre'; did you mean 'compare'\?\n\ncommands:\n  demo ",
+        "run full_finetun": unknown,
+        "run full_finetun --config x": unknown,
+        "run --nproc_per_node 2 full_finetun --config x": unknown,
+        "run ../mine.py --config x": r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
+        "run full_finetune --config": "tfidf-tune run: error: argument --config: expected one argument",
+        "run full_finetune": "tfidf-tune run: error: argument --config is required",
+        "run": "tfidf-tune run: error: arguments are missing",
+        "cp nothing .": "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see",
+        "download": "usage: tfidf-tune download <repo-id>",
+        "validate": "usage: tfidf-tune validate <config>",
+        "validate a.yaml b.yaml": "tfidf-tune validate: error: unrecognized arguments: b.yaml",
+    }
+    for arguments, message in cases.items():
+        text = failure(*arguments.split())
+        assert re.search(message, text), arguments
+        assert not re.search(r"(?<![\w-])tune (run|ls|cp)", text)
+
+
+def test_too_little_memory_is_one_message(failure, monkeypatch):
+    for error, detail in ((MemoryError(), ""), (MemoryError("for 8 TiB"), " (for 8 TiB)")):
+
+        def main(arguments, error=error):
+            raise error
+
+        monkeypatch.setattr("tfidf_tune.commands.probe.main", main)
+        assert failure("probe", "make") == f"error: out of memory{detail}: use less text or a smaller batch size"
+
+
+def test_a_command_whose_extra_is_missing_names_it(failure, monkeypatch):
+    """tests/test_packaging.py does the same for every command in an environment without the extras."""
+    monkeypatch.setattr(_extras, "_is_installed", lambda name: name not in ("lm-eval", "rouge-score"))
+
+    assert failure("probe", "make") == (
+        "error: tfidf-tune probe needs packages that are not installed (lm-eval, rouge-score): "
+        "pip install 'tfidf-tune[eval]'"
+    )
+
+
+def test_a_recipe_of_the_user_is_found_below_the_working_directory(run_command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text("print('mine ran')")
+    monkeypatch.chdir(tmp_path)
+
+    run_command("run", "./mine.py", "--config", "x")
+
+    assert capsys.readouterr().out == "mine ran\n"
 
 
 # Of the libraries that take long to import; pyyaml and lm_eval's parsers are light.
 HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "pandas", "scipy", "pydantic", "rich"}
+# Runs each command in a fork of a process that has imported only the command line.
+EACH_IN_A_FORK = f"""
+import json, os, sys
+from tfidf_tune import cli
+out = os.dup(1)
+for descriptor in (1, 2):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+for arguments in json.loads(sys.argv[1]):
+    if not os.fork():
+        result = []
+        try:
+            sys.argv = ["tfidf-tune", *arguments]
+            cli.main()
+        except SystemExit:
+            pass
+        except BaseException as error:
+            result.append(repr(error))
+        result += [name for name in {sorted(HEAVY)} if name in sys.modules]
+        os.write(out, (json.dumps([arguments, result]) + "\\n").encode())
+        os._exit(0)
+    os.wait()
+"""
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_help_lists_and_usage_errors_import_no_heavy_library():
+    """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
+    listing = ("ls", "cp", "cat")
+    commands = [
         [],
         ["--help"],
         ["--version"],
@@ -179,87 +208,13 @@ HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "
         ["tasks"],
         ["ls"],
         ["cat", "nothing"],
-        *([command, "--help"] for command in (*cli._OURS, "ls", "cp", "cat")),
-        *([command, "--no-such-option"] for command in (*cli._OURS, "ls", "cp", "cat")),
         ["run"],
-        ["run", "full_finetun", "--config", "x"],
-        ["run", "full_finetune"],
         ["download"],
-        ["probe", "audit", "--no-such-option"],
-        ["weights", "my.txt"],
-    ],
-    ids=" ".join,
-)
-def test_what_needs_no_library_imports_none(arguments):
-    """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
-    code = f"""
-import atexit, sys
-atexit.register(lambda: print(sorted({HEAVY!r} & sys.modules.keys()), file=sys.stderr))
-sys.argv = ["tfidf-tune", *{arguments!r}]
-from tfidf_tune import cli
-cli.main()
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ]
+    commands += [["run", "full_finetun", "--config", "x"], ["run", "full_finetune"], ["weights", "my.txt"]]
+    commands += [[name, option] for name in (*cli._OURS, *listing) for option in ("--help", "--no-such-option")]
+    commands += [["probe", "audit", "--no-such-option"]]
+    code = [sys.executable, "-c", EACH_IN_A_FORK, json.dumps(commands)]
+    printed = subprocess.run(code, capture_output=True, text=True, check=True).stdout
 
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.endswith("[]\n")
-
-
-def test_a_command_whose_extra_is_missing_names_it(run_command, monkeypatch):
-    """tests/test_packaging.py does the same for every command in an environment without the extras."""
-    monkeypatch.setattr(_extras, "_is_installed", lambda name: name not in ("lm-eval", "rouge-score"))
-
-    with pytest.raises(SystemExit) as ended:
-        run_command("probe", "make")
-
-    assert ended.value.code == (
-        "error: tfidf-tune probe needs packages that are not installed (lm-eval, rouge-score): "
-        "pip install 'tfidf-tune[eval]'"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "full_finetun"], "no recipe 'full_finetun'; did you mean 'full_finetune'"),
-        (["run", "full_finetun", "--config", "x"], "no recipe 'full_finetun'; did you mean 'full_finetune'"),
-        (
-            ["run", "../mine.py", "--config", "x"],
-            r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
-        ),
-        (["run", "full_finetune", "--config"], "tfidf-tune run: error: argument --config: expected one argument"),
-        (["run", "full_finetune"], "tfidf-tune run: error: argument --config is required"),
-        (["cp", "nothing", "."], "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see"),
-        (["run"], "tfidf-tune run: error: arguments are missing"),
-        (["run", "--nproc_per_node", "2", "full_finetun", "--config", "x"], "no recipe 'full_finetun'; did you mean"),
-        (["download"], "usage: tfidf-tune download <repo-id>"),
-        (["validate"], "usage: tfidf-tune validate <config>"),
-        (["validate", "a.yaml", "b.yaml"], "tfidf-tune validate: error: unrecognized arguments: b.yaml"),
-    ],
-)
-def test_a_command_that_is_not_understood_is_one_message(run_command, capsys, arguments, message):
-    with pytest.raises(SystemExit) as ended:
-        run_command(*arguments)
-
-    said = f"{capsys.readouterr().err}{ended.value.code}"
-    assert re.search(message, said)
-    assert not re.search(r"(?<![\w-])tune (run|ls|cp)", said)
-
-
-def test_the_help_of_torchtunes_commands_calls_them_ours(run_command, capsys):
-    for command in ("run", "ls", "cp", "cat", "validate"):
-        with pytest.raises(SystemExit):
-            run_command(command, "--help")
-
-        said = capsys.readouterr().out
-        assert f"tfidf-tune {command}" in said
-        assert not re.search(r"(?<![\w-])tune (run|ls|cp|cat|validate)", said)
-
-
-def test_a_recipe_of_the_users_own_is_found_below_the_working_directory(run_command, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text("print('mine ran')")
-    monkeypatch.chdir(tmp_path)
-
-    run_command("run", "./mine.py", "--config", "x")
-
-    assert capsys.readouterr().out == "mine ran\n"
+    assert [json.loads(line) for line in printed.splitlines()] == [[arguments, []] for arguments in commands]

@@ -248,6 +248,7 @@ def test_part_statistics_are_means_over_the_parts(words):
         assert found["% of tokens"] == pytest.approx(100 * len(own) / len(labels))
         assert found["mean idf"] == pytest.approx(own["idf"].mean())
         assert all(found[column] == pytest.approx(own[column].mean()) for column in WEIGHTS.values())
+    assert part_statistics(labels[labels["part"] != names[1]])["token"].tolist() == [names[0], names[2]]
 
 
 def test_split_words_are_compared_with_what_they_would_be_as_one_token(words):

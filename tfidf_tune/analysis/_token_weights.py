@@ -102,13 +102,10 @@ def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]
     # Decode each token after another one: decoders drop the space that SentencePiece puts before the first token.
     anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
     before = tokenizer.decode(anchor, skip_special_tokens=False)
-    texts = {}
-    for token in np.unique(token_ids).tolist():
-        text = tokenizer.decode([*anchor, token], skip_special_tokens=False)
-        if not text.startswith(before):
-            text = before + tokenizer.decode([token], skip_special_tokens=False)
-        texts[token] = text[len(before) :]
-    return texts
+    return {
+        token: tokenizer.decode([*anchor, token], skip_special_tokens=False)[len(before) :]
+        for token in np.unique(token_ids).tolist()
+    }
 
 
 def shown_tokens(
