@@ -1,12 +1,11 @@
 """The command ``tfidf-tune``, in this process where torchtune's commands only print."""
 
-import json
 import re
-import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
+from forked_commands import run_in_forks
 
 from tfidf_tune import _extras, cli
 
@@ -173,33 +172,10 @@ def test_a_recipe_of_the_user_is_found_below_the_working_directory(run_command, 
 
 # Of the libraries that take long to import; pyyaml and lm_eval's parsers are light.
 HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "pandas", "scipy", "pydantic", "rich"}
-# Runs each command in a fork of a process that has imported only the command line.
-EACH_IN_A_FORK = f"""
-import json, os, sys
-from tfidf_tune import cli
-out = os.dup(1)
-for descriptor in (1, 2):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-for arguments in json.loads(sys.argv[1]):
-    if not os.fork():
-        result = []
-        try:
-            sys.argv = ["tfidf-tune", *arguments]
-            cli.main()
-        except SystemExit:
-            pass
-        except BaseException as error:
-            result.append(repr(error))
-        result += [name for name in {sorted(HEAVY)} if name in sys.modules]
-        os.write(out, (json.dumps([arguments, result]) + "\\n").encode())
-        os._exit(0)
-    os.wait()
-"""
 
 
 def test_help_lists_and_usage_errors_import_no_heavy_library():
     """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
-    listing = ("ls", "cp", "cat")
     commands = [
         [],
         ["--help"],
@@ -212,9 +188,9 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
         ["download"],
     ]
     commands += [["run", "full_finetun", "--config", "x"], ["run", "full_finetune"], ["weights", "my.txt"]]
-    commands += [[name, option] for name in (*cli._OURS, *listing) for option in ("--help", "--no-such-option")]
+    own = (*cli._OURS, "ls", "cp", "cat")
+    commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
     commands += [["probe", "audit", "--no-such-option"]]
-    code = [sys.executable, "-c", EACH_IN_A_FORK, json.dumps(commands)]
-    printed = subprocess.run(code, capture_output=True, text=True, check=True).stdout
-
-    assert [json.loads(line) for line in printed.splitlines()] == [[arguments, []] for arguments in commands]
+    for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
+        assert not HEAVY & set(ended.modules), arguments
+        assert "Traceback" not in ended.err, arguments

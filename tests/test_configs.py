@@ -60,52 +60,56 @@ OF_TASK = {
 }  # fmt: skip
 
 
-def test_every_config_but_the_demos_has_its_row_in_the_table():
+def test_every_config_except_those_of_the_demo_has_a_row_in_the_table():
     assert {name for name in NAMES if not name.startswith("demo/")} == TABLE.keys()
     assert len(TABLE) == 5 * 3 + 3
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_config_is_right_as_far_as_can_be_seen_without_weights(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name in NAMES if "memorization" in name])
+def test_a_config_builds_without_weights(name, tmp_path):
     is_lora = "lora_" in name
     assert is_lora != ("_full_" in name)
-    checked = check_config(
-        load_config(name, [f"output_dir={tmp_path}"]), LoRAFinetuneConfig if is_lora else FinetuneConfig
-    )
+    schema = LoRAFinetuneConfig if is_lora else FinetuneConfig
+    # Llama 2 without NF4, which takes most of the time to build; Pythia is built with it.
+    overrides = ["model.quantize_base=false"] if name.startswith("llama2/") else []
+    checked = check_config(load_config(name, [f"output_dir={tmp_path}", *overrides]), schema)
+    for task in ("summarization", "qa"):  # on the same model
+        if (other := name.replace("memorization", task)) in NAMES:
+            of_task = check_config(load_config(other, overrides), schema)
+            assert of_task.model | {"lora_alpha": 0} == checked.model | {"lora_alpha": 0}
 
     model = build_model(checked, Run(torch.device("cpu"), DTYPES[checked.dtype], 0, tmp_path))
     (LoRASettings.require if is_lora else require_no_lora)(model)
     if is_lora:
         train_adapters_only(model)
-    build_loss(checked)
     check_optimizer(checked)
     instantiate(checked, "metric_logger").close()
 
-    assert checked.dataset.get("block_size", 0) <= model.max_seq_len
+    assert checked.dataset.block_size <= model.max_seq_len
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_a_config_has_the_papers_values(name):
-    row, cfg = TABLE[name], load_config(name)
-    expected = COMMON | OF_TASK[row["task"]]
-    expected |= {
-        "checkpointer.checkpoint_dir": row["checkpoint"], "model._component_": row["component"],
-        "dtype": row["dtype"], "batch_size": int(row["batch_size"]), "optimizer.lr": float(row["lr"]),
-        "output_dir": f"runs/{name.replace('/', '_')}",
-    }  # fmt: skip
-    if row["lora_rank"]:
+def test_a_config_has_the_values_of_the_paper():
+    for name, row in TABLE.items():
+        cfg = load_config(name)
+        expected = COMMON | OF_TASK[row["task"]]
         expected |= {
-            "model.lora_attn_modules": row["lora_attn_modules"].split(), "model.lora_rank": int(row["lora_rank"]),
-            "model.lora_alpha": int(row["lora_alpha"]), "model.quantize_base": row["quantize_base"] == "True",
-            "model.apply_lora_to_mlp": False, "model.apply_lora_to_output": False, "merge_adapter": False,
+            "checkpointer.checkpoint_dir": row["checkpoint"], "model._component_": row["component"],
+            "dtype": row["dtype"], "batch_size": int(row["batch_size"]), "optimizer.lr": float(row["lr"]),
+            "output_dir": f"runs/{name.replace('/', '_')}",
         }  # fmt: skip
+        if row["lora_rank"]:
+            expected |= {
+                "model.lora_attn_modules": row["lora_attn_modules"].split(), "model.lora_rank": int(row["lora_rank"]),
+                "model.lora_alpha": int(row["lora_alpha"]), "model.quantize_base": row["quantize_base"] == "True",
+                "model.apply_lora_to_mlp": False, "model.apply_lora_to_output": False, "merge_adapter": False,
+            }  # fmt: skip
 
-    assert {key: OmegaConf.select(cfg, key) for key in expected} == expected
-    loss = build_loss(cfg)
-    assert (loss.weighting.window.num_batches, loss.weighting.tf, loss.weighting.max_weight) == (16, "count", None)
+        assert {key: OmegaConf.select(cfg, key) for key in expected} == expected, name
+        loss = build_loss(cfg)
+        assert (loss.weighting.window.num_batches, loss.weighting.tf, loss.weighting.max_weight) == (16, "count", None)
 
 
-def test_configs_of_a_task_differ_from_their_base_in_what_the_task_says_alone():
+def test_configs_of_a_task_change_only_what_the_task_needs():
     for name, row in TABLE.items():
         if row["task"] != "memorization":
             cfg = OmegaConf.load(FOLDER / f"{name}.yaml")

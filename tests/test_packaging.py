@@ -13,13 +13,14 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from forked_commands import run_in_forks
 from packaging.requirements import Requirement
 
 import tfidf_tune
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(tfidf_tune.__path__[0])
-NOT_OF_THE_TREE = (".git", ".venv", "build", "dist", "site", "runs", "*.egg-info", "__pycache__", ".*_cache")
+IGNORED = (".git", ".venv", "build", "dist", "site", "runs", "*.egg-info", "__pycache__", ".*_cache")
 
 
 ALLOWED_IMPORTS = {
@@ -65,7 +66,7 @@ assert torch.equal(restored(logits, new), loss(logits, new))
 def distributions(tmp_path_factory):
     """The source distribution, and the wheel built from it, without network."""
     folder = tmp_path_factory.mktemp("build")
-    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*NOT_OF_THE_TREE))
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*IGNORED))
     built = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(folder / "tree")],
         capture_output=True,
@@ -105,7 +106,7 @@ def test_the_source_distribution_holds_what_the_readme_and_contributors_need(dis
     assert {f"tests/{file}" for file in in_tree("tests")} <= names
 
 
-def test_the_readme_of_the_wheel_has_no_link_that_only_the_repository_resolves(distributions):
+def test_the_readme_links_to_files_and_that_of_the_wheel_only_to_addresses(distributions):
     archive = zipfile.ZipFile(distributions[1])
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     header, _, text = archive.read(name).decode().partition("\n\n")
@@ -115,9 +116,6 @@ def test_the_readme_of_the_wheel_has_no_link_that_only_the_repository_resolves(d
     assert not re.search(r"\]\((?!https?://|#)", text)
     assert "\nLicense-Expression: BSD-3-Clause" in header
     assert re.findall("^Requires-Dist: ([a-z-]+)[^;\n]*$", header, re.MULTILINE) == ["torch", "numpy"]
-
-
-def test_every_link_of_the_readme_leads_to_a_file():
     targets = re.findall(r"\]\((?!https?://|#)([^)#]*)", (ROOT / "README.md").read_text())
 
     assert "docs/install.md" in targets
@@ -151,55 +149,46 @@ def python_of_core(distributions, tmp_path_factory):
     return folder / "bin" / "python"
 
 
-def run_python(python, *arguments):
-    # -I: the working directory and PYTHONPATH are not searched
-    return subprocess.run([python, "-I", *arguments], capture_output=True, text=True, check=False)
-
-
 def test_the_core_works_with_torch_and_numpy_only(python_of_core):
-    ended = run_python(python_of_core, "-c", CORE)
+    # -I: the working directory and PYTHONPATH are not searched
+    ended = subprocess.run([python_of_core, "-I", "-c", CORE], capture_output=True, text=True, check=False)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "extras"),
-    [
-        ("demo", "all"),
-        ("experiment demo", "all"),
-        ("eval --tasks tfidf_squad", "eval"),
-        ("compare runs", "report"),
-        ("weights text.txt --tokenizer folder", "eval,report"),
-        ("probe make text.txt --tokenizer folder --output probe.jsonl", "eval,report"),
-        ("probe audit folder --probe-file probe.jsonl", "eval,report"),
-        ("tasks --token-ids-tokenizer folder --tokenizer folder", "eval"),
-        ("validate demo/llama_3M_full_memorization", "torchtune"),
-        ("run full_finetune --config demo/llama_3M_full_memorization", "torchtune"),
-        ("ls", "torchtune"),
-        ("cp full_finetune .", "torchtune"),
-        ("cat demo/llama_3M_full_memorization", "torchtune"),
-        ("download folder", "torchtune"),
-    ],
-)
-def test_a_command_without_its_extra_says_what_to_install(python_of_core, arguments, extras):
-    ended = run_python(python_of_core, "-m", "tfidf_tune.cli", *arguments.split())
-
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith(f"error: tfidf-tune {arguments.split()[0]} needs packages that are not installed (")
-    assert ended.stderr.endswith(f": pip install 'tfidf-tune[{extras}]'\n")
-    assert ended.stderr.count("\n") == 1
+def test_a_command_without_its_extra_says_what_to_install(python_of_core):
+    commands = {
+        "demo": "all",
+        "experiment demo": "all",
+        "eval --tasks tfidf_squad": "eval",
+        "compare runs": "report",
+        "weights text.txt --tokenizer folder": "eval,report",
+        "probe make text.txt --tokenizer folder --output probe.jsonl": "eval,report",
+        "tasks --token-ids-tokenizer folder --tokenizer folder": "eval",
+        "validate demo/llama_3M_full_memorization": "torchtune",
+        "run full_finetune --config demo/llama_3M_full_memorization": "torchtune",
+        "ls": "torchtune",
+        "cp full_finetune .": "torchtune",
+        "cat demo/llama_3M_full_memorization": "torchtune",
+        "download folder": "torchtune",
+    }
+    all_ended = run_in_forks([command.split() for command in commands], python_of_core)
+    for (command, extras), ended in zip(commands.items(), all_ended, strict=True):
+        assert (ended.code, ended.out) == (1, ""), command
+        start = f"error: tfidf-tune {command.split()[0]} needs packages that are not installed ("
+        assert ended.err.startswith(start)
+        assert ended.err.endswith(f": pip install 'tfidf-tune[{extras}]'")
+        assert "\n" not in ended.err
 
 
-@pytest.mark.parametrize(
-    "arguments", ["--help", "--version", "tasks", "demo --help", "experiment --help", "compare --help",
-                  "weights --help", "probe --help", "probe audit --help", "tasks --help", "validate --help"]
-)  # fmt: skip
-def test_without_extras_help_is_there(python_of_core, arguments):
-    ended = run_python(python_of_core, "-m", "tfidf_tune.cli", *arguments.split())
-
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout
-    assert arguments != "tasks" or (Path(ended.stdout.strip()) / "tfidf_memorization.yaml").is_file()
+def test_without_extras_help_is_there(python_of_core):
+    ours = ("demo", "experiment", "compare", "weights", "probe", "probe audit", "tasks", "validate")
+    commands = ["--help", "--version", "tasks", *(f"{name} --help" for name in ours)]
+    all_ended = run_in_forks([command.split() for command in commands], python_of_core)
+    for command, ended in zip(commands, all_ended, strict=True):
+        assert (ended.code, ended.err) == (0, ""), command
+        assert ended.out, command
+    assert (Path(all_ended[2].out.strip()) / "tfidf_memorization.yaml").is_file()
 
 
 def test_every_module_imports():
@@ -208,30 +197,27 @@ def test_every_module_imports():
             importlib.import_module(".".join((package, *file.relative_to(folder).with_suffix("").parts)))
 
 
-def test_every_public_package_has_a_page_and_a_direction():
+def test_every_public_package_has_a_page_and_allowed_imports():
     packages = {file.parent.name for file in PACKAGE.glob("*/__init__.py")} - {"commands", "configs", "recipes"}
 
     assert {file.stem for file in (ROOT / "docs" / "api").glob("*.md")} == packages
     assert set(ALLOWED_IMPORTS) == packages
 
 
-@pytest.mark.parametrize("package", list(ALLOWED_IMPORTS))
-def test_every_public_name_is_there_and_documented(package):
-    module = importlib.import_module(f"tfidf_tune.{package}")
+def test_every_public_name_is_documented():
+    for package in ALLOWED_IMPORTS:
+        module = importlib.import_module(f"tfidf_tune.{package}")
+        assert module.__all__
+        for name in module.__all__:
+            member = getattr(module, name)
+            assert member.__doc__ or not (inspect.isclass(member) or inspect.isfunction(member)), name
 
-    assert module.__all__
-    for name in module.__all__:
-        member = getattr(module, name)
-        assert member.__doc__ or not (inspect.isclass(member) or inspect.isfunction(member)), name
 
-
-@pytest.mark.parametrize("package", ALLOWED_IMPORTS)
-def test_arrows_of_import_point_one_way(package):
-    imported = {
-        match
-        for file in (PACKAGE / package).rglob("*.py")
-        for match in re.findall(r"^\s*(?:from|import) tfidf_tune\.(\w+)", file.read_text(), re.MULTILINE)
-    }
-
-    shared = {name for name in imported if name.startswith("_")}
-    assert imported - shared - {package} <= ALLOWED_IMPORTS[package]
+def test_imports_between_packages_go_one_way():
+    for package, allowed in ALLOWED_IMPORTS.items():
+        imported = {
+            match
+            for file in (PACKAGE / package).rglob("*.py")
+            for match in re.findall(r"^\s*(?:from|import) tfidf_tune\.([a-z]\w*)", file.read_text(), re.MULTILINE)
+        }
+        assert imported - {package} <= allowed, package
