@@ -1,4 +1,4 @@
-"""The weights the way the paper's authors compute them, as a baseline: written by us from its description alone.
+"""The weights the way the paper's authors compute them, as a baseline: written by us only from its description.
 
 All documents of the window are one padded tensor, a presence tensor compares each of its positions with each distinct
 token of the window, and a Python loop goes over the rows of the batch. Conventions are those of `TFIDFWeighting`.
@@ -16,7 +16,7 @@ from tfidf_tune.weighting import IGNORE_INDEX
 
 
 class AuthorsWay:
-    """TF-IDF weights of a mini-batch, computed anew from the whole window at every call.
+    """TF-IDF weights of a mini-batch, computed again from the full window at every call.
 
     Args:
         num_batches (int): mini-batches in the window, the current one included. Default: 16.

@@ -6,9 +6,9 @@
 
 All ways take turns in one process on the same random hidden states, head and labels, an eighth of them ignored. Tokens
 count by given random weights of mean 1, which cost what any others do; stock and Liger know none. Memory is the peak
-beside the inputs and the gradients that every way has to return. On a CPU it is measured twice: by the resident size of
-the process, which holds the scratch space of the matrix kernels too, and by the record of torch's allocator. Errors are
-those of gradients against float64, ``||g - g64|| / ||g64||``, with sizes small enough for that.
+in addition to the inputs and the gradients that every way has to return. On a CPU it is measured twice: by the resident
+size of the process, which includes the scratch space of the matrix kernels, and by the record of torch's allocator.
+Errors are those of gradients against float64, ``||g - g64|| / ||g64||``, with sizes small enough for that.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def largest_need(self) -> int:
-        """Bytes that a way which has all logits may take beside inputs and gradients."""
+        """Bytes that a way which has all logits may take in addition to inputs and gradients."""
         # The logits and their gradient, and in float32 the logits, their log-softmax and its gradient.
         return 2 * self.logits_bytes + 3 * self.tokens * self.vocab_size * torch.float32.itemsize
 
@@ -126,7 +126,7 @@ class Way:
         compute (Compute): the scalar from the head's input, labels and weights.
         is_weighted (bool): whether tokens count by their weights.
         has_logits (bool): whether it has the logits of all tokens at one time.
-        package (str | None): a peer's module; it may not be installed, and runs on CUDA alone.
+        package (str | None): a peer's module; it may not be installed, and runs only on CUDA.
     """
 
     compute: Compute
@@ -206,7 +206,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, help="instead of the case's")
     parser.add_argument("--dtype", choices=DTYPES, help="instead of the case's")
     parser.add_argument("--frozen-head", action="store_true", help="no gradient for the head, as with LoRA")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help=f"beside '{FUSED}'; default: all")
+    parser.add_argument(
+        "--ways", nargs="+", default=list(WAYS), choices=WAYS, help=f"in addition to '{FUSED}'; default: all"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, help=f"timed; default: the case's on a CPU, {CUDA_ROUNDS} on CUDA")
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
@@ -366,7 +368,7 @@ def returned_gradient_bytes(inputs: Inputs) -> int:
 
 
 def extra_memory(turn: Callable[[], None], inputs: Inputs, device: str, rounds: int) -> dict[str, int]:
-    """Measure the peak beside inputs and returned gradients.
+    """Measure the peak in addition to inputs and returned gradients.
 
     Args:
         turn (Callable[[], None]): a forward and backward pass.

@@ -72,7 +72,7 @@ def peak_memory(device: str) -> Iterator[Peak]:
 
     Args:
         device (str): ``cuda``: what torch's allocator had given out; ``cpu``: the resident size of the process,
-            which Linux alone tells.
+            which only Linux reports.
 
     Yields:
         Peak: filled in at the end.
@@ -100,7 +100,7 @@ def synchronize(device: str) -> None:
 
 
 def record(options: argparse.Namespace, device: str, packages: Sequence[str], **results: Any) -> dict[str, Any]:
-    """Put results beside what they were measured with and on.
+    """Add settings, hardware and versions to results.
 
     Args:
         options (argparse.Namespace): the command's settings; ``output`` is left out.

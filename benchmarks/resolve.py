@@ -2,8 +2,8 @@
 
     make resolve        needs a package index; the result belongs in docs/install.md
 
-Each host is taken at its newest release for the Python version. A cell is ``yes``, or the requirements of ours that the
-versions of the host alone do not meet.
+Each host has its newest release for the Python version. A cell is ``yes``, or the requirements of ours that the
+versions of the host without us do not meet.
 """
 
 import argparse

@@ -54,9 +54,9 @@ WARMUP = 3  # rounds that are not timed
 MEMORY_ROUNDS = 5
 
 
-def step_options(description: str | None) -> argparse.ArgumentParser:
-    """The options of every command that takes training steps."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -65,13 +65,7 @@ def step_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds, after 3 that are not")
     parser.add_argument("--output", type=Path, help="write the result as JSON too")
     parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
-    return parser
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = step_options(__doc__)
-    parser.add_argument("--objectives", action="store_true", help="every objective beside TF-IDF too")
+    parser.add_argument("--objectives", action="store_true", help="also every objective other than TF-IDF")
     parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
     return parser.parse_args()
 

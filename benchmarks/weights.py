@@ -1,12 +1,10 @@
-"""The computation of TF-IDF weights alone: its time and memory, how they grow, and the paper's authors' way.
+"""Only the computation of TF-IDF weights: its time and memory, how they grow, and the paper's authors' way.
 
     python benchmarks/weights.py                                            # one core of this CPU
     python benchmarks/weights.py --device cuda
-    python benchmarks/weights.py --output weights.json --plot weights.png
+    python benchmarks/weights.py --output weights.json
 
-On a CPU torch has one thread, and time is the clock's. On CUDA it is that between two device events around a call,
-which holds the host's launches where the device waits for them; the same call as a CUDA graph has none to wait for.
-Windows are full before anything is timed, and every timed call gets a batch that was not there before.
+On a CPU torch has one thread. Windows are full before anything is timed, and every timed call gets a new batch.
 """
 
 import argparse
@@ -25,9 +23,6 @@ from typing import Any
 
 import torch
 from authors_way import AuthorsWay  # type: ignore[import-not-found]
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 from measuring import (  # type: ignore[import-not-found]
     heading,
     markdown_table,
@@ -48,8 +43,6 @@ WARMUP = 3  # turns that are not timed
 MEMORY_ROUNDS = 5
 BYTES_PER_VOCABULARY_ENTRY = 4
 OURS, THEIRS = "TFIDFWeighting", "authors' way"
-# Okabe and Ito's palette, as in the package's own drawings.
-COLOURS, MARKERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"), "osD^vP"
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds, after 3 that are not")
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
     parser.add_argument("--output", type=Path, help="write the result as JSON too")
-    parser.add_argument("--plot", type=Path, help="draw the sweep into this file")
     return parser.parse_args()
 
 
@@ -125,8 +117,6 @@ def main() -> None:
         )
     report(result)
     write_result(result, options.output)
-    if options.plot:
-        draw(sweep).savefig(options.plot, dpi=150)
 
 
 @contextmanager
@@ -161,29 +151,6 @@ def turns(weigh: Callable[[Tensor], object], batches: Sequence[Tensor]) -> Turn:
     return lambda: weigh(next(upcoming))
 
 
-def device_seconds(ways: Mapping[str, Turn], *, rounds: int, device: str) -> dict[str, list[float]]:
-    """Let ways take turns; on CUDA their seconds are those between events on the device."""
-    seconds: dict[str, list[float]]
-    if device == "cpu":
-        seconds = take_turns(ways, rounds=rounds, warmup=WARMUP)
-        return seconds
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in ways}
-
-    def between_events(name: str) -> None:
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        ways[name]()
-        end.record()
-        events[name].append((start, end))
-
-    take_turns({name: partial(between_events, name) for name in ways}, rounds=rounds, warmup=WARMUP, device=device)
-    return {
-        name: [start.elapsed_time(end) / 1e3 for start, end in pairs[WARMUP:]]  # elapsed_time tells milliseconds
-        for name, pairs in events.items()
-    }
-
-
 def measure_base_case(sizes: Sizes, device: str) -> dict[str, Any]:
     """The time of a call at the paper's size, in the steady state."""
     rounds = sizes.base_rounds
@@ -191,7 +158,7 @@ def measure_base_case(sizes: Sizes, device: str) -> dict[str, Any]:
     weighting = full_window(sizes.base_window, upcoming, sizes.base_vocab_size)
     weigh = partial(weighting, vocab_size=sizes.base_vocab_size)
     batches = list(islice(upcoming, WARMUP + rounds))
-    seconds = device_seconds({OURS: turns(weigh, batches)}, rounds=rounds, device=device)
+    seconds = take_turns({OURS: turns(weigh, batches)}, rounds=rounds, warmup=WARMUP, device=device)
     return {
         "batch_size": sizes.base_shape[0],
         "seq_len": sizes.base_shape[1],
@@ -199,38 +166,7 @@ def measure_base_case(sizes: Sizes, device: str) -> dict[str, Any]:
         "num_batches": sizes.base_window,
         "rounds": rounds,
         "median_ms": 1e3 * statistics.median(seconds[OURS]),
-        "cuda_graph": measure_graph(weigh, batches, rounds) if device == "cuda" else None,
     }
-
-
-def measure_graph(weigh: Callable[[Tensor], object], batches: Sequence[Tensor], rounds: int) -> dict[str, Any]:
-    """The time of the same call as a CUDA graph, with the copy of labels into its input, or why there is none."""
-    labels = torch.empty_like(batches[0])
-    try:
-        replay = captured(partial(weigh, labels.copy_(batches[0])))
-    except RuntimeError as error:
-        return {"median_ms": None, "failure": str(error).splitlines()[0]}
-
-    def copy_and_replay(batch: Tensor) -> None:
-        labels.copy_(batch)
-        replay()
-
-    seconds = device_seconds({OURS: turns(copy_and_replay, batches)}, rounds=rounds, device="cuda")
-    return {"median_ms": 1e3 * statistics.median(seconds[OURS]), "failure": None}
-
-
-def captured(call: Turn) -> Turn:
-    """Capture what a call launches, after calls on a side stream as torch's documentation asks for."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARMUP):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def measure_authors(sizes: Sizes, rounds: int, device: str) -> dict[str, Any]:
@@ -242,7 +178,7 @@ def measure_authors(sizes: Sizes, rounds: int, device: str) -> dict[str, Any]:
     theirs = AuthorsWay(num_batches=sizes.base_window)
     theirs.window.extend(filling)
     ways = {OURS: turns(ours, batches), THEIRS: turns(theirs, batches)}
-    seconds = device_seconds(ways, rounds=rounds, device=device)
+    seconds = take_turns(ways, rounds=rounds, warmup=WARMUP, device=device)
     expected = theirs(filling[0])
     return {
         "median_ms": 1e3 * statistics.median(seconds[THEIRS]),
@@ -266,7 +202,7 @@ def large_case(shape: Shape, vocab_size: int, num_batches: int, rounds: int, dev
     presence_bytes = theirs.presence_bytes()
     ours = partial(full_window(num_batches, filling, vocab_size), vocab_size=vocab_size)
     batches = list(islice(upcoming, WARMUP + rounds))
-    seconds = device_seconds({OURS: turns(ours, batches)}, rounds=rounds, device=device)
+    seconds = take_turns({OURS: turns(ours, batches)}, rounds=rounds, warmup=WARMUP, device=device)
     our_seconds = statistics.median(seconds[OURS])
     # A tenth is left to everything else on the machine.
     memory = available_memory(torch.device(device)) * 9 // 10
@@ -330,7 +266,7 @@ def sweep_windows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> li
     weigh = {window: partial(weighting, vocab_size=vocab_size) for window, weighting in weightings.items()}
     batches = list(islice(upcoming, WARMUP + options.rounds))
     ways = {str(window): turns(weigh[window], batches) for window in weigh}
-    seconds = list(device_seconds(ways, rounds=options.rounds, device=device).values())
+    seconds = list(take_turns(ways, rounds=options.rounds, warmup=WARMUP, device=device).values())
     num_tokens = math.prod(shape)
     rows = []
     for (window, weighting), taken in zip(weightings.items(), seconds, strict=True):
@@ -376,8 +312,7 @@ def report(result: Mapping[str, Any]) -> None:
     print(f"{heading(result)}; medians of {result['settings']['rounds']} rounds\n")
     print(
         f"{_case(base)}, window of {base['num_batches']} batches: {base['median_ms']:.3f} ms a batch, "
-        f"median of {base['rounds']}"
-        f"{'' if base['cuda_graph'] is None else ', ' + _graph(base['cuda_graph'])}\n"
+        f"median of {base['rounds']}\n"
     )
     rows = [
         [
@@ -414,12 +349,6 @@ def _case(case: Mapping[str, Any]) -> str:
     return f"{case['batch_size']} x {case['seq_len']}, V = {case['vocab_size']:,}"
 
 
-def _graph(graph: Mapping[str, Any]) -> str:
-    if graph["failure"]:
-        return f"as a CUDA graph not measured ({graph['failure']})"
-    return f"as a CUDA graph {graph['median_ms']:.3f} ms"
-
-
 def _authors_row(case: Mapping[str, Any], authors_ms: float | None, result: Mapping[str, Any]) -> list[str]:
     runs = authors_ms is not None
     return [
@@ -429,43 +358,6 @@ def _authors_row(case: Mapping[str, Any], authors_ms: float | None, result: Mapp
         f"{result['ratio']:.1f}" if runs else "-",
         f"{'' if runs else 'needs '}{format_bytes(result['presence_bytes'])}",
     ]
-
-
-def draw(sweep: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw time against tokens for each window, and against the window for each number of tokens."""
-    figure = Figure(figsize=(4.8, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    over_tokens, over_windows = figure.subplots(2, 1)
-    for axes, across, along in ((over_tokens, "tokens", "num_batches"), (over_windows, "num_batches", "tokens")):
-        for index, value in enumerate(sorted({row[along] for row in sweep})):
-            x, y = zip(*((row[across], row["median_ms"]) for row in sweep if row[along] == value), strict=True)
-            # Hollow, because markers of windows that cost the same lie on each other.
-            axes.plot(x, y, color=COLOURS[index], marker=MARKERS[index], fillstyle="none", label=f"{value:,}")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({row[across] for row in sweep}))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylabel("time of a batch (ms)")
-        axes.grid(color="0.9")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    last = sweep[-1]
-    tokens = [sweep[0]["tokens"], last["tokens"]]
-    linear = [last["median_ms"] * number / last["tokens"] for number in tokens]
-    over_tokens.plot(tokens, linear, color="0.4", linestyle="--", linewidth=1.4, label="linear")
-    over_tokens.set_xlabel("tokens of a batch")
-    over_tokens.legend(title="batches in the window", frameon=False, fontsize="small", title_fontsize="small")
-    over_windows.set_xlabel("batches in the window")
-    for row in sweep:
-        if row["num_batches"] == last["num_batches"]:
-            end = (row["num_batches"], row["median_ms"])
-            text = f"{row['tokens']:,} tokens"
-            over_windows.annotate(text, end, (7, 0), textcoords="offset points", va="center", fontsize="small")
-    return figure
 
 
 if __name__ == "__main__":

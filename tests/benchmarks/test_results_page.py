@@ -93,30 +93,6 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
                 assert verdict == _verdict(points[objective], points.get(reference)) or objective == reference
 
 
-@pytest.mark.parametrize("file", files_of("curves"))
-def test_the_curves_are_the_means_of_the_records(file):
-    records = records_of(file)
-    found = {}
-    models = re.split(r"^\*\*(.+)\*\*$", _block("curves", file), flags=re.MULTILINE)[1:]
-    for model, table in zip(models[::2], models[1::2], strict=True):
-        (_, *rates), _, *rows = _cells(table)
-        found |= {
-            (model, objective, rate): cell
-            for objective, *cells in rows
-            for rate, cell in zip(rates, cells, strict=True)
-            if cell
-        }
-    runs = {}
-    for one in records:
-        if one.objective != START:
-            runs.setdefault((one.model, one.objective, f"{one.learning_rate:g}"), []).append(one)
-    assert found == {
-        point: f"{statistics.fmean(r.lms for r in own):.1f} / "
-        f"{math.exp(statistics.fmean(r.log_perplexity for r in own)):.1f}"
-        for point, own in runs.items()
-    }
-
-
 @pytest.mark.parametrize("file", files_of("paper"))
 def test_what_is_said_of_the_paper_follows_from_the_records(file):
     records = records_of(file)
@@ -135,24 +111,6 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
         assert cells[3] == _interval([ours[seed].lms - ce[seed].lms for seed in seeds], form="{:+.1f}")
         differences = [ours[seed].log_perplexity - ce[seed].log_perplexity for seed in seeds]
         assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
-
-
-@pytest.mark.parametrize("file", files_of("trajectory"))
-def test_what_is_said_of_checkpoints_follows_from_the_records(file):
-    records = records_of(file)
-    values = {(one.objective, f"{one.progress} %", one.seed): (one.lms, one.log_perplexity) for one in records}
-    rows = _cells(_block("trajectory", file))[2:]
-    assert {(objective, checkpoint) for objective, checkpoint, *_ in rows} == {key[:2] for key in values}
-    for objective, checkpoint, *cells in rows:
-        ours, theirs = (
-            {seed: value for (name, at, seed), value in values.items() if (name, at) == (of, checkpoint)}
-            for of in (objective, "CE")
-        )
-        assert cells[0] == _interval([lms for lms, _ in ours.values()])
-        assert cells[2] == _interval([log for _, log in ours.values()], math.exp)
-        lms, log = ([ours[seed][measure] - theirs[seed][measure] for seed in ours] for measure in range(2))
-        percent = _interval(log, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
-        assert cells[1::2] == (["", ""] if objective == "CE" else [_interval(lms, form="{:+.1f}"), percent])
 
 
 def test_the_figures_of_the_page_are_there():

@@ -1,22 +1,27 @@
 """The benchmarks run, print what they write, and compare with baselines that compute the same. Speed is not tested."""
 
 import json
-import os
-import subprocess
+import logging
 import sys
 from math import comb
 from pathlib import Path
+from types import SimpleNamespace
 
 import fused_head
 import measuring
+import numpy
+import probe
 import pytest
 import torch
+import training_step
+import weights
 from authors_way import AuthorsWay
 from label_batches import WEIGHT_RTOL, random_stream
+from tiny_llama import make_llama, make_tokenizer
 
+from tfidf_tune.data._passages import make_passage
 from tfidf_tune.weighting import TFIDFWeighting
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 needs_linux = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
 )
@@ -50,35 +55,64 @@ def throughput(result):
     return {"batched": [f"{result['continuations_per_s']['batched']:.2f}", f"{result['median_throughput_ratio']:.2f}"]}
 
 
+@pytest.fixture
+def small_probe(tmp_path, text_file, monkeypatch):
+    """A tiny checkpoint, and random passages instead of those of the embedded corpus."""
+
+    def make(tokenizer, spec):
+        ids = numpy.random.default_rng(0).integers(1, 64, (spec.num_targets, spec.block_size), dtype=numpy.int32)
+        numbered = enumerate(ids)
+        made = [make_passage(tokenizer, "target", number, row, positions=[], source="x") for number, row in numbered]
+        return SimpleNamespace(passages=made)
+
+    monkeypatch.setattr(probe, "make_probe", make)
+    return str(make_tokenizer(make_llama(tmp_path / "model", max_position_embeddings=512), text_file))
+
+
 @needs_linux
 @pytest.mark.parametrize(
     ("script", "arguments", "printed"),
     [
-        ("training_step", ["--objectives", *STEP], steps),
-        ("fused_head", ["--quick", "--case", "llama3"], ways),
-        ("weights", ["--quick", "--rounds", "3"], sweep),
-        ("probe", ["--rounds", "1", "--num-passages", "3", "--one-in", "2"], throughput),
+        (training_step, ["--objectives", *STEP], steps),
+        (fused_head, ["--quick", "--case", "llama3"], ways),
+        (weights, ["--quick", "--rounds", "3"], sweep),
+        (probe, ["--rounds", "1", "--num-passages", "3", "--one-in", "2", "--checkpoint"], throughput),
     ],
 )
-def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed):
-    command = [sys.executable, BENCHMARKS / f"{script}.py", *arguments, "--output", tmp_path / "out.json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed, monkeypatch, capsys, small_probe):
+    if arguments[-1] == "--checkpoint":
+        arguments = [*arguments, small_probe]
+    monkeypatch.setattr(sys, "argv", [script.__name__, *arguments, "--output", str(tmp_path / "out.json")])
+    monkeypatch.setattr(weights, "authors_seconds", lambda *arguments: 1.0)  # in a process of its own
+    try:
+        script.main()
+    finally:
+        logging.disable(logging.NOTSET)
 
-    assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert {"date", "hardware", "versions", "settings"} <= result.keys()
+    lines = capsys.readouterr().out.splitlines()
     expected = printed(result)
     assert expected
     for name, numbers in expected.items():
-        assert any(name in line and all(n in line for n in numbers) for line in done.stdout.splitlines()), name
+        assert any(name in line and all(number in line for number in numbers) for line in lines), name
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_authors_way_gives_the_weights_that_ours_gives(seed):
+def test_the_time_of_the_authors_way_is_none_where_memory_runs_out(monkeypatch):
+    def without_memory(*arguments, **settings):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(weights.resource, "setrlimit", lambda *limits: None)
+    assert weights._authors_seconds((2, 32), 100, 4, "cpu", 2**30) > 0
+    monkeypatch.setattr(weights, "take_turns", without_memory)
+    assert weights._authors_seconds((2, 32), 100, 4, "cpu", 2**30) is None
+
+
+def test_the_authors_way_gives_the_weights_that_ours_gives():
     """Over more batches than the window holds, of changing shapes, with ignored labels and empty rows."""
     theirs, ours = AuthorsWay(num_batches=3), TFIDFWeighting(num_batches=3)
     varied = 0
-    for labels in random_stream(seed, num_batches=8, max_rows=4, max_length=24, vocab_size=50):
+    for labels in random_stream(0, num_batches=8, max_rows=4, max_length=24, vocab_size=50):
         weights = ours(labels)
         torch.testing.assert_close(theirs(labels), weights, rtol=2 * WEIGHT_RTOL, atol=0.0)
         varied += len(weights.unique()) > 2
@@ -86,7 +120,7 @@ def test_the_authors_way_gives_the_weights_that_ours_gives(seed):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_all_heads_give_right_gradients_and_a_wrong_one_is_noticed(dtype):
+def test_all_ways_give_correct_gradients_and_a_wrong_one_is_detected(dtype):
     wrong = fused_head.Way(
         lambda head, labels, weights: fused_head.plain(head, labels, (labels != fused_head.IGNORED).float())
     )
@@ -101,9 +135,9 @@ def test_all_heads_give_right_gradients_and_a_wrong_one_is_noticed(dtype):
     assert all(max(of_inputs.values()) < 8 * eps for of_inputs in errors.values())
 
 
-@pytest.mark.parametrize("num_rounds", [6, 31, 100])
-def test_the_interval_of_a_median_covers_it_in_95_cases_of_100(num_rounds):
+def test_the_interval_of_a_median_covers_it_in_95_cases_of_100():
     """As many ratios lie below the median as coins show heads: binomials say where an interval must reach."""
+    num_rounds = 31
     low, high = measuring.median_ratio_interval([float(index) for index in range(num_rounds)], [1.0] * num_rounds)
     below, above = int(low), num_rounds - 1 - int(high)
     assert below == above
