@@ -31,10 +31,14 @@ def run(code, **options):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.parametrize("body", [IN_AN_IMPORT, AS_ANOTHER_ERROR, IN_A_CALLBACK])
 @pytest.mark.parametrize(
-    ("module", "arguments"),
-    [("torchtune", ["run", "full_finetune", "--config", "x"]), ("numpy", ["compare", "runs"]), ("lm_eval", ["eval"])],
+    ("module", "arguments", "body"),
+    [
+        ("torchtune", ["run", "full_finetune", "--config", "x"], IN_AN_IMPORT),
+        ("numpy", ["compare", "runs"], AS_ANOTHER_ERROR),
+        ("lm_eval", ["eval"], IN_A_CALLBACK),
+        ("numpy", ["compare", "runs"], IN_A_CALLBACK),
+    ],
 )
 def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):
     ended = run(INTERRUPTED.format(module=module, arguments=arguments, body=body))
@@ -44,7 +48,7 @@ def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", None])
 def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
-    """Processes of others that import the package keep Python's own way."""
+    """Other processes that import the package keep Python's behavior."""
     code = INTERRUPTED.format(module="safetensors", arguments=[], body=SEND).partition("from tfidf_tune import cli")[0]
     environment = os.environ | ({variable: "1"} if variable else {})
 
@@ -56,8 +60,8 @@ def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
         assert ended.stderr.endswith("KeyboardInterrupt\n")
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["--help"], ["cat", "tinyllama/1.1B_lora_memorization"]])
-def test_a_reader_that_is_gone_ends_the_command_silently(arguments):
+@pytest.mark.parametrize("arguments", [["ls"], ["--help"]])
+def test_a_closed_pipe_ends_the_command_silently(arguments):
     reader, writer = os.pipe()
     os.close(reader)
 
@@ -69,10 +73,8 @@ def test_a_reader_that_is_gone_ends_the_command_silently(arguments):
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["compare", "runs"], ["run", "full_finetune", "--config", "x"], ["validate", "x"]]
-)
-def test_a_working_directory_that_was_removed_is_one_message(tmp_path, arguments):
+@pytest.mark.parametrize("arguments", [["compare", "runs"], ["run", "full_finetune", "--config", "x"]])
+def test_a_removed_working_directory_is_one_message(tmp_path, arguments):
     gone = tmp_path / "gone"
     gone.mkdir()
     code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n"
@@ -83,8 +85,8 @@ def test_a_working_directory_that_was_removed_is_one_message(tmp_path, arguments
     assert ended.stderr == "error: the working directory does not exist any more: change to another one\n"
 
 
-def test_after_a_hangup_a_process_may_still_write_to_its_terminal(tmp_path):
-    """A run finishes its step and saves: what it says meanwhile must not end it."""
+def test_after_a_hangup_a_process_may_still_print(tmp_path):
+    """A run finishes its step and saves: what it prints meanwhile must not end it."""
     code = """
 import fcntl, os, signal, sys, termios, time
 from pathlib import Path

@@ -38,7 +38,7 @@ class FakePassage:
 
 @dataclass(frozen=True)
 class WordTokenizer:
-    """Id 7 <-> the word "w7". Its eos is an id that no model here knows, unless a test says otherwise."""
+    """Id 7 <-> the word "w7". By default its EOS is outside the vocabulary of the models here."""
 
     eos_id: int = VOCAB_SIZE
 
@@ -77,12 +77,13 @@ def tiny_llama(seed=0, **config):
 
 
 @torch.no_grad()
-def greedy_without_cache(model, prompt, num_tokens):
-    """The definition: one row, the whole text forward again for each id."""
-    ids = list(prompt)
+def greedy_without_cache(model, prompts, num_tokens):
+    """The definition: a forward pass over all ids for each new id. Prompts have one length."""
+    ids = torch.tensor(prompts)
     for _ in range(num_tokens):
-        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
+        following = model(input_ids=ids, use_cache=False).logits[:, -1].argmax(dim=-1, keepdim=True)
+        ids = torch.cat([ids, following], dim=1)
+    return ids[:, len(prompts[0]) :].tolist()
 
 
 def random_ids(length, seed):

@@ -9,12 +9,11 @@ def llama():
 
 @pytest.fixture(scope="session")
 def recited(llama):
-    """Targets that the model knows by heart: a random prompt of 32 ids and its own greedy continuation."""
+    """Targets that the model has memorized: a random prompt of 32 ids and its own greedy continuation."""
     prompts = [random_ids(32, seed) for seed in range(3)]
-    return [
-        FakePassage(f"target-{i}", prompt + greedy_without_cache(llama, prompt, 196))
-        for i, prompt in enumerate(prompts)
-    ]
+    continuations = greedy_without_cache(llama, prompts, 196)
+    texts = zip(prompts, continuations, strict=True)
+    return [FakePassage(f"target-{i}", prompt + continuation) for i, (prompt, continuation) in enumerate(texts)]
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,9 @@ def test_perplexity_equals_a_plain_loop(llama):
     assert token_perplexity(llama, BLOCKS, batch_size=3) == expected
     # The successor gets logit 1, every other id 0.
     counting = np.arange(12, dtype=np.int32).reshape(2, 6)
-    expected = (math.e + VOCAB_SIZE - 1) / math.e
-    assert token_perplexity(SuccessorModel(), counting) == pytest.approx(expected, rel=1e-6)
+    expected = pytest.approx((math.e + VOCAB_SIZE - 1) / math.e, rel=1e-6)
+    assert token_perplexity(SuccessorModel(), counting) == expected
+    assert token_perplexity(SuccessorModel(), np.array([[3, 4]])) == expected
     in_half_precision = tiny_llama().to(torch.bfloat16)
     expected = perplexity_by_loops(in_half_precision)
     assert token_perplexity(in_half_precision, BLOCKS, batch_size=1) == pytest.approx(expected, rel=1e-6)

@@ -99,7 +99,7 @@ def test_greedy_continuations_equal_a_plain_loop_without_cache(config, llama):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval() if config else llama
     prompts = [random_ids(11, seed) for seed in range(3)]
-    expected = [greedy_without_cache(model, prompt, 30) for prompt in prompts]
+    expected = [greedy_without_cache(model, [prompt], 30)[0] for prompt in prompts]
     assert greedy_continuations(model, prompts, 30) == expected
     assert len(set(expected[0])) > 5  # no loop of one id, which any decoding would get right
     for eos_id in {row[-1] for row in expected[:2]} | {row[3] for row in expected[:2]}:

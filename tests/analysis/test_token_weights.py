@@ -5,11 +5,9 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sentencepiece_model import train_sentencepiece
-from tfidf_reference import ReferenceTFIDF
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -72,17 +70,6 @@ def test_weights_are_exactly_those_of_a_training_run(shuffle, max_weight):
                 assert ours[tuple(ids)] == expected[:-1].tolist()
 
 
-def test_weights_are_those_of_the_independent_reference():
-    blocks = random_blocks(20)
-    tokens = weigh(blocks, max_weight=2.0, shuffle=False)
-    for form, column in WEIGHTS.items():
-        reference = ReferenceTFIDF(num_batches=WINDOW, tf=form, max_weight=2.0)
-        weights = tokens[column].to_numpy().reshape(blocks.shape)[:, 1:]
-        for first in range(0, 20, BATCH_SIZE):
-            rows = slice(first, first + BATCH_SIZE)
-            np.testing.assert_allclose(weights[rows], reference(blocks[rows, 1:].tolist()), rtol=1e-5)
-
-
 def test_tf_df_and_idf_are_those_of_the_window_at_the_step_of_the_block(tokens):
     labels_of = {number: block["id"].tolist()[1:] for number, block in tokens.groupby("block")}
     step_of = tokens.groupby("block")["step"].first()
@@ -111,10 +98,6 @@ def test_rows_have_the_order_of_the_text_without_an_incomplete_mini_batch(tokens
         [1, 1, 3],
         [2, 1, 3],
     ]
-
-
-def test_a_window_longer_than_the_text_is_not_allocated():
-    pd.testing.assert_frame_equal(weigh(random_blocks(), num_batches=10**15), weigh(random_blocks(), num_batches=12))
 
 
 # ---- statistics
