@@ -28,7 +28,7 @@ def _missing(extra: str) -> set[str]:
     """Return the distributions of an extra that are not installed."""
     try:
         requirements = requires(_NAME) or []
-    except PackageNotFoundError:  # run from a source tree: there are no extras to look up
+    except PackageNotFoundError:  # run from a source tree, which has no metadata
         return set()
     names: set[str] = set()
     for requirement in requirements:

@@ -47,7 +47,7 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
             folder is not replaced.
 
     Yields:
-        Path: the temporary folder, beside the final one.
+        Path: the temporary folder, next to the final one.
 
     Raises:
         OSError: If ``folder`` exists and is not empty, and ``replace`` is None.
@@ -78,7 +78,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         path (Path): the final name, replaced if it exists; its parents are made.
 
     Yields:
-        Path: the temporary name, beside the final one and with its suffix.
+        Path: the temporary name, next to the final one and with its suffix.
 
     Raises:
         FileExistsError: If ``path`` exists and is not a file: renaming would replace a device or a pipe.
@@ -146,8 +146,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
     Folders that are made for the lock and are still empty at the end of the block are removed.
 
     Args:
-        folder (Path): made if it does not exist. There is no lock where the file system or the operating system has
-            none.
+        folder (Path): made if it does not exist. It is not locked if the file system or the operating system has no
+            locks.
 
     Raises:
         BlockingIOError: If another process holds the lock.

@@ -375,7 +375,7 @@ def test_numbers_that_make_no_sense_are_refused(experiment_file, arguments, caps
     with pytest.raises(SystemExit):
         experiment_command([experiment_file(), *arguments])
 
-    assert f"{arguments[0]} is {arguments[1]}, it has to be at least " in capsys.readouterr().err
+    assert f"argument {arguments[0]}: '{arguments[1]}' is not a whole number from " in capsys.readouterr().err
     with pytest.raises(ValueError, match="jobs is 0, it has to be at least 1"):
         run_experiment(load_experiment(experiment_file()), jobs=0)
 
@@ -528,7 +528,7 @@ def test_an_experiment_that_is_ended_ends_its_jobs_and_goes_on_where_it_was(
     assert not any(map(is_running, listed.read_text().split()))
     text = (tmp_path / "printed").read_text()
     assert "failed" not in text
-    assert ("error: ended by SIGTERM; the same command goes on from here\n" in text) == (sent == signal.SIGTERM)
+    assert ("error: ended by SIGTERM; run the same command again to continue\n" in text) == (sent == signal.SIGTERM)
     assert ("interrupted; the same command goes on" in text) == (sent == signal.SIGINT)
     (stubbed.folder / f"hang_{hanging}").unlink()
 

@@ -1,4 +1,4 @@
-"""A KV cache with memory reserved for the whole text.
+"""A KV cache with memory reserved for all tokens of a text.
 
 transformers' own layer copies everything it holds into new memory for each token. For the same ids
 ``generate(do_sample=False)`` takes more CPU time than :func:`~tfidf_tune.analysis.greedy_continuations` with this

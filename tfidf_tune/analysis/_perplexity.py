@@ -33,7 +33,7 @@ def token_perplexity(model: "PreTrainedModel", blocks: npt.NDArray[np.integer], 
         float: the perplexity, at least 1.
 
     Raises:
-        ValueError: If there is nothing to predict, or an id is outside the model's vocabulary.
+        ValueError: If the blocks predict no token, or an id is outside the model's vocabulary.
     """
     num_blocks, block_size = blocks.shape
     num_predictions = num_blocks * (block_size - 1)

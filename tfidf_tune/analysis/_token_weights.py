@@ -81,12 +81,20 @@ def weigh_blocks(
             "idf": inverse_document_frequency(frequency, window.num_documents).double(),
             **{name: values.double() for name, values in weights.items()},
         }
-        of_tokens = {"block": np.repeat(rows, blocks.shape[1]), "step": step, "documents": int(window.num_documents)}
-        of_tokens["id"] = blocks[rows].ravel()
+        shape = (len(rows), blocks.shape[1])
+        of_blocks: dict[str, Any] = {
+            "block": rows[:, None],
+            "step": step,
+            "documents": int(window.num_documents),
+            "id": blocks[rows],
+        }
         # The label at position i is token i + 1.
-        of_tokens |= {name: values.roll(1, dims=-1).flatten().numpy() for name, values in of_labels.items()}
-        parts.append(pd.DataFrame(of_tokens))
-    return pd.concat(parts).sort_values("block", kind="stable", ignore_index=True)
+        parts.append(
+            {name: np.broadcast_to(values, shape) for name, values in of_blocks.items()}
+            | {name: values.roll(1, dims=-1).numpy() for name, values in of_labels.items()}
+        )
+    order = np.argsort(np.concatenate(batches))
+    return pd.DataFrame({name: np.concatenate([part[name] for part in parts])[order].ravel() for name in parts[0]})
 
 
 def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]:

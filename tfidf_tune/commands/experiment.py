@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say, visible
 from tfidf_tune._signals import ENDING, handle
+from tfidf_tune.commands import whole_number
 
 if TYPE_CHECKING:
     from tfidf_tune.experiment import Experiment
@@ -29,16 +30,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="show the experiments that come with the package")
     parser.add_argument("--dry-run", action="store_true", help="check everything and show the state of the cells")
     parser.add_argument("--overwrite", action="store_true", help="redo cells that were made with other settings")
-    parser.add_argument("--retry", type=int, default=0, metavar="N", help="repeat a failed cell up to N times")
-    parser.add_argument("--jobs", type=int, metavar="N", help="do N runs at once; default: 1, on a cluster all")
-    parser.add_argument(
-        "--launcher", choices=["local", "slurm"], help="where runs are done; default: the file's, local"
-    )
+    retry_help, jobs_help = "repeat a failed cell up to N times", "do N runs at once; default: 1, on a cluster all"
+    parser.add_argument("--retry", type=whole_number(0), default=0, metavar="N", help=retry_help)
+    parser.add_argument("--jobs", type=whole_number(1), metavar="N", help=jobs_help)
+    launcher_help = "where runs are done; default: the file's, local"
+    parser.add_argument("--launcher", choices=["local", "slurm"], help=launcher_help)
     options = parser.parse_intermixed_args(arguments)
-    if options.jobs is not None and options.jobs < 1:
-        parser.error(f"--jobs is {options.jobs}, it has to be at least 1")
-    if options.retry < 0:
-        parser.error(f"--retry is {options.retry}, it has to be at least 0")
     if options.list or options.config is None:
         _list()
         return
@@ -65,7 +62,7 @@ def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, 
 
     def end(number: int, _: object) -> None:
         name = signal.Signals(number).name
-        sys.exit(f"error: ended by {name}; the same command goes on from here")
+        sys.exit(f"error: ended by {name}; run the same command again to continue")
 
     # As Ctrl-C does, end all jobs.
     handle([number for number in ENDING if number != signal.SIGINT], end)
