@@ -71,7 +71,7 @@ def test_it_ends_with_tables_intervals_an_example_and_the_page(finished_demo):
 
     for words in ("| Avg LMS |", "| Perplexity |", "95 % interval", "Truth", "CE (LMS ", "TF-IDF (LMS "):
         assert words in first
-    assert first.splitlines()[-1] == "All of it, with figures: out/report/index.html"
+    assert first.splitlines()[-1] == "The complete report, with figures: out/report/index.html"
     assert (folder / "report" / "index.html").is_file()
     assert list((folder / "report" / "figures").glob("*.png"))
 

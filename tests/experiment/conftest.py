@@ -1,4 +1,4 @@
-"""An experiment on the tiny Llama, and runs of it with stand-ins for training and evaluation."""
+"""An experiment on the tiny Llama, and runs of it with fakes of training and evaluation."""
 
 import experiment_stubs
 import pytest
@@ -40,7 +40,7 @@ def experiment_file(tmp_path, recipe_config):
 
 @pytest.fixture
 def stubbed(tmp_path, monkeypatch):
-    """Run experiments with stand-ins: ``stubbed(file, "seeds=[0,1]")`` gives the failures and what was done."""
+    """Run experiments with fakes: ``stubbed(file, "seeds=[0,1]")`` returns the failures and what was done."""
     folder = tmp_path / "stubs"
     folder.mkdir()
     monkeypatch.setenv("STUBS", str(folder))

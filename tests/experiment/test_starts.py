@@ -1,4 +1,4 @@
-"""Starts that the package makes: random weights of every family, and a model trained by plain cross-entropy."""
+"""Starts: random weights of every family, and a model trained with plain cross-entropy."""
 
 import json
 import math
@@ -38,11 +38,11 @@ COMPLETE = {"config.json", "generation_config.json", "model.safetensors", "token
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_a_random_model_is_the_one_that_the_section_says(name, tmp_path):
+def test_a_random_model_has_the_architecture_of_the_section(name, tmp_path):
     section = SECTIONS[name]
     random_model(tmp_path, section, 3)
     assert {file.name for file in tmp_path.iterdir()} == COMPLETE
-    # Weights as random as they come leave attention even: then no rotation would show.
+    # With the small initial weights attention is uniform, and rotations would have no effect.
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     torch.manual_seed(0)
     for parameter in theirs.parameters():
@@ -65,7 +65,7 @@ def test_a_random_model_is_the_one_that_the_section_says(name, tmp_path):
     [(LLAMA, "attention_dropout"), (NEOX, "attention_dropout"), (GPTJ, "attn_pdrop")],
     ids=["llama", "gpt_neox", "gptj"],
 )
-def test_dropout_of_the_section_is_that_of_the_folder(section, key, tmp_path):
+def test_the_config_has_the_dropout_of_the_section(section, key, tmp_path):
     random_model(tmp_path, section | {"attn_dropout": 0.25}, 0)
     config = json.loads((tmp_path / "config.json").read_text())
 
@@ -88,14 +88,14 @@ def test_a_random_llama_has_the_weights_that_transformers_draws_from_the_seed(tm
 
 
 @pytest.mark.parametrize("make", [random_model, trained_model])
-def test_a_model_of_another_builder_is_refused(make, tmp_path):
-    with pytest.raises(ValueError, match=r"no start can be made for the model a\.b: take torchtune\.models\.llama2"):
+def test_an_unsupported_builder_is_refused(make, tmp_path):
+    with pytest.raises(ValueError, match=r"a start cannot be made for the model a\.b: use torchtune\.models\.llama2"):
         make(tmp_path, {"_component_": "a.b"}, 0)
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trained_model_knows_its_text_and_leaves_a_complete_folder(tmp_path, text_file, capsys):
+def test_a_trained_model_fits_its_text_in_a_complete_folder(tmp_path, text_file, capsys):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(text_file.read_text().splitlines()[:40]))
     settings = {"source": str(text), "block_size": 32, "batch_size": 8, "epochs": 1, "num_warmup_steps": 2}
@@ -116,14 +116,14 @@ def test_a_trained_model_knows_its_text_and_leaves_a_complete_folder(tmp_path, t
     assert "Writing logs to" in capsys.readouterr().out, "what the recipe prints"
 
 
-def test_a_recipe_that_fails_leaves_nothing(tmp_path):
+def test_a_recipe_that_fails_leaves_no_files(tmp_path):
     with pytest.raises(ValueError, match="dtype is 'fp64'"):
         trained_model(tmp_path, LLAMA, 0, dtype="fp64")
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_asked_for_is_what_the_recipe_is_given(tmp_path, monkeypatch):
+def test_the_arguments_of_a_trained_model_reach_the_recipe(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(_starts, "_train", given.append)
     with pytest.raises(FileNotFoundError):  # nothing was trained
