@@ -22,7 +22,7 @@ process if it does not get it. The ids of a text that is split into pieces can d
 
 _BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
 
-# Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to tell tokenizers apart.
+# Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to distinguish tokenizers.
 _SAMPLE_TEXT = (
     "The quick brown fox, aged 27, jumped over 3.14 lazy dogs' tails!  (Don't ask why.)\n\n"
     "\tdef f(x):\n        return x ** 2  # naïve café, straße\n"
@@ -110,7 +110,7 @@ class HFTokenizer:
 
     Args:
         path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
-            A ``tokenizer.model`` without any other tokenizer file is read as Llama's.
+            A ``tokenizer.model`` without further tokenizer files is read as Llama's.
         max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
 
     Attributes:
