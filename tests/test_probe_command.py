@@ -250,10 +250,10 @@ def test_what_cannot_be_audited_is_refused(make, tiny_checkpoint, tmp_path, argu
             "a model cannot be loaded with dtype 'foo': choose one of auto, float32, bfloat16, float16",
         ),
         (["--dtype", "int8"], "a model cannot be loaded with dtype 'int8': choose one of auto, float32"),
-        (["--device", "tpu"], "there is no device 'tpu' on this machine: choose one of cpu$"),
-        (["--device", "cuda"], "there is no device 'cuda' on this machine: choose one of cpu$"),
-        (["--device", "mps"], "there is no device 'mps' on this machine"),
-        (["--device", "meta"], "there is no device 'meta' on this machine"),
+        (["--device", "tpu"], "no device 'tpu' on this machine: choose one of cpu$"),
+        (["--device", "cuda"], "no device 'cuda' on this machine: choose one of cpu$"),
+        (["--device", "mps"], "no device 'mps' on this machine"),
+        (["--device", "meta"], "no device 'meta' on this machine"),
     ],
 )
 def test_a_model_is_not_loaded_with_settings_that_do_not_work(

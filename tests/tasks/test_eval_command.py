@@ -172,17 +172,6 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
 
 
-def test_a_process_that_fails_reports_it_in_one_line(llama, tmp_path):
-    done = task_fakes.start(
-        "tfidf_tune.cli",
-        *("eval", "--model_args", f"pretrained={llama}", "--tasks", "tfidf_memorization", "--device", "cpu"),
-        *("--metadata", f"probe_file={tmp_path / 'gone.jsonl'}"),
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"error: no such probe file: '{tmp_path / 'gone.jsonl'}'")
-
-
 def test_settings_are_checked_before_the_model_is_loaded(run_command, tokenizers, tmp_path, monkeypatch):
     monkeypatch.setattr("tfidf_tune.tasks._model.TokenExactHFLM.__init__", lambda *_, **__: pytest.fail("too early"))
     with pytest.raises(SystemExit, match="error: no such probe file: .*none.jsonl"):
