@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -220,82 +221,80 @@ MODEL = "models[Tiny (full)]"
 START = f"{MODEL}.start={{_component_: tfidf_tune.experiment"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["sedes=[1]"], "experiment: no key 'sedes'; did you mean 'seeds'?"),
-        (["eval.batch=3"], "experiment: eval: no key 'batch'; did you mean 'batch_size'?"),
-        ([f"{MODEL}.recpe=x"], r"experiment: models: Tiny \(full\): no key 'recpe'; did you mean 'recipe'?"),
-        (["models.other.recipe=full_finetune"], "experiment: models: other: missing config"),
-        (["models.other=3"], "experiment: models: other is 3, it has to be a section of keys and values"),
-        (["models=[1]"], r"experiment: models is \[1\], it has to be a section of keys and values"),
-        ([f"{MODEL}.recipe=full"], "recipe is 'full', it has to be 'full_finetune' or 'lora_finetune'"),
-        ([f"{MODEL}.config=nowhere"], "no config file nowhere, and no config of that name"),
-        ([f"{MODEL}.recipe=lora_finetune"], "recipe is lora_finetune, but the model has no lora_attn_modules"),
-        (["models=null"], "experiment: missing models"),
-        (["tasks=${nothing}"], "experiment: Interpolation key 'nothing' not found"),
-        (["seeds=[a]"], r"experiment: seeds\[0\] is 'a', it has to be a whole number"),
-        (["seeds=[]"], r"experiment: seeds is \[\], it has to have at least one value"),
-        (["seeds=[1,1]"], r"experiment: seeds is \[1, 1\], which has 1 more than once"),
-        (["learning_rates=[0.1,0]"], r"learning_rates\[1\] is 0, it has to be greater than 0"),
-        (["learning_rates=[.nan]"], r"learning_rates\[0\] is nan, it has to be a finite number"),
-        (["learning_rates=[0.1]", f"{MODEL}.learning_rates=[0.1,0.1]"], r"Tiny \(full\): learning_rates is .* once"),
-        ([f"{MODEL}.learning_rates=[0.1]"], r"Tiny \(full\): learning_rates: the experiment has none; set"),
-        (["references=[TF-IDF]"], "references are for the frontier, which needs learning_rates: set them"),
-        (["references=[TFIDF]"], "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
-        (["learning_rates=[0.1]", "overrides.optimizer.lr=0.1"], "experiment: overrides: optimizer.lr is set by"),
-        (
-            ["learning_rates=[0.1]", f"{MODEL}.overrides.optimizer={{_component_: torch.optim.SGD, lr: 0.1}}"],
-            r"experiment: models: Tiny \(full\): overrides: optimizer.lr is set by the experiment's learning_rates",
-        ),
-        (["launcher.name=ray"], "launcher: name is 'ray', it has to be 'local' or 'slurm'"),
-        (["launcher.name=slurm"], "launcher: slurm needs timeout_min"),
-        (["launcher={name: slurm, timeout_min: 9, nodes: 2}"], "launcher: nodes is 2, it has to be 1"),
-        (["launcher.gpus_per_node=x"], "launcher: gpus_per_node is 'x', it has to be a whole number"),
-        (["milestones=[0]"], r"milestones\[0\] is 0, it has to be at least 1"),
-        (["milestones=[101]"], r"milestones\[0\] is 101, it has to be at most 100"),
-        (["tasks=[tfidf_sqaud]"], "experiment: no task tfidf_sqaud; possible are tfidf_cnn_dailymail, "),
-        (["eval.batch_size=0"], "eval: batch_size is 0, it has to be at least 1"),
-        (["eval.dtype=float"], "eval: dtype is 'float', it has to be 'fp32', 'bf16' or 'fp16'"),
-        (["eval.metadata.num_bloks=3"], "eval.metadata: no setting 'num_bloks'; did you mean 'num_blocks'?"),
-        (["eval.metadata.probe_file=./nowhere.jsonl"], "CE: eval.metadata.probe_file: .*nowhere.jsonl"),
-        (["overrides=3"], "overrides is 3, it has to be a section of keys and values"),
-        (["overrides.seed=3"], "overrides: seed is set by the experiment's seeds"),
-        (["overrides.optimiser.lr=3"], r"experiment: Tiny \(full\), CE: config: no key 'optimiser'; did you mean"),
-        (["overrides.dataset.source=./nowhere.txt"], "CE: dataset.source: .*nowhere.txt"),
-        (["overrides.dataset.probe_file=null"], "tfidf_memorization needs passages to probe for"),
-        (["overrides.checkpointer.checkpoint_dir=./nowhere"], "checkpointer.checkpoint_dir: no such folder nowhere"),
-        (["objectives.CE={_component_: torch.nn.CrossEntropyLoss}"], "not one of tfidf_tune's objectives"),
-        (["objectives.CE._component_=null"], "loss has to be a section with `_component_`"),
-        (["objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "'CE' and 'ce' would share the folder ce"),
-        (["objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "cannot be turned into the name"),
-        ([f"{MODEL}.start={{seed: 1}}"], "start: has to be a section with `_component_`"),
-        ([f"{START}.nothing}}"], "CE: start: "),
-        ([f"{START}.random_model, seed: x}}"], "CE: start: seed is 'x', it has to be a whole number"),
-        ([f"{START}.trained_model, epoch: 1}}"], "CE: start: .*unexpected keyword argument 'epoch'"),
-        ([f"{START}.trained_model, source: ./nowhere.txt}}"], "CE: start.source: .*nowhere.txt"),
-    ],
-)  # fmt: skip
-def test_an_invalid_setting_is_refused_before_any_work_begins(experiment_file, tmp_path, overrides, message):
-    with pytest.raises(SetupError, match=message):
-        expand(load_experiment(experiment_file(), overrides))
+INVALID = [
+    (["sedes=[1]"], "experiment: no key 'sedes'; did you mean 'seeds'?"),
+    (["eval.batch=3"], "experiment: eval: no key 'batch'; did you mean 'batch_size'?"),
+    ([f"{MODEL}.recpe=x"], r"experiment: models: Tiny \(full\): no key 'recpe'; did you mean 'recipe'?"),
+    (["models.other.recipe=full_finetune"], "experiment: models: other: missing config"),
+    (["models.other=3"], "experiment: models: other is 3, it has to be a section of keys and values"),
+    (["models=[1]"], r"experiment: models is \[1\], it has to be a section of keys and values"),
+    ([f"{MODEL}.recipe=full"], "recipe is 'full', it has to be 'full_finetune' or 'lora_finetune'"),
+    ([f"{MODEL}.config=nowhere"], "no config file nowhere, and no config of that name"),
+    ([f"{MODEL}.recipe=lora_finetune"], "recipe is lora_finetune, but the model has no lora_attn_modules"),
+    (["models=null"], "experiment: missing models"),
+    (["tasks=${nothing}"], "experiment: Interpolation key 'nothing' not found"),
+    (["seeds=[a]"], r"experiment: seeds\[0\] is 'a', it has to be a whole number"),
+    (["seeds=[]"], r"experiment: seeds is \[\], it has to have at least one value"),
+    (["seeds=[1,1]"], r"experiment: seeds is \[1, 1\], which has 1 more than once"),
+    (["learning_rates=[0.1,0]"], r"learning_rates\[1\] is 0, it has to be greater than 0"),
+    (["learning_rates=[.nan]"], r"learning_rates\[0\] is nan, it has to be a finite number"),
+    (["learning_rates=[0.1]", f"{MODEL}.learning_rates=[0.1,0.1]"], r"Tiny \(full\): learning_rates is .* once"),
+    ([f"{MODEL}.learning_rates=[0.1]"], r"Tiny \(full\): learning_rates: the experiment has none; set"),
+    (["references=[TF-IDF]"], "references are for the frontier, which needs learning_rates: set them"),
+    (["references=[TFIDF]"], "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
+    (["learning_rates=[0.1]", "overrides.optimizer.lr=0.1"], "experiment: overrides: optimizer.lr is set by"),
+    (
+        ["learning_rates=[0.1]", f"{MODEL}.overrides.optimizer={{_component_: torch.optim.SGD, lr: 0.1}}"],
+        r"experiment: models: Tiny \(full\): overrides: optimizer.lr is set by the experiment's learning_rates",
+    ),
+    (["launcher.name=ray"], "launcher: name is 'ray', it has to be 'local' or 'slurm'"),
+    (["launcher.name=slurm"], "launcher: slurm needs timeout_min"),
+    (["launcher={name: slurm, timeout_min: 9, nodes: 2}"], "launcher: nodes is 2, it has to be 1"),
+    (["launcher.gpus_per_node=x"], "launcher: gpus_per_node is 'x', it has to be a whole number"),
+    (["milestones=[0]"], r"milestones\[0\] is 0, it has to be at least 1"),
+    (["milestones=[101]"], r"milestones\[0\] is 101, it has to be at most 100"),
+    (["tasks=[tfidf_sqaud]"], "experiment: no task tfidf_sqaud; possible are tfidf_cnn_dailymail, "),
+    (["eval.batch_size=0"], "eval: batch_size is 0, it has to be at least 1"),
+    (["eval.dtype=float"], "eval: dtype is 'float', it has to be 'fp32', 'bf16' or 'fp16'"),
+    (["eval.metadata.num_bloks=3"], "eval.metadata: no setting 'num_bloks'; did you mean 'num_blocks'?"),
+    (["eval.metadata.probe_file=./nowhere.jsonl"], "CE: eval.metadata.probe_file: .*nowhere.jsonl"),
+    (["overrides=3"], "overrides is 3, it has to be a section of keys and values"),
+    (["overrides.seed=3"], "overrides: seed is set by the experiment's seeds"),
+    (["overrides.optimiser.lr=3"], r"experiment: Tiny \(full\), CE: config: no key 'optimiser'; did you mean"),
+    (["overrides.dataset.source=./nowhere.txt"], "CE: dataset.source: .*nowhere.txt"),
+    (["overrides.dataset.probe_file=null"], "tfidf_memorization needs passages to probe for"),
+    (["overrides.checkpointer.checkpoint_dir=./nowhere"], "checkpointer.checkpoint_dir: no such folder nowhere"),
+    (["objectives.CE={_component_: torch.nn.CrossEntropyLoss}"], "not one of tfidf_tune's objectives"),
+    (["objectives.CE._component_=null"], "loss has to be a section with `_component_`"),
+    (["objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "'CE' and 'ce' would share the folder ce"),
+    (["objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "cannot be turned into the name"),
+    ([f"{MODEL}.start={{seed: 1}}"], "start: has to be a section with `_component_`"),
+    ([f"{START}.nothing}}"], "CE: start: "),
+    ([f"{START}.random_model, seed: x}}"], "CE: start: seed is 'x', it has to be a whole number"),
+    ([f"{START}.trained_model, epoch: 1}}"], "CE: start: .*unexpected keyword argument 'epoch'"),
+    ([f"{START}.trained_model, source: ./nowhere.txt}}"], "CE: start.source: .*nowhere.txt"),
+]  # fmt: skip
+
+
+def test_invalid_settings_are_refused_before_any_work_begins(experiment_file, tmp_path):
+    file = experiment_file()
+    for overrides, message in INVALID:
+        with pytest.raises(SetupError) as refused:
+            expand(load_experiment(file, overrides))
+        assert re.search(message, str(refused.value)), (overrides, message)
 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_an_invalid_file_is_refused(tmp_path):
+    for text, message in (
         ("a: [", "config .*mine.yaml: while parsing"),
         ("- a", "holds a list"),
         ("base: experiments/demo\noverrides: {dataset.source: x}", "overrides: dataset.source has a dot; in a file"),
-    ],
-)  # fmt: skip
-def test_an_invalid_file_is_refused(tmp_path, text, message):
-    (tmp_path / "mine.yaml").write_text(text)
-
-    with pytest.raises(ValueError, match=message):
-        load_experiment(str(tmp_path / "mine.yaml"))
+    ):
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_experiment(str(tmp_path / "mine.yaml"))
 
 
 def test_an_unknown_name_lists_the_shipped_experiments():
@@ -303,12 +302,9 @@ def test_an_unknown_name_lists_the_shipped_experiments():
         load_experiment("table5")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("Pythia 1.4B (LoRA)", "pythia-1.4b-lora"), ("TF-IDF (tf=log)", "tf-idf-tf-log"), ("…", "")],
-)
-def test_slugs(name, expected):
-    assert slug(name) == expected
+def test_slugs():
+    names = ["Pythia 1.4B (LoRA)", "TF-IDF (tf=log)", "…"]
+    assert [*map(slug, names)] == ["pythia-1.4b-lora", "tf-idf-tf-log", ""]
 
 
 def test_the_settings_of_tasks_are_the_arguments_of_their_modules():

@@ -35,26 +35,22 @@ def test_jobs_share_the_cpus_unless_the_user_sets_the_threads(
     assert "OMP_NUM_THREADS" not in os.environ or own
 
 
-@pytest.mark.parametrize(
-    ("visible", "jobs", "per_job", "shares"),
-    [
+def test_each_job_has_its_own_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for visible, jobs, per_job, shares in (
         (None, 1, None, [None]),  # all
-        (None, 3, None, ["0", "1", "2"]),
+        (None, 2, None, ["0,1", "2,3"]),
         (None, 5, None, ["0", "1", "2", "3", "0"]),
         (None, 1, 2, ["0,1"]),
         ("GPU-a,GPU-b", 2, None, ["GPU-a", "GPU-b"]),
         ("", 2, None, ["", ""]),
-    ],
-)
-def test_each_job_has_its_own_gpus(monkeypatch, visible, jobs, per_job, shares):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-
-    assert gpus_of_jobs(jobs, per_job) == shares
-    with pytest.raises(SetupError, match=r"gpus_per_node is 5, but this machine has \d GPUs"):
-        gpus_of_jobs(1, 5)
+    ):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert gpus_of_jobs(jobs, per_job) == shares
+        with pytest.raises(SetupError, match=r"gpus_per_node is 5, but this machine has \d GPUs"):
+            gpus_of_jobs(1, 5)
 
 
 def test_a_job_sees_only_its_gpus(experiment_file, stubbed, tmp_path, monkeypatch):
@@ -114,11 +110,9 @@ def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp
     assert [failure.reason for failure in progress.failures()] == ["no luck"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (3599.7, "1 h 00 min")]
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+def test_durations():
+    seconds = [59.4, 59.6, 185, 3599.7]
+    assert [*map(duration, seconds)] == ["59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min"]
 
 
 def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypatch, capsys):

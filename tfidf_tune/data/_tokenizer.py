@@ -107,6 +107,7 @@ class HFTokenizer:
     """A Hugging Face tokenizer with torchtune's ``ModelTokenizer`` and ``Transform`` protocols.
 
     Messages are concatenated without a chat template: BOS (if the tokenizer has one) starts a turn and EOS ends it.
+    In configs it is the component ``tfidf_tune.data.hf_tokenizer``.
 
     Args:
         path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
@@ -128,6 +129,9 @@ class HFTokenizer:
     Raises:
         FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
         ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
+
+    Example:
+        >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
     """
 
     def __init__(self, path: str, max_seq_len: int | None = None) -> None:
@@ -219,20 +223,8 @@ class HFTokenizer:
         self._hf.save_pretrained(str(folder))
 
 
-def hf_tokenizer(path: str, max_seq_len: int | None = None) -> HFTokenizer:
-    """Build a torchtune tokenizer from any Hugging Face tokenizer; for arguments and errors see :class:`HFTokenizer`.
-
-    Args:
-        path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
-        max_seq_len (int | None): where messages are truncated. Default: None, no truncation.
-
-    Returns:
-        HFTokenizer: the tokenizer.
-
-    Example:
-        >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
-    """
-    return HFTokenizer(path, max_seq_len=max_seq_len)
+hf_tokenizer = HFTokenizer
+"""The name of :class:`HFTokenizer` as a component of configs."""
 
 
 def _load(path: str) -> Any:

@@ -20,8 +20,8 @@ from tfidf_tune.experiment._schema import Launcher
 from tfidf_tune.training import SetupError
 
 _THREADS = "OMP_NUM_THREADS"
-# A progress bar adds a line to a log at most every 30 seconds.
-_SPARSE_BARS = {"TQDM_MININTERVAL": "30"}
+# A progress bar adds a line to a log every 30 seconds.
+_SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
 _MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
 # Options of submitit for every kind of cluster; those of Slurm have a prefix.
 _GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
