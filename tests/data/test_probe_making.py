@@ -242,8 +242,8 @@ def test_passages_of_a_few_repeated_tokens_are_left_out(tokenizer, tmp_path, tex
 
 def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, texts):
     for changes, message in (
-        ({"sources": ()}, "no source is named"),
-        ({"sources": ("a.txt", "a.txt")}, "a source is named twice"),
+        ({"sources": ()}, "no source is given"),
+        ({"sources": ("a.txt", "a.txt")}, "a source is given twice"),
         ({"passages": "all"}, "'duplicates' or 'random', got 'all'"),
         ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
         ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
