@@ -3,10 +3,6 @@
 import fcntl
 import hashlib
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -41,38 +37,17 @@ def adapter_experiment(experiment_file, text_file):
     return make
 
 
-@pytest.fixture
-def command(tmp_path):
-    """Start the command in a new process group; returns process, stdout and stderr."""
-    started = []
-
-    def start(file):
-        out, err = (tmp_path / f"{name}{len(started)}" for name in ("stdout", "stderr"))
-        with out.open("w") as stdout, err.open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "error::UserWarning", "-m", "tfidf_tune.cli", "experiment", file],
-                stdout=stdout, stderr=stderr, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path,
-                start_new_session=True,
-            )  # fmt: skip
-        started.append(process)
-        return process, out, err
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def kill_when(condition, process, err, out):
-    """Kill only the command when a condition holds; wait until the processes that it started have ended."""
+def kill_when(condition, start_command, file, out):
+    """Kill only the command when a condition holds; wait until its jobs have ended; return what it printed."""
+    process, printed = start_command(file)
     while not condition():
-        assert process.poll() is None, err.read_text()
+        assert process.is_alive(), printed.read_text()
         time.sleep(0.005)
     process.kill()
-    process.wait()
+    process.join()
     with (out / ".jobs.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+    return printed.read_text()
 
 
 def state(folder):
@@ -85,28 +60,27 @@ def state(folder):
 
 
 def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_what_the_librarys_probe_measures(
-    adapter_experiment, command, tmp_path, tiny_checkpoint, text_file, capsys
+    adapter_experiment, start_command, tmp_path, tiny_checkpoint, text_file, capsys, monkeypatch
 ):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = adapter_experiment()
     out = tmp_path / "out"
     first, second = (out / "tiny-lora" / objective / "seed0" for objective in ("ce", "tf-idf"))
 
-    process, _, err = command(file)
-    kill_when(lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), process, err, out)
+    kill_when(lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), start_command, file, out)
     assert (second / "cell.json").is_file()
     assert not [*second.glob("trained.json"), *second.glob("checkpoint_*")]
     done = state(first)
     assert {first / "trained.json", *first.glob("evaluation/*/part1/evaluated.json")} < done.keys()
 
-    process, printed, err = command(file)
-    kill_when(lambda: [*second.glob("evaluation/checkpoint_100pct/.part1.*")], process, err, out)
-    assert "begun   Tiny (LoRA), TF-IDF, seed 0: training  (2 of 2 left, " in printed.read_text()
+    printed = kill_when(lambda: [*second.glob("evaluation/checkpoint_100pct/.part1.*")], start_command, file, out)
+    assert "begun   Tiny (LoRA), TF-IDF, seed 0: training  (2 of 2 left, " in printed
     (unfinished,) = second.glob("evaluation/checkpoint_100pct/*")
     assert unfinished.name.startswith(".part1")
     done |= {path: at for path, at in state(second).items() if path.name == "trained.json" or "pct" in path.parts[-2]}
     assert second / "trained.json" in done
 
-    # In this process: only its jobs are new ones.
+    # In this process; only its jobs are new processes.
     assert run_experiment(load_experiment(file)) == []
     shown = capsys.readouterr().out
     assert "begun   Tiny (LoRA), TF-IDF, seed 0: evaluating checkpoint_100pct" in shown

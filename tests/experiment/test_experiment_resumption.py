@@ -2,11 +2,10 @@
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -385,17 +384,6 @@ def is_running(pid):
         return False
 
 
-STUBBED_COMMAND = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-sys.path.insert(0, {folder!r})
-import experiment_stubs
-from tfidf_tune.commands import experiment
-experiment_stubs.install()
-experiment.main([{file!r}, "--jobs", "2"])
-"""
-
-
 @pytest.mark.parametrize(
     ("sent", "hanging", "repeated", "message"),
     [
@@ -405,29 +393,22 @@ experiment.main([{file!r}, "--jobs", "2"])
     ],
 )
 def test_a_command_that_is_ended_ends_its_jobs_and_the_next_one_continues(
-    experiment_file, stubbed, tmp_path, sent, hanging, repeated, message
+    experiment_file, stubbed, start_command, tmp_path, sent, hanging, repeated, message
 ):
     (stubbed.folder / f"hang_{hanging}").touch()
     file = experiment_file()
-    code = STUBBED_COMMAND.format(folder=str(Path(__file__).parent), file=file)
     num_hanging = 2 if hanging == "train" else 1
-    listed, printed = stubbed.folder / "hanging", tmp_path / "printed"
-    with printed.open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for(
-            lambda: process.poll() is not None or (listed.exists() and len(listed.read_text().split()) == num_hanging)
-        )
-        assert process.poll() is None, printed.read_text()
-        with pytest.raises(BlockingIOError, match="another experiment"):
-            stubbed(file)
-        process.send_signal(sent)
-        process.wait()
-    finally:
-        process.kill()
+    listed, lock = stubbed.folder / "hanging", tmp_path / "out" / ".jobs.lock"
+    process, printed = start_command(file, "--jobs", "2")
+    wait_for(lambda: not process.is_alive() or (listed.exists() and len(listed.read_text().split()) == num_hanging))
+    assert process.is_alive(), printed.read_text()
+    with pytest.raises(BlockingIOError, match="another experiment"):
+        stubbed(file)
+    os.kill(process.pid, sent)
+    process.join()
     if sent == signal.SIGKILL:
-        wait_for(lambda: is_free(tmp_path / "out" / ".jobs.lock"))
-    assert is_free(tmp_path / "out" / ".jobs.lock")
+        wait_for(lambda: is_free(lock))
+    assert is_free(lock)
     assert not any(map(is_running, listed.read_text().split()))
     text = printed.read_text()
     assert "failed" not in text
