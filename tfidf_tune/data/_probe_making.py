@@ -70,7 +70,7 @@ class ProbeSpec:
         if not self.sources:
             raise ValueError("no source is given: name at least one file of training text")
         if len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"a source is given twice, so that all of its text would be duplicated: {list(self.sources)}")
+            raise ValueError(f"a source is given twice, so that all of it would be duplicated: {list(self.sources)}")
         if self.passages not in ("duplicates", "random"):
             raise ValueError(f"passages must be 'duplicates' or 'random', got {self.passages!r}")
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
