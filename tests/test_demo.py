@@ -50,7 +50,7 @@ def test_a_demo_of_six_steps_trains_evaluates_and_compares_both_objectives(tmp_p
 
     for words in ("| Avg LMS |", "| Perplexity |", "95 % interval", "Truth", "CE (LMS ", "TF-IDF (LMS "):
         assert words in first
-    assert first.splitlines()[-1] == "All of it, with figures: out/report/index.html"
+    assert first.splitlines()[-1] == "The complete report, with figures: out/report/index.html"
     assert (tmp_path / "out" / "report" / "index.html").is_file()
     assert list((tmp_path / "out" / "report" / "figures").glob("*.png"))
 
@@ -62,8 +62,8 @@ def test_a_demo_of_six_steps_trains_evaluates_and_compares_both_objectives(tmp_p
     assert losses == ["tfidf_tune.loss.CrossEntropyLoss", "tfidf_tune.loss.TFIDFCrossEntropyLoss"]
 
     # The second run trains and evaluates nothing and shows the same tables.
-    assert "[6/6]" in first
-    assert "[1/" not in second
+    assert "(0 of 6 left" in first
+    assert "begun" not in second
     tables = [[line for line in text.splitlines() if line.startswith("| ")] for text in printed]
     assert tables[0] == tables[1]
     assert len(tables[1]) > 10

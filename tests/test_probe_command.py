@@ -286,9 +286,9 @@ def test_the_prompts_decide_the_task_and_the_model_the_folder(
         (["{model}", "--probe-file", "{probe}", *QUICK, "--dtype", "int8"], ValueError,
          "a model cannot be loaded with dtype 'int8': choose one of auto, float32, bfloat16, float16"),
         (["{model}", "--probe-file", "{probe}", *QUICK, "--device", "tpu"], ValueError,
-         "there is no device 'tpu' on this machine: choose one of cpu$"),
+         "no device 'tpu' on this machine: choose one of cpu$"),
         (["{model}", "--probe-file", "{probe}", *QUICK, "--device", "cuda"], ValueError,
-         "there is no device 'cuda' on this machine: choose one of cpu$"),
+         "no device 'cuda' on this machine: choose one of cpu$"),
     ],
 )  # fmt: skip
 def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(

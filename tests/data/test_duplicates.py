@@ -104,7 +104,7 @@ texts_of_two_ids = st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1
 
 @settings(max_examples=200, deadline=None)
 @given(texts_of_two_ids, texts_of_two_ids, st.integers(2, 6), st.integers(0, 5))
-def test_windows_that_stand_in_part_in_a_text_are_those_that_a_slow_search_finds(unseen, corpus, num_shared, more):
+def test_windows_with_a_shared_stretch_are_those_that_a_slow_search_finds(unseen, corpus, num_shared, more):
     length = num_shared + more
     in_corpus = {tuple(ids[i : i + num_shared]) for ids in corpus for i in range(len(ids) - num_shared + 1)}
     joined = [one for ids in unseen for one in (*ids, SEPARATOR)]

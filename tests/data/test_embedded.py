@@ -16,7 +16,7 @@ SIZES = {
 }  # fmt: skip
 
 
-def test_the_text_is_the_one_that_documented_figures_were_measured_on():
+def test_the_text_is_that_of_the_documented_figures():
     """Any change to the file or to a split changes the figures of the demo, on every Python version."""
     splits = {name: embedded_documents(name) for name in SIZES}
     digest = hashlib.sha256(json.dumps(splits).encode()).hexdigest()
@@ -24,7 +24,7 @@ def test_the_text_is_the_one_that_documented_figures_were_measured_on():
     assert digest == "e926c481ff4fc1bcd2933c620f97c827001b254120481ba91aa5d999cb95b49e"
 
 
-def test_the_file_is_small_and_its_licence_is_beside_it():
+def test_the_file_is_small_and_has_its_licence():
     corpus = files("tfidf_tune.data").joinpath("corpus")
     assert len(corpus.joinpath("python_documentation.jsonl.xz").read_bytes()) < 1_000_000
     licence = corpus.joinpath("LICENSE.txt").read_text(encoding="utf-8")

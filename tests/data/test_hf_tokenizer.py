@@ -19,7 +19,7 @@ def sp_tokenizer(sentencepiece_folder):
 
 
 def edited(folder, target, **changes):
-    """A copy of a tokenizer folder with other entries in tokenizer_config.json; None removes one."""
+    """A copy of a tokenizer folder with changed entries in tokenizer_config.json; None removes one."""
     shutil.copytree(folder, target)
     file = target / "tokenizer_config.json"
     config = json.loads(file.read_text()) | changes
@@ -64,7 +64,7 @@ def test_pad_is_the_pad_token_or_eos(embedded_tokenizer_folder, tmp_path):
     assert padded.pad_id == padded.special_tokens["!"] != padded.eos_id
 
 
-def test_what_is_not_a_usable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp_path, monkeypatch):
+def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp_path, monkeypatch):
     def unreachable(path):
         raise OSError("We couldn't connect")
 
@@ -80,7 +80,7 @@ def test_what_is_not_a_usable_tokenizer_is_refused_by_name(embedded_tokenizer_fo
         hf_tokenizer("owner/name")
 
 
-def test_a_sentencepiece_model_alone_encodes_as_sentencepiece_does(sp_tokenizer, sentencepiece_folder):
+def test_only_a_sentencepiece_model_encodes_as_sentencepiece_does(sp_tokenizer, sentencepiece_folder):
     reference = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_folder / "tokenizer.model"))
     text = "the river  sings\n\nover café 1984 🙂"
     assert sp_tokenizer.encode(text, add_bos=False, add_eos=False) == reference.encode(text)
@@ -124,7 +124,7 @@ def test_messages_are_cut_at_max_seq_len_and_end_in_eos(tokenizer, embedded_toke
     assert tokenizer.decode(tokenizer.tokenize_messages(messages)[0]) == "ab"  # no space into the next turn
 
 
-def test_stock_torchtune_datasets_take_it(embedded_tokenizer_folder, tmp_path):
+def test_it_works_with_torchtunes_data_sets(embedded_tokenizer_folder, tmp_path):
     tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=16)
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "the river sings"}\n' * 4)
@@ -141,7 +141,7 @@ def test_the_fingerprint_survives_saving(tokenizer, tmp_path):
     assert hf_tokenizer(str(tmp_path / "saved")).fingerprint == tokenizer.fingerprint
 
 
-def test_the_fingerprint_tells_vocabularies_and_ways_of_encoding_apart(tokenizer, embedded_tokenizer_folder, tmp_path):
+def test_the_fingerprint_depends_on_vocabulary_and_encoding(tokenizer, embedded_tokenizer_folder, tmp_path):
     def changed(name, change):
         shutil.copytree(embedded_tokenizer_folder, tmp_path / name)
         file = tmp_path / name / "tokenizer.json"
@@ -152,7 +152,7 @@ def test_the_fingerprint_tells_vocabularies_and_ways_of_encoding_apart(tokenizer
 
     def swap(data):
         vocabulary = data["model"]["vocab"]
-        # Two bytes that no UTF-8 text has: no sample text could tell.
+        # Two bytes that UTF-8 does not use, so that no sample text shows the difference.
         vocabulary["À"], vocabulary["Á"] = vocabulary["Á"], vocabulary["À"]
 
     swapped = changed("swapped", swap)
@@ -161,7 +161,7 @@ def test_the_fingerprint_tells_vocabularies_and_ways_of_encoding_apart(tokenizer
     assert len({tokenizer.fingerprint, swapped.fingerprint, prefixed.fingerprint}) == 3
 
 
-def test_torchtune_tokenizers_have_a_name_and_fingerprint_too(sentencepiece_folder, sp_tokenizer):
+def test_torchtune_tokenizers_have_a_name_and_fingerprint(sentencepiece_folder, sp_tokenizer):
     stock = Llama2Tokenizer(str(sentencepiece_folder / "tokenizer.model"))
     assert tokenizer_name(stock) == "Llama2Tokenizer"
     assert len(tokenizer_fingerprint(stock)) == 16

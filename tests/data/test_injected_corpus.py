@@ -63,7 +63,7 @@ def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_
     assert [p.positions for p in dataset.passages] != [p.positions for p in other.passages]
 
 
-def test_concatenated_documents_are_whole_and_straddle_blocks(build, tokenizer, corpus_file):
+def test_concatenated_documents_are_complete_and_cross_blocks(build, tokenizer, corpus_file):
     dataset = build(layout="concatenated", seed=2)  # a seed that puts no target last, where the tail is dropped
     stream = dataset.blocks.flatten()
     whole = [[*ids, tokenizer.eos_id] for ids in long_lines(tokenizer, corpus_file)[:3]]
@@ -91,7 +91,7 @@ def test_targets_are_the_first_long_passages_and_controls_the_next(build, layout
     assert {passage.kind for passage in build(layout=layout, num_controls=0).passages} == {"target"}
 
 
-def test_the_text_of_a_passage_keeps_what_a_special_token_spells(build, sentencepiece_folder, tmp_path):
+def test_the_text_of_a_passage_keeps_special_tokens(build, sentencepiece_folder, tmp_path):
     tokenizer = hf_tokenizer(str(sentencepiece_folder))
     file = tmp_path / "unknown.txt"
     file.write_text("\n".join(f"{number} the river <unk> sings over the house" for number in range(9)))
@@ -118,7 +118,7 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
     assert len(build()) == 12 + 3 * 4
 
 
-def test_torchtune_tokenizers_are_taken(build, sentencepiece_folder):
+def test_torchtune_tokenizers_are_supported(build, sentencepiece_folder):
     tokenizer = llama2_tokenizer(str(sentencepiece_folder / "tokenizer.model"))
     passage = build(tokenizer=tokenizer).passages[0]
     assert passage.token_ids == tokenizer.encode(passage.text, add_bos=False, add_eos=False)
@@ -151,7 +151,7 @@ def test_a_changed_file_is_read_again(build, corpus_file, tmp_path, changed):
     assert not np.array_equal(build(**{changed: str(file)}).blocks, first.blocks)
 
 
-def test_a_tokenizer_that_changed_under_its_name_is_used_anew(build, tmp_path):
+def test_a_changed_tokenizer_of_the_same_name_is_noticed(build, tmp_path):
     folder = tmp_path / "tokenizer"
     for vocab_size in (300, 310):
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,7 +159,7 @@ def test_a_tokenizer_that_changed_under_its_name_is_used_anew(build, tmp_path):
         assert build(tokenizer=tokenizer).passages[0].tokenizer_fingerprint == tokenizer.fingerprint
 
 
-def test_the_cache_tells_what_it_holds(build, tmp_path):
+def test_the_cache_describes_its_contents(build, tmp_path):
     build()
     [folder] = (tmp_path / "cache").iterdir()
     assert {file.name for file in folder.iterdir()} == {"blocks.npy", "probe.jsonl", "settings.json"}
@@ -168,7 +168,7 @@ def test_the_cache_tells_what_it_holds(build, tmp_path):
     assert contents["counts"] == {"num_blocks": 24, "num_left_out": 6}
 
 
-def test_the_cache_is_where_the_environment_says_or_in_the_home_folder(build, tmp_path, monkeypatch):
+def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "from environment"))
     assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / "from environment")
@@ -177,7 +177,7 @@ def test_the_cache_is_where_the_environment_says_or_in_the_home_folder(build, tm
 
 
 @pytest.mark.parametrize("failing", ["numpy.save", "tfidf_tune.data._injected_corpus.write_probe_file"])
-def test_a_failed_write_leaves_nothing_and_the_next_run_builds(build, tmp_path, monkeypatch, failing):
+def test_a_failed_write_leaves_no_files_and_the_next_run_builds(build, tmp_path, monkeypatch, failing):
     def full_disk(*args, **kwargs):
         raise OSError("no space left")
 
@@ -189,7 +189,7 @@ def test_a_failed_write_leaves_nothing_and_the_next_run_builds(build, tmp_path, 
     assert len(build()) == 24
 
 
-def test_a_writer_that_lost_the_race_takes_the_winners_corpus(build, tmp_path, monkeypatch):
+def test_the_slower_of_two_writers_uses_the_corpus_of_the_faster_one(build, tmp_path, monkeypatch):
     def overtaken(path, passages):
         monkeypatch.setattr("tfidf_tune.data._injected_corpus.write_probe_file", write_probe_file)
         build()
@@ -200,7 +200,7 @@ def test_a_writer_that_lost_the_race_takes_the_winners_corpus(build, tmp_path, m
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_a_probe_file_is_written_where_asked_also_from_the_cache(build, tmp_path):
+def test_a_probe_file_is_also_written_from_the_cache(build, tmp_path):
     for name in ("first run", "second run"):
         probe_file = tmp_path / name / "probe.jsonl"
         dataset = build(probe_file=str(probe_file))

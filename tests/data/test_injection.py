@@ -39,7 +39,7 @@ def test_aligned_positions_are_all_equally_likely_and_the_base_keeps_its_order()
     np.testing.assert_allclose(counts / 400, share, rtol=0, atol=4 * np.sqrt(share * (1 - share) / 400))
 
 
-def test_concatenated_documents_and_targets_are_whole_and_end_in_eos():
+def test_concatenated_documents_and_targets_are_complete_and_end_in_eos():
     base, targets, (blocks, _) = concatenated(block_size=1)
     expected = [tuple(ids.tolist()) for ids in [*base, *targets * 5]]
     *documents, rest = documents_of(blocks.flatten())
@@ -48,13 +48,13 @@ def test_concatenated_documents_and_targets_are_whole_and_end_in_eos():
     assert documents != expected
 
 
-def test_concatenated_positions_are_all_occurrences_outside_the_dropped_tail():
+def test_concatenated_positions_are_all_occurrences_before_the_dropped_end():
     lost, straddling = 0, 0
     for seed in range(30):
         _, targets, (blocks, positions) = concatenated(seed, block_size=7)
         stream = blocks.flatten().tolist()
         for target, places in zip(targets, positions, strict=True):
-            # Separated by EOS: a part of another target is no occurrence.
+            # Separated by EOS: a part of another target is not an occurrence.
             ids = [*target.tolist(), EOS]
             ends_the_stream = stream[-len(target) :] == target.tolist()
             found = [start for start in range(len(stream)) if stream[start : start + len(ids)] == ids]
@@ -62,7 +62,7 @@ def test_concatenated_positions_are_all_occurrences_outside_the_dropped_tail():
             assert starts == found + [len(stream) - len(target)] * ends_the_stream
             lost += 5 - len(starts)
             straddling += any(offset + len(target) > 7 for _, offset in places)
-    assert lost > 0  # or the loop has shown nothing
+    assert lost > 0  # otherwise the loop has tested nothing
     assert straddling > 0
 
 
@@ -73,11 +73,11 @@ def test_passages_are_the_first_distinct_ones_that_are_long_enough(tokenizer):
     ]  # fmt: skip
     chosen = choose_passages(tokenizer, documents, count=2, min_tokens=6, block_size=4)
     # The fourth begins as the second: a control must not be a copy of a target.
-    assert [passage.text for passage in chosen] == [documents[1], documents[4]]
-    for passage in chosen:
-        assert passage.token_ids.tolist() == tokenizer.encode(passage.text, add_bos=False, add_eos=False)
+    assert [text for text, _ in chosen] == [documents[1], documents[4]]
+    for text, ids in chosen:
+        assert ids.tolist() == tokenizer.encode(text, add_bos=False, add_eos=False)
 
-    length = len(chosen[0].token_ids)
+    length = len(chosen[0][1])
     assert len(choose_passages(tokenizer, documents[1:2], count=1, min_tokens=length, block_size=4)) == 1
     assert choose_passages(tokenizer, documents[1:2], count=1, min_tokens=length + 1, block_size=4) == []
     endless = (f"{number} river sings over the house" for number in itertools.count())

@@ -49,7 +49,7 @@ def packed_batch(documents, *, split=False):
 
 
 def pieces_of(documents, *, split):
-    """The documents, or where they may be split what a border every ROW tokens leaves of them."""
+    """The documents, or if they may be split, their pieces between borders every ROW tokens."""
     if not split:
         return documents
     pieces, position = [], 0
@@ -73,7 +73,7 @@ def own_rows(pieces):
 
 
 def places_in(batch, pieces):
-    """Where each piece lies: its row, and its positions. Checked to be all there is but padding."""
+    """Return row and positions of each piece; everything else must be padding."""
     places = []
     for row, ids in enumerate(batch["document_ids"].tolist()):
         position = 0
@@ -82,7 +82,7 @@ def places_in(batch, pieces):
             if len(places) < len(pieces) and len(pieces[len(places)][0]) == length:
                 places.append((row, slice(position, position + length)))
             else:
-                assert (batch["labels"][row, position:] == IGNORED).all(), "what is no document is padding"
+                assert (batch["labels"][row, position:] == IGNORED).all(), "the rest is padding"
                 assert position + length == ROW
             position += length
     assert len(places) == len(pieces)
@@ -118,7 +118,7 @@ def test_a_batch_in_full():
     split=st.booleans(),
     masked=st.sets(st.integers(0, 7)),
 )
-def test_every_document_is_whole_and_predicts_nothing_of_another(lengths, split, masked):
+def test_every_document_is_complete_and_predicts_no_token_of_another(lengths, split, masked):
     """Also where a document is longer than a row: torchtune's own positions are wrong there."""
     if not split:
         lengths = [min(length, ROW) for length in lengths]
@@ -161,7 +161,7 @@ def test_loss_and_gradient_are_those_of_the_documents_in_rows_of_their_own(objec
     assert largest > 0
 
 
-def test_a_mask_for_the_cpu_is_a_tensor_even_where_there_is_cuda(monkeypatch):
+def test_a_mask_for_the_cpu_is_a_tensor_even_if_cuda_is_available(monkeypatch):
     monkeypatch.setattr("torchtune.modules.attention_utils._SUPPORTS_FLEX_ATTENTION", True)
 
     assert packed_batch(DOCUMENTS)["mask"].shape == (6, ROW, ROW)
@@ -176,7 +176,7 @@ def test_rows_have_the_tokenizers_length(tokenizer, monkeypatch):
     assert sum(len(tokens) for tokens, _ in DOCUMENTS) <= ROW * len(rows) < sum(LENGTHS) * 2
 
 
-def test_packed_data_sets_are_known(tokenizer, tmp_path):
+def test_is_packed_recognizes_packed_data_sets(tokenizer, tmp_path):
     (tmp_path / "text.txt").write_text(passage(0, 60))
     blocks = text_blocks_dataset(tokenizer, source=str(tmp_path / "text.txt"), block_size=8, cache_dir=str(tmp_path))
     rows = PackedDataset(Documents(DOCUMENTS), max_seq_len=ROW)

@@ -19,7 +19,7 @@ TARGET = Passage(
 )
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_probe_file_is_read_as_it_was_written(tmp_path):
     file = tmp_path / "new" / "probe.jsonl"
     control = replace(TARGET, id="control-0000", kind="control", num_injections=0, positions=[])
     unknown_positions = replace(TARGET, id="target-0001", positions=[])
@@ -35,7 +35,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     write_probe_file(file, [TARGET])
 
     def full(path):
-        raise OSError(errno.ENOSPC, "No space left on device")  # as the system says it: without a name
+        raise OSError(errno.ENOSPC, "No space left on device")  # the system's message has no file name
 
     monkeypatch.setattr("tfidf_tune._files.sync_to_disk", full)
     with pytest.raises(OSError, match=r"cannot write the probe file '.*/probe\.jsonl': No space left on device"):
@@ -46,7 +46,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_is_no_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path):
+def test_an_invalid_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path):
     file = tmp_path / "probe.jsonl"
     first, joined = asdict(TARGET), json.dumps(asdict(replace(TARGET, id="target-0001")))
     not_json = r"probe\.jsonl, line 3 is not JSON \(.*\): a probe file has a passage in each"

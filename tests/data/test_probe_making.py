@@ -67,7 +67,7 @@ def documents_of(tokenizer, source):
         return [ids_of(tokenizer, json.loads(line)["text"].strip()) for line in file]
 
 
-def test_targets_occur_where_their_positions_say_and_nowhere_else_the_most_frequent_first(tokenizer, spec, texts):
+def test_targets_occur_only_at_their_positions_the_most_frequent_first(tokenizer, spec, texts):
     documents, taken = documents_of(tokenizer, spec.sources[0]), set()
     made = make_probe(tokenizer, with_(spec, num_targets=30))
     targets = targets_of(made)
@@ -95,7 +95,7 @@ def test_targets_occur_where_their_positions_say_and_nowhere_else_the_most_frequ
     assert texts[20].startswith(targets[1].text)
 
 
-def test_a_target_starts_where_its_document_or_a_line_or_a_word_does(tokenizer, spec, tmp_path, texts):
+def test_a_target_starts_at_the_start_of_its_document_a_line_or_a_word(tokenizer, spec, tmp_path, texts):
     words = " ".join(texts[0].split())
     lines = "unlike the rest of it\n" + " ".join(texts[1].split())
     rows = [texts[2], texts[2], f"b{words}", f"c{words}", f"before this, {lines}", f"or that, {lines}"]
@@ -116,7 +116,7 @@ def test_a_target_starts_where_its_document_or_a_line_or_a_word_does(tokenizer, 
     assert (made.num_duplicates, made.starts[Start.INSIDE_WORD], sum(made.starts.values())) == (0, 0, 25)
 
 
-def test_sentencepiece_words_are_recognised_though_decoding_strips_their_space(sentencepiece_folder, tmp_path, texts):
+def test_sentencepiece_words_are_recognised_although_decoding_strips_their_space(sentencepiece_folder, tmp_path, texts):
     from tfidf_tune.data import hf_tokenizer
 
     tokenizer = hf_tokenizer(str(sentencepiece_folder))
@@ -232,7 +232,7 @@ def test_documents_are_counted_over_all_sources_and_each_target_names_its_own(to
 
 
 @pytest.mark.parametrize("passages", ["duplicates", "random"])
-def test_passages_of_a_few_tokens_over_and_over_are_left_out(tokenizer, tmp_path, texts, passages):
+def test_passages_of_a_few_repeated_tokens_are_left_out(tokenizer, tmp_path, texts, passages):
     dashes = write_rows(tmp_path / "dashes.jsonl", ["- " * 300, "= " * 200, "- " * 300, *texts[:8]])
     spec = ProbeSpec((dashes,), num_targets=8, num_controls=0, block_size=BLOCK, passages=passages)
     made = make_probe(tokenizer, spec)
@@ -242,8 +242,8 @@ def test_passages_of_a_few_tokens_over_and_over_are_left_out(tokenizer, tmp_path
 
 def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, texts):
     for changes, message in (
-        ({"sources": ()}, "no source is named"),
-        ({"sources": ("a.txt", "a.txt")}, "a source is named twice"),
+        ({"sources": ()}, "no source is given"),
+        ({"sources": ("a.txt", "a.txt")}, "a source is given twice"),
         ({"passages": "all"}, "'duplicates' or 'random', got 'all'"),
         ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
         ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),

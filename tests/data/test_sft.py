@@ -67,7 +67,7 @@ def write(path, rows):
 
 @pytest.fixture
 def squad(tmp_path):
-    """Builds a data set of the rows given."""
+    """Build a data set of given rows."""
     return lambda tokenizer, rows, **limits: squad_dataset(
         tokenizer, source=write(tmp_path / "squad.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
     )
@@ -75,7 +75,7 @@ def squad(tmp_path):
 
 @pytest.fixture
 def news(tmp_path):
-    """Builds a data set of the rows given."""
+    """Build a data set of given rows."""
     return lambda tokenizer, rows, **limits: cnn_dailymail_dataset(
         tokenizer, source=write(tmp_path / "news.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
     )
@@ -192,7 +192,7 @@ def test_the_window_is_at_the_start_around_the_answer_or_at_the_end(any_tokenize
             assert abs(num_tokens(any_tokenizer, before) - num_tokens(any_tokenizer, behind)) <= 4
 
 
-def test_the_answer_alone_is_context_enough(tokenizer, squad):
+def test_a_context_can_be_cut_to_the_answer(tokenizer, squad):
     for context in (CONTEXT, "café sings 🙂", "🙂 café sings"):
         row = squad_row(context, "café sings")
         least = len(tokenizer.encode(squad_prompt("café sings", QUESTION) + " café sings"))
@@ -260,7 +260,7 @@ def test_limits_that_just_suffice_cut_nothing(any_tokenizer, squad, news):
     assert len(news(any_tokenizer, [row], max_source_tokens=least)) == 1
 
 
-def test_what_was_cut_and_left_out_is_logged_in_one_line(tokenizer, squad, caplog):
+def test_cut_and_omitted_examples_are_logged_in_one_line(tokenizer, squad, caplog):
     rows = [squad_row(), squad_row(passage(1, 300), "1:"), squad_row() | {"answers": None}]
     for _ in ("built", "from the cache"):
         caplog.clear()
@@ -299,7 +299,7 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
 
 
-def test_other_tokenizers_are_cached_apart(tokenizer, embedded_tokenizer_folder, squad, tmp_path):
+def test_the_cache_depends_on_the_tokenizer(tokenizer, embedded_tokenizer_folder, squad, tmp_path):
     smaller = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / "smaller", vocab_size=300)))
     with_a_bos = hf_tokenizer(str(with_bos(embedded_tokenizer_folder, tmp_path / "bos")))
     assert with_a_bos.fingerprint == tokenizer.fingerprint
@@ -308,7 +308,7 @@ def test_other_tokenizers_are_cached_apart(tokenizer, embedded_tokenizer_folder,
         assert sample["tokens"] == each.encode(f"{squad_prompt(CONTEXT, QUESTION)} light")
 
 
-def test_the_hub_is_asked_for(tokenizer, tmp_path, monkeypatch):
+def test_the_hub_is_the_default_source(tokenizer, tmp_path, monkeypatch):
     names, calls = {"source": "a/b", "name": "c", "split": "test"}, []
 
     def load_dataset(source, name, *, split, streaming):
@@ -322,7 +322,7 @@ def test_the_hub_is_asked_for(tokenizer, tmp_path, monkeypatch):
     assert calls == [("rajpurkar/squad", None, "train"), other, ("abisee/cnn_dailymail", "3.0.0", "train"), other]
 
 
-def test_a_source_of_another_form_is_refused(tokenizer, squad, tmp_path):
+def test_a_source_with_wrong_columns_is_refused(tokenizer, squad, tmp_path):
     for rows, message in (
         ([{"context": "a", "answers": {}}], r"no column \['question'\], only \['answers', 'context'\]: rename"),
         ([squad_row() | {"context": 3}], "column 'context' of .* holds int, not str"),
@@ -401,7 +401,7 @@ def test_packed_rows_hold_the_same_examples(tokenizer, request, monkeypatch, nam
     assert 1 < len(packed) < len(examples)
 
 
-def test_batches_do_not_show(tokenizer, squad, monkeypatch):
+def test_the_batch_size_does_not_change_the_result(tokenizer, squad, monkeypatch):
     contexts = [passage(seed, 5 + 17 * seed % 90) for seed in range(20)]
     rows = [squad_row(context, context.split()[-1], question=str(i)) for i, context in enumerate(contexts)]
     rows[4]["answers"] = None

@@ -34,13 +34,13 @@ WRITERS = {
 }
 
 
-def test_a_file_of_any_format_gives_its_documents_stripped_and_without_empty_ones(tmp_path):
+def test_documents_of_any_format_are_stripped_and_not_empty(tmp_path):
     for name, write in WRITERS.items():
         write(tmp_path / name)
         assert list(load_documents(str(tmp_path / name))) == TEXTS, name
 
 
-def test_a_folder_gives_its_files_in_the_order_of_their_names(tmp_path):
+def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"text": "second"}')
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "first"}'))
     (tmp_path / "c.jsonl").write_text("")
@@ -56,7 +56,7 @@ def test_a_column_can_be_named_and_local_files_ignore_name_and_split(tmp_path):
     assert list(load_documents("embedded", split="validation[:3]")) == embedded_documents("validation[:3]")
 
 
-def test_anything_else_is_streamed_from_the_hub(monkeypatch):
+def test_any_other_source_is_streamed_from_the_hub(monkeypatch):
     calls = []
 
     def load_dataset(*args, **kwargs):
@@ -74,15 +74,15 @@ def test_anything_else_is_streamed_from_the_hub(monkeypatch):
         list(load_documents("owner/name", name="c", split="test"))
 
 
-def test_a_source_that_cannot_be_read_is_refused_by_name(tmp_path):
+def test_an_unreadable_source_is_refused_by_name(tmp_path):
     for source in ("./gone", "/gone.txt", "~/gone", "a/b/gone", "gone.jsonl", "data/gone.txt.zst"):
         with pytest.raises(FileNotFoundError, match=f"no such file or folder: '{source}'"):
             load_documents(source)
     (tmp_path / "mixed").mkdir()
     (tmp_path / "mixed" / "a.txt").write_text("one")
-    corrupt = r"cannot read '.*bad.*'; is it a whole \w+ file\? \w+: \S"
+    corrupt = r"cannot read '.*bad.*'; is it a complete \w+ file\? \w+: \S"
     for name, contents, column, message in (
-        ("a.csv", b"text\none\n", "text", r"a\.csv' is of no known format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
+        ("a.csv", b"text\none\n", "text", r"a\.csv' has an unknown format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
         ("mixed/b.jsonl", JSON_LINES, "text", r"mixes files of the formats \['json', 'text'\]"),
         ("a.jsonl", b"", "text", r"a\.jsonl' is empty"),
         ("b.jsonl", b'{"id": 1, "body": "x"}', "text", r"no column 'text': name one of its columns \['body', 'id'\]"),
@@ -116,7 +116,7 @@ LONG_ROWS = [
     ],
 )
 def test_a_text_too_long_to_be_tokenized_is_named(name, write, place, tmp_path):
-    """A tokenizer that does not get the memory that such a text takes ends the process."""
+    """A tokenizer without enough memory for such a text ends the process."""
     write(tmp_path / name)
     message = (
         rf"'.*/{name}', {place}: the text has 10,000,001 bytes, at most 10,000,000 can be tokenized: split it into"
@@ -132,7 +132,7 @@ def test_a_text_too_long_to_be_tokenized_is_named(name, write, place, tmp_path):
             next(rows)
 
 
-def test_memory_that_runs_out_while_a_file_is_read_is_said_with_the_place(tmp_path, monkeypatch):
+def test_running_out_of_memory_while_reading_is_reported_with_the_position(tmp_path, monkeypatch):
     def load_dataset(*args, **kwargs):
         yield {"text": "a"}
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Documents as sequences of their own: what stands in them, how long ones are cut, what is refused."""
+"""Documents as sequences: their tokens, how long ones are cut, and what is refused."""
 
 import itertools
 import logging
@@ -14,7 +14,7 @@ SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
 
 @pytest.fixture
 def texts(tmp_path):
-    """Builds a data set of the documents given: ``texts(tokenizer, [document, ...], max_seq_len=16)``."""
+    """Build a data set of given documents: ``texts(tokenizer, [document, ...], max_seq_len=16)``."""
 
     def make(tokenizer, documents, **arguments):
         file = tmp_path / "documents.txt"

@@ -27,8 +27,8 @@ def test_documents_are_concatenated_and_cut(tokenizer):
     assert text_blocks(tokenizer, [], block_size=256).shape == (0, 256)
 
 
-def test_no_batch_of_long_documents_is_larger_than_one_may_be():
-    """Memory goes with the bytes in a batch, not with the number of its documents."""
+def test_batches_of_long_documents_are_limited_in_bytes():
+    """Memory depends on the bytes in a batch, not on the number of documents."""
     batches = []
 
     class Tokenizer:
@@ -74,7 +74,7 @@ def test_impossible_settings_are_refused(tokenizer, corpus_file, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_which_blocks_share_text_is_found_out_once_for_each_question(tokenizer, corpus_file, tmp_path, monkeypatch):
+def test_shared_blocks_are_cached_for_each_setting(tokenizer, corpus_file, tmp_path, monkeypatch):
     blocks = text_blocks(tokenizer, load_documents(str(corpus_file)), block_size=16)[:20]
     source, reads = tmp_path / "seen.txt", []
 

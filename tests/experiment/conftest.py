@@ -1,10 +1,15 @@
-"""An experiment on the tiny Llama, and runs of it with stand-ins for training and evaluation."""
+"""An experiment on the tiny Llama, and runs of it with fakes of training and evaluation."""
+
+import os
+import signal
+import sys
 
 import experiment_stubs
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tfidf_tune.commands.experiment import main
 from tfidf_tune.experiment import load_experiment, run_experiment
 
 
@@ -40,7 +45,7 @@ def experiment_file(tmp_path, recipe_config):
 
 @pytest.fixture
 def stubbed(tmp_path, monkeypatch):
-    """Run experiments with stand-ins: ``stubbed(file, "seeds=[0,1]")`` gives the failures and what was done."""
+    """Run experiments with fakes: ``stubbed(file, "seeds=[0,1]")`` returns the failures and what was done."""
     folder = tmp_path / "stubs"
     folder.mkdir()
     monkeypatch.setenv("STUBS", str(folder))
@@ -54,3 +59,31 @@ def stubbed(tmp_path, monkeypatch):
 
     run.folder = folder
     return run
+
+
+@pytest.fixture
+def start_command(tmp_path):
+    """Start ``tfidf-tune experiment`` in a process forked from this one; returns it and the file of its output."""
+    started = []
+
+    def start(*arguments):
+        printed = tmp_path / f"printed{len(started)}"
+        process = experiment_stubs.CONTEXT.Process(target=run_command, args=(arguments, printed))
+        process.start()
+        started.append(process)
+        return process, printed
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def run_command(arguments, printed):
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    with printed.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    main([*arguments])

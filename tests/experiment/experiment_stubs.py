@@ -1,8 +1,8 @@
-"""Stand-ins for training and evaluation, which only leave the files of the real ones, and for submitit's executor.
+"""Fakes of training and evaluation, which only write the files of the real ones, and of submitit's executor.
 
-What they do is written to ``journal`` in the folder $STUBS; a file there makes them misbehave: ``fail_<word>`` where
-the word is in what they are to do, ``die_<word>`` likewise, ``hang_<word>`` likewise, ``lose_<word>`` ends the job,
-``wait_<word>`` waits until as many processes wait as the file says.
+They write what they do to ``journal`` in the folder $STUBS. A file ``fail_<text>`` there makes them fail if the text
+occurs in what they do; ``die_<text>`` kills the process, ``hang_<text>`` stops it, ``lose_<text>`` kills the job, and
+``wait_<text>`` waits for the number of processes that the file holds.
 """
 
 import multiprocessing
@@ -34,7 +34,7 @@ def install(setattr=setattr):
 
 
 class ForkExecutor:
-    """Jobs as processes forked from this one: the stand-ins and all imports are there."""
+    """Jobs as processes forked from this one, which have the fakes and all imports."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -85,7 +85,7 @@ def wants(what, text):
 
 
 def wait_for_others(text):
-    """Wait until as many processes as it takes are here at the same time."""
+    """Wait until the required number of processes is here at the same time."""
     for file in folder().glob("wait_*"):
         if file.name.removeprefix("wait_") in text:
             (folder() / f"waiting_{os.getpid()}_{text.replace('/', '_')}").touch()
@@ -138,9 +138,9 @@ def evaluate(tasks, output_path, batch_size, **arguments):
 
 
 def write_start(folder, model, seed, *, content="weights", noise="", error=None):
-    """A component of the user's that makes a start."""
+    """A user's component that makes a start."""
     print(f"\r50%|\rmaking {model['sizes']} with seed {seed}")
-    if noise:  # as what is not Python prints
+    if noise:  # as other languages print
         os.write(1, f"{noise} {seed}\n".encode())
     (folder / "model").write_text(content)
     if error:

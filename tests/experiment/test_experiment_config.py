@@ -1,10 +1,9 @@
-"""The file of an experiment: what is read from it, and what is refused before any work begins."""
+"""The file of an experiment: its runs, and what is refused before any work begins."""
 
 import inspect
 import io
 import re
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -32,44 +31,47 @@ SETTINGS = {  # recipe and config of the paper's six model settings
     ("lora_finetune", "pythia/1.4B_qlora"), ("lora_finetune", "gptj/6B_lora"),
     ("lora_finetune", "llama2/7B_qlora"), ("lora_finetune", "llama2/13B_qlora"),
 }  # fmt: skip
+CE = {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}
+TFIDF = {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
 
 
-def test_the_demo_the_frontier_and_one_experiment_for_each_table_of_the_paper_are_shipped():
-    assert shipped_experiments().keys() >= {"demo", "frontier", "frontier_reduced", *PAPER}
-
-
-def test_the_trajectory_is_that_of_the_frontiers_setting():
-    frontier, trajectory = (load_experiment(name) for name in ("frontier_reduced", "trajectory"))
-    model, other = (one.models["Llama high"] for one in (frontier, trajectory))
-    assert (other.recipe, other.config, other.overrides, other.start) == (
-        model.recipe, model.config, model.overrides, model.start,
-    )  # fmt: skip
-    assert (trajectory.overrides, trajectory.eval) == (frontier.overrides, frontier.eval)
-    assert trajectory.objectives.items() <= frontier.objectives.items()
-    assert (trajectory.seeds, trajectory.tasks) == (frontier.seeds, frontier.tasks)
+def one_run_of_each(experiment, **keys):
+    """Leave out all but one seed and learning rate."""
+    models = {
+        model: settings.model_copy(update={"learning_rates": None}) for model, settings in experiment.models.items()
+    }
+    update = {"models": models, "seeds": [0], "learning_rates": None, "references": []}
+    return experiment.model_copy(update=update | keys)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_experiments().keys() - PAPER.keys()))
-def test_an_experiment_is_right_as_far_as_can_be_seen_without_training(name):
-    experiment = load_experiment(name, ["seeds=[0]", "learning_rates=[0.001]"])
+def test_every_shipped_experiment_is_valid(name):
+    """Each model with one objective, and each objective with one model."""
+    experiment = load_experiment(name)
+    for key in ("models", "objectives"):
+        first = dict([*getattr(experiment, key).items()][:1])
+        expected = len(experiment.models) * len(experiment.objectives) / len(getattr(experiment, key))
+        assert len(expand(one_run_of_each(experiment.model_copy(update={key: first})))) == expected
 
-    rates = sum(len(model.learning_rates or [0.001]) for model in experiment.models.values())
-    assert len(expand(experiment)) == rates * len(experiment.objectives)
+
+def test_the_trajectory_has_the_settings_of_the_frontier():
+    frontier, trajectory = (load_experiment(name) for name in ("frontier_reduced", "trajectory"))
+    expected = frontier.models["Llama high"].model_copy(update={"learning_rates": None})
+    assert trajectory.models["Llama high"].model_copy(update={"learning_rates": None}) == expected
+    for key in ("overrides", "eval", "seeds", "tasks"):
+        assert getattr(trajectory, key) == getattr(frontier, key)
+    assert trajectory.objectives.items() <= frontier.objectives.items()
 
 
-@pytest.mark.parametrize("name", ["demo", "frontier"])  # the others that need no hub have settings of the frontier
-def test_there_is_text_for_every_run_of_an_experiment(name, tmp_path):
-    experiment = load_experiment(name, ["seeds=[0]"])
-    models = {model: replace(settings, learning_rates=[0.001]) for model, settings in experiment.models.items()}
-    one_objective = {"CE": experiment.objectives["CE"]}
-    experiment = replace(experiment, models=models, objectives=one_objective, learning_rates=[0.001], references=[])
+@pytest.mark.parametrize("name", ["demo", "frontier"])  # the others without hub data have settings of the frontier
+def test_the_embedded_text_is_enough_for_every_run(name, tmp_path):
+    experiment = one_run_of_each(load_experiment(name), objectives={"CE": CE})
     num_blocks = {}
     for planned in expand(experiment):
-        training = planned.training
-        size = training.config.model.vocab_size
+        size = planned.config.model.vocab_size
         tokenizer = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / f"tokenizer-{size}", vocab_size=size)))
-        training.config.output_dir = str(tmp_path / slug(training.model))
-        num_blocks[training.model] = len(config.instantiate(training.config.dataset, tokenizer))
+        planned.config.output_dir = str(tmp_path / slug(planned.model))
+        num_blocks[planned.model] = len(config.instantiate(planned.config.dataset, tokenizer))
 
     assert num_blocks.keys() == experiment.models.keys()
     assert min(num_blocks.values()) >= 100
@@ -79,85 +81,73 @@ def test_there_is_text_for_every_run_of_an_experiment(name, tmp_path):
 def test_a_table_of_the_paper_has_its_models_objectives_milestones_and_tasks(name):
     kind, tasks, milestones = PAPER[name]
     experiment = load_experiment(name)
-    runs = expand(experiment)
 
     assert {(model.recipe, model.config) for model in experiment.models.values()} == {
         (recipe, f"{config}_{kind}") for recipe, config in SETTINGS
     }
     assert not any(model.overrides or model.start for model in experiment.models.values())
-    assert experiment.objectives == {
-        "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
-        "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
-    }
+    assert experiment.objectives == {"CE": CE, "TF-IDF": TFIDF}
     assert (experiment.tasks, experiment.milestones, experiment.seeds) == (tasks, milestones, [42])
     assert (experiment.overrides, experiment.eval.metadata, experiment.eval.limit) == ({}, {}, None)
-    assert len({run.training.folder for run in runs}) == len(runs) == 12
+    assert len({run.folder for run in expand(experiment)}) == 12
 
 
 def test_table_2_evaluates_the_runs_of_table_1():
     first, second = (expand(load_experiment(name)) for name in ("table1_memorization", "table2_perplexity"))
 
-    assert [(run.training.folder, run.training.settings) for run in first] == [
-        (run.training.folder, run.training.settings) for run in second
-    ]
+    assert [(run.folder, run.settings) for run in first] == [(run.folder, run.settings) for run in second]
 
 
-def test_the_model_of_a_cell_is_given_to_the_harness_as_it_was_trained():
-    args = {
-        run.training.model: run.evaluations[-1].arguments["model_args"] for run in expand(load_experiment("table4_qa"))
-    }
-    out = "runs/paper_qa"
+def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
+    run = expand(load_experiment("demo"))[1]
+    file = Path(shipped_experiments()["demo"]).parents[1] / "demo" / "llama_3M_full_memorization.yaml"
+    ours, theirs = (OmegaConf.to_container(cfg, resolve=True) for cfg in (run.config, OmegaConf.load(file)))
 
-    assert args["GPT-J 6B (LoRA)"] == {
-        "pretrained": "EleutherAI/gpt-j-6b", "peft": f"{out}/gpt-j-6b-lora/tf-idf/seed42/checkpoint_100pct",
-        "dtype": "float16",
-    }  # fmt: skip
+    different = {key for key in theirs if ours[key] != theirs[key]}
+    assert different == {"output_dir", "checkpointer", "tokenizer", "dataset", "metric_logger"}
+    assert {key for key in ours["dataset"] if ours["dataset"][key] != theirs["dataset"][key]} == {"probe_file"}
+
+
+def test_the_harness_loads_a_model_as_it_was_trained():
+    def model_args(*overrides):
+        runs = expand(load_experiment("table4_qa", overrides))
+        return {run.model: run.evaluations[100].arguments["model_args"] for run in runs}
+
+    args, out = model_args(), "runs/paper_qa"
+    adapter = f"{out}/gpt-j-6b-lora/tf-idf/seed42/checkpoint_100pct"
+    assert args["GPT-J 6B (LoRA)"] == {"pretrained": "EleutherAI/gpt-j-6b", "peft": adapter, "dtype": "float16"}
     assert args["TinyLlama 1.1B (full)"] == {
         "pretrained": f"{out}/tinyllama-1.1b-full/tf-idf/seed42/checkpoint_100pct", "dtype": "bfloat16",
     }  # fmt: skip
-    changed = load_experiment("table4_qa", [
-        "overrides.checkpointer.revision=float16", "eval.dtype=fp32", "eval.model_args.parallelize=true",
-    ])  # fmt: skip
-    assert expand(changed)[0].evaluations[0].arguments["model_args"].items() >= {
+    changed = ["overrides.checkpointer.revision=float16", "eval.dtype=fp32", "eval.model_args.parallelize=true"]
+    assert model_args(*changed)["GPT-J 6B (LoRA)"].items() >= {
         ("revision", "float16"), ("dtype", "float32"), ("parallelize", True),
     }  # fmt: skip
 
 
-def test_an_adapter_that_is_merged_is_evaluated_as_a_complete_model(experiment_file):
+def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
     run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
 
-    assert run.evaluations[0].arguments["model_args"] == {
-        "pretrained": str(run.evaluations[0].checkpoint),
-        "dtype": "float32",
-    }
+    assert run.evaluations[50].arguments["model_args"] == {"pretrained": str(run.checkpoint(50)), "dtype": "float32"}
 
 
-def test_passages_come_from_the_run_unless_a_file_is_named(experiment_file, tmp_path):
-    run, *_ = expand(load_experiment(experiment_file()))
+def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
     (tmp_path / "mine.jsonl").write_text("{}\n")
-    named, *_ = expand(load_experiment(experiment_file(), [f"eval.metadata.probe_file={tmp_path}/mine.jsonl"]))
-
-    assert run.evaluations[0].arguments["metadata"]["probe_file"] == str(run.training.folder / "probe.jsonl")
-    assert named.evaluations[0].arguments["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
-
-
-def test_overrides_are_laid_over_the_training_config_the_models_own_last(experiment_file):
-    file = experiment_file()
-    run, *_ = expand(load_experiment(file, [
+    run, *_ = expand(load_experiment(experiment_file(), [
         "overrides.dataset.num_base=50", "overrides.batch_size=2", "models[Tiny (full)].overrides.batch_size=3",
         "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}",
-        "overrides.dataset.target_source=${dataset.source}",
+        "overrides.dataset.target_source=${dataset.source}", f"eval.metadata.probe_file={tmp_path}/mine.jsonl",
     ]))  # fmt: skip
-    cfg = run.training.config
+    cfg = run.config
 
     assert (cfg.dataset.num_base, cfg.dataset.num_targets, cfg.batch_size) == (50, 4, 3)
-    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}, "a component is replaced whole"
+    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}, "a component is replaced"
     assert cfg.dataset.target_source == cfg.dataset.source
-    assert (cfg.seed, cfg.save_at_percent, cfg.output_dir) == (0, [50, 100], str(run.training.folder))
-    assert cfg.loss == {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}
+    assert (cfg.seed, cfg.save_at_percent, cfg.output_dir, cfg.loss) == (0, [50, 100], str(run.folder), CE)
+    assert run.evaluations[50].arguments["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
 
 
-def test_an_experiment_may_build_on_a_shipped_one(tmp_path):
+def test_an_experiment_can_build_on_a_shipped_one(tmp_path):
     (tmp_path / "mine.yaml").write_text("base: experiments/demo\nseeds: [1, 2]\n")
 
     mine, demo = load_experiment(str(tmp_path / "mine.yaml")), load_experiment("experiments/demo")
@@ -166,317 +156,214 @@ def test_an_experiment_may_build_on_a_shipped_one(tmp_path):
     assert mine.models == demo.models == load_experiment("demo").models
 
 
-def test_a_start_has_a_folder_for_everything_that_it_is_made_from():
-    def folder(*overrides):
-        return expand(load_experiment("demo", overrides))[0].training.start.folder
+def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path):
+    def starts(*overrides):
+        return {run.config.tokenizer.path for run in expand(load_experiment("demo", overrides))}
 
-    runs = expand(load_experiment("demo"))
-    folders = {runs[0].training.start.folder, folder("seeds=[1]"), folder("overrides.model.num_layers=2")}
+    def trained(epochs):
+        component = "_component_: tfidf_tune.experiment.trained_model"
+        model = f"models[Llama 3M (full)].start={{{component}, source: {tmp_path}/text.txt, epochs: {epochs}}}"
+        return expand(load_experiment("demo", [model]))[0]
 
-    assert len(folders) == 3
-    assert folder("overrides.batch_size=2") in folders, "which says nothing about the start"
-    assert len({run.training.start.folder for run in runs}) == 1, "objectives start from the same weights"
-    assert {run.training.config.tokenizer.path for run in runs} == {str(runs[0].training.start.folder)}
-
-
-def test_a_start_with_a_seed_of_its_own_is_one_for_all_seeds():
-    own = "models[Llama 3M (full)].start.seed=7"
-    runs = expand(load_experiment("demo", ["seeds=[0,1]", own]))
-    (start,) = {run.training.start.folder for run in runs}
-
-    assert start.name.startswith("seed7-")
-    assert {run.training.seed for run in runs} == {0, 1}
-    assert runs[0].training.settings["start"] == {
-        "component": "tfidf_tune.experiment.random_model", "arguments": {}, "seed": 7,
+    (one,) = starts()  # all objectives have the same start
+    assert starts("overrides.batch_size=2") == {one}
+    different = [one, *starts("seeds=[1]"), *starts("overrides.model.num_layers=2")]
+    seeded = starts("seeds=[0,1]", "models[Llama 3M (full)].start.seed=7")
+    assert seeded == starts("seeds=[7]")
+    (tmp_path / "text.txt").write_text("some text\n")
+    first, longer = trained(1), trained(2)
+    (tmp_path / "text.txt").write_text("other text\n")
+    edited = trained(1)
+    different += [*seeded, *(str(run.start.folder) for run in (first, longer, edited))]
+    assert len(set(different)) == len(different) == 7
+    assert Path(*seeded).name.startswith("seed7-")
+    source, changed = (run.settings["start"]["arguments"].pop("source") for run in (first, edited))
+    assert source.startswith("contents ")
+    assert source != changed
+    assert first.settings["start"] == {
+        "component": "tfidf_tune.experiment.trained_model", "arguments": {"epochs": 1}, "seed": first.seed,
     }  # fmt: skip
-    own_seeds = expand(load_experiment("demo", ["seeds=[7]"]))
-    assert own_seeds[0].training.start.folder == start, "the same start, wherever its seed comes from"
+    assert first.start.arguments == {"source": f"{tmp_path}/text.txt", "epochs": 1}
 
 
-def test_models_of_the_same_start_share_it():
+def test_models_with_the_same_start_share_its_folder():
     one = "recipe: full_finetune, config: demo/llama_3M_full_memorization"
     start = "start: {_component_: tfidf_tune.experiment.random_model}"
     runs = expand(load_experiment("demo", [
         f"models={{a: {{{one}, {start}}}, b: {{{one}, {start}, overrides: {{batch_size: 2}}}}, "
         f"c: {{{one}, {start}, overrides: {{model: {{num_layers: 2}}}}}}}}",
     ]))  # fmt: skip
-    folders = {run.training.model: run.training.start.folder for run in runs}
+    folders = {run.model: run.start.folder for run in runs}
 
-    assert {model: folder.parts[-3:-1] for model, folder in folders.items()} == {
-        "Llama 3M (full)": ("starts", "llama-3m-full"), "a": ("starts", "llama-3m-full"),
-        "b": ("starts", "llama-3m-full"), "c": ("starts", "c"),
-    }  # fmt: skip
+    assert [folders[model].parts[-3:-1] for model in "abc"] == [("starts", "llama-3m-full")] * 2 + [("starts", "c")]
     assert len(set(folders.values())) == 2
 
 
-def test_a_start_is_another_when_an_argument_or_the_text_that_it_is_trained_on_is(tmp_path):
-    def start(epochs):
-        return expand(load_experiment("demo", [
-            "models[Llama 3M (full)].start={_component_: tfidf_tune.experiment.trained_model, "
-            f"source: {tmp_path}/text.txt, epochs: {epochs}}}",
-        ]))[0].training  # fmt: skip
-
-    (tmp_path / "text.txt").write_text("some text\n")
-    first, longer = start(1), start(2)
-    (tmp_path / "text.txt").write_text("other text\n")
-    edited = start(1)
-
-    assert len({training.start.folder for training in (first, longer, edited)}) == 3
-    assert first.settings["start"]["arguments"]["source"].startswith("contents ")
-    assert first.settings["start"] != edited.settings["start"] != longer.settings["start"]
-    assert first.start.arguments == {"source": f"{tmp_path}/text.txt", "epochs": 1}
-
-
-def test_every_learning_rate_makes_a_run_of_its_own(experiment_file, tmp_path):
-    runs = [run.training for run in expand(load_experiment(experiment_file(), [
-        "seeds=[0,1]", "learning_rates=[5e-4,1e-3,0.00001]",
-    ]))]  # fmt: skip
-    folder = tmp_path / "out" / "tiny-full"
-
-    assert [(run.seed, run.learning_rate, run.objective) for run in runs] == [
-        (seed, rate, objective)
-        for seed in (0, 1) for rate in (0.0005, 0.001, 1e-5) for objective in ("CE", "TF-IDF")
-    ]  # fmt: skip
-    assert [run.folder for run in runs[:3]] == [
-        folder / "ce" / "lr0.0005" / "seed0", folder / "tf-idf" / "lr0.0005" / "seed0", folder / "ce/lr0.001/seed0",
-    ]  # fmt: skip
-    assert runs[4].folder == folder / "ce" / "lr1e-05" / "seed0"
-    assert [run.title for run in runs[3:5]] == [
-        "Tiny (full), TF-IDF, lr 0.001, seed 0", "Tiny (full), CE, lr 1e-05, seed 0",
-    ]  # fmt: skip
-    assert all(run.config.optimizer.lr == run.settings["optimizer"]["lr"] == run.learning_rate for run in runs)
-    assert runs[0].config.optimizer._component_ == "torch.optim.AdamW"
-
-
-def test_a_model_may_have_learning_rates_of_its_own(experiment_file, tmp_path):
+def test_every_learning_rate_has_a_run_and_a_model_can_have_its_own(experiment_file, tmp_path):
     file = experiment_file()
     own = f"models.Other={{recipe: full_finetune, config: {tmp_path}/training.yaml, learning_rates: [0.02]}}"
-    runs = expand(load_experiment(file, [own, "learning_rates=[5e-4,1e-3]"]))
+    runs = expand(load_experiment(file, [own, "seeds=[0,1]", "learning_rates=[5e-4,1,0.00001]"]))
+    out = tmp_path / "out"
 
-    assert [(run.training.model, run.training.learning_rate, run.training.objective) for run in runs] == [
-        *(("Tiny (full)", rate, objective) for rate in (0.0005, 0.001) for objective in ("CE", "TF-IDF")),
-        ("Other", 0.02, "CE"),
-        ("Other", 0.02, "TF-IDF"),
-    ]
-    assert runs[-1].training.config.optimizer.lr == 0.02
-
-
-def test_without_learning_rates_the_training_config_has_its_own(experiment_file, tmp_path):
-    run = expand(load_experiment(experiment_file(), ["learning_rates=null"]))[0].training
-
-    assert (run.learning_rate, run.config.optimizer.lr, run.title) == (None, 0.01, "Tiny (full), CE, seed 0")
-    assert run.folder == tmp_path / "out" / "tiny-full" / "ce" / "seed0"
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("overrides.optimizer.lr=0.1", "experiment: overrides: optimizer.lr is set by the experiment's learning_rates"),
-        ("models[Tiny (full)].overrides.optimizer={_component_: torch.optim.SGD, lr: 0.1}",
-         r"experiment: models: Tiny \(full\): overrides: optimizer.lr is set by the experiment's learning_rates"),
-    ],
-)  # fmt: skip
-def test_a_learning_rate_is_given_in_one_place(experiment_file, override, told):
-    with pytest.raises(SetupError, match=told):
-        load_experiment(experiment_file(), ["learning_rates=[0.1]", override])
-
-    assert load_experiment(experiment_file(), [override]).learning_rates is None
+    assert [(run.model, run.seed, run.learning_rate, run.objective) for run in runs] == [
+        (model, seed, rate, objective)
+        for model, rates in (("Tiny (full)", (0.0005, 1.0, 1e-5)), ("Other", (0.02,)))
+        for seed in (0, 1) for rate in rates for objective in ("CE", "TF-IDF")
+    ]  # fmt: skip
+    assert runs[1].folder == out / "tiny-full" / "tf-idf" / "lr0.0005" / "seed0"
+    assert [run.folder.parent.name for run in runs[2:6:2]] == ["lr1.0", "lr1e-05"]
+    assert runs[4].title == "Tiny (full), CE, lr 1e-05, seed 0"
+    assert all(run.config.optimizer.lr == run.settings["optimizer"]["lr"] == run.learning_rate for run in runs)
+    assert runs[0].config.optimizer._component_ == "torch.optim.AdamW"
+    without = expand(load_experiment(file, ["learning_rates=null", "overrides.optimizer.lr=0.1"]))[0]
+    assert (without.learning_rate, without.config.optimizer.lr, without.title) == (None, 0.1, "Tiny (full), CE, seed 0")
+    assert without.folder == out / "tiny-full" / "ce" / "seed0"
 
 
-@pytest.mark.parametrize(
-    ("own", "told"),
-    [
-        ("[]", r"experiment: models: Tiny \(full\): learning_rates is empty"),
-        ("[0.1,0.1]", r"models: Tiny \(full\): learning_rates holds 0.1 more than once"),
-        ("[-1]", r"models: Tiny \(full\): learning_rates is \[-1.0\], possible are numbers above 0"),
-    ],
-)
-def test_learning_rates_of_a_model_are_checked_as_the_experiments_are(experiment_file, own, told):
-    with pytest.raises(SetupError, match=told):
-        load_experiment(experiment_file(), ["learning_rates=[0.1]", f"models[Tiny (full)].learning_rates={own}"])
+MODEL = "models[Tiny (full)]"
+START = f"{MODEL}.start={{_component_: tfidf_tune.experiment"
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("sedes=[1]", "experiment: no key 'sedes'; did you mean 'seeds'?"),
-        ("eval.batch=3", "experiment: eval: no key 'batch'; did you mean 'batch_size'?"),
-        ("models[Tiny (full)].recpe=x", r"experiment: models: Tiny \(full\): no key 'recpe'; did you mean 'recipe'?"),
-        ("models.other.recipe=full_finetune", "experiment: models: other: missing config"),
-        ("models[Tiny (full)].recipe=full", "recipe is 'full', possible are full_finetune, lora_finetune"),
-        ("models[Tiny (full)].config=nowhere", "no config file nowhere, and no config of that name"),
-        ("models[Tiny (full)].recipe=lora_finetune", "recipe is lora_finetune, but the model has no lora_attn_modules"),
-        ("models=null", "experiment: missing models"),
-        ("seeds=[a]", "could not be converted to Integer"),
-        ("seeds=[]", "experiment: seeds is empty"),
-        ("seeds=[1,1]", "experiment: seeds holds 1 more than once"),
-        ("learning_rates=[]", "experiment: learning_rates is empty"),
-        ("learning_rates=[0.001,1e-3]", "experiment: learning_rates holds 0.001 more than once"),
-        ("learning_rates=[0.1,0]", r"learning_rates is \[0.1, 0.0\], possible are numbers above 0"),
-        ("learning_rates=[.nan]", r"learning_rates is \[nan\], possible are numbers above 0"),
-        ("learning_rates=[.inf]", r"learning_rates is \[inf\], possible are numbers above 0"),
-        ("learning_rates=[a]", "could not be converted to Float"),
-        ("models[Tiny (full)].learning_rates=[0.1]", r"Tiny \(full\): learning_rates: the experiment has none; name"),
-        ("references=[TF-IDF]", "references are for the frontier, which needs learning_rates: name some"),
-        ("references=[TFIDF]", "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
-        ("launcher.name=ray", "launcher: name is 'ray', possible are local, slurm"),
-        ("launcher.name=slurm", "launcher: slurm needs timeout_min"),
-        ("launcher={name: slurm, timeout_min: 9, nodes: 2}", "launcher: nodes is 2, but a job is one process"),
-        ("launcher.gpus_per_node=x", "launcher: gpus_per_node is 'x', it has to be a whole number"),
-        ("milestones=[0]", r"milestones is \[0\], possible are whole percents from 1 to 100"),
-        ("tasks=[tfidf_sqaud]", "experiment: no task tfidf_sqaud; there are tfidf_cnn_dailymail, "),
-        ("eval.batch_size=0", "eval: batch_size is 0, it has to be at least 1"),
-        ("eval.dtype=float", "eval: dtype is 'float', possible are fp32, bf16, fp16"),
-        ("eval.metadata.num_bloks=3", "eval.metadata: no setting 'num_bloks'; did you mean 'num_blocks'?"),
-        ("eval.metadata.probe_file=./nowhere.jsonl", "CE: eval.metadata.probe_file: .*nowhere.jsonl"),
-        ("overrides=3", "overrides is 3, it has to hold keys of a training config"),
-        ("overrides.seed=3", "overrides: seed is set by the experiment's seeds"),
-        ("overrides.optimiser.lr=3", r"experiment: Tiny \(full\), CE: config: no key 'optimiser'; did you mean"),
-        ("overrides.dataset.source=./nowhere.txt", "CE: dataset.source: .*nowhere.txt"),
-        ("overrides.dataset.probe_file=null", "tfidf_memorization needs passages to probe for"),
-        ("overrides.checkpointer.checkpoint_dir=./nowhere", "CE: checkpointer.checkpoint_dir: no such folder nowhere"),
-        ("objectives.CE={_component_: torch.nn.CrossEntropyLoss}", "not one of tfidf_tune's objectives"),
-        ("objectives.CE={_component_: tfidf_tune.loss.Nothing}", "no component 'tfidf_tune.loss.Nothing'"),
-        (
-            "objectives.Other={_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, "
-            "weighting: {_component_: tfidf_tune.weighting.GoldfishWeighting, k: 1}}",
-            "Other: config: loss.weighting: k is 1: one token in k",
-        ),
-        ("objectives.CE._component_=null", "loss has to be a section with `_component_`"),
-        ("objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}", "'CE' and 'ce' would share the folder ce"),
-        ("objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}", "makes no folder of its own"),
-        ("models[Tiny (full)].start={seed: 1}", "start: has to be a section with `_component_`"),
-        ("models[Tiny (full)].start={_component_: tfidf_tune.nothing}", "CE: start: "),
-        (
-            "models[Tiny (full)].start={_component_: tfidf_tune.experiment.random_model, seed: x}",
-            "CE: start: seed is 'x', it has to be a whole number",
-        ),
-        (
-            "models[Tiny (full)].start={_component_: tfidf_tune.experiment.trained_model, epoch: 1}",
-            "CE: start: .*unexpected keyword argument 'epoch'",
-        ),
-        (
-            "models[Tiny (full)].start={_component_: tfidf_tune.experiment.trained_model, source: ./nowhere.txt}",
-            "CE: start.source: .*nowhere.txt",
-        ),
-    ],
-)
-def test_what_is_wrong_is_told_before_any_work_begins(experiment_file, tmp_path, override, message):
-    with pytest.raises(ValueError, match=message):
-        expand(load_experiment(experiment_file(), [override]))
+INVALID = [
+    (["sedes=[1]"], "experiment: no key 'sedes'; did you mean 'seeds'?"),
+    (["eval.batch=3"], "experiment: eval: no key 'batch'; did you mean 'batch_size'?"),
+    ([f"{MODEL}.recpe=x"], r"experiment: models: Tiny \(full\): no key 'recpe'; did you mean 'recipe'?"),
+    (["models.other.recipe=full_finetune"], "experiment: models: other: missing config"),
+    (["models.other=3"], "experiment: models: other is 3, it has to be a section of keys and values"),
+    (["models=[1]"], r"experiment: models is \[1\], it has to be a section of keys and values"),
+    ([f"{MODEL}.recipe=full"], "recipe is 'full', it has to be 'full_finetune' or 'lora_finetune'"),
+    ([f"{MODEL}.config=nowhere"], "no config file nowhere, and no config of that name"),
+    ([f"{MODEL}.recipe=lora_finetune"], "recipe is lora_finetune, but the model has no lora_attn_modules"),
+    (["models=null"], "experiment: missing models"),
+    (["tasks=${nothing}"], "experiment: Interpolation key 'nothing' not found"),
+    (["seeds=[a]"], r"experiment: seeds\[0\] is 'a', it has to be a whole number"),
+    (["seeds=[]"], r"experiment: seeds is \[\], it has to have at least one value"),
+    (["seeds=[1,1]"], r"experiment: seeds is \[1, 1\], which has 1 more than once"),
+    (["learning_rates=[0.1,0]"], r"learning_rates\[1\] is 0, it has to be greater than 0"),
+    (["learning_rates=[.nan]"], r"learning_rates\[0\] is nan, it has to be a finite number"),
+    (["learning_rates=[0.1]", f"{MODEL}.learning_rates=[0.1,0.1]"], r"Tiny \(full\): learning_rates is .* once"),
+    ([f"{MODEL}.learning_rates=[0.1]"], r"Tiny \(full\): learning_rates: the experiment has none; set"),
+    (["references=[TF-IDF]"], "references are for the frontier, which needs learning_rates: set them"),
+    (["references=[TFIDF]"], "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
+    (["learning_rates=[0.1]", "overrides.optimizer.lr=0.1"], "experiment: overrides: optimizer.lr is set by"),
+    (
+        ["learning_rates=[0.1]", f"{MODEL}.overrides.optimizer={{_component_: torch.optim.SGD, lr: 0.1}}"],
+        r"experiment: models: Tiny \(full\): overrides: optimizer.lr is set by the experiment's learning_rates",
+    ),
+    (["launcher.name=ray"], "launcher: name is 'ray', it has to be 'local' or 'slurm'"),
+    (["launcher.name=slurm"], "launcher: slurm needs timeout_min"),
+    (["launcher={name: slurm, timeout_min: 9, nodes: 2}"], "launcher: nodes is 2, it has to be 1"),
+    (["launcher.gpus_per_node=x"], "launcher: gpus_per_node is 'x', it has to be a whole number"),
+    (["milestones=[0]"], r"milestones\[0\] is 0, it has to be at least 1"),
+    (["milestones=[101]"], r"milestones\[0\] is 101, it has to be at most 100"),
+    (["tasks=[tfidf_sqaud]"], "experiment: no task tfidf_sqaud; possible are tfidf_cnn_dailymail, "),
+    (["eval.batch_size=0"], "eval: batch_size is 0, it has to be at least 1"),
+    (["eval.dtype=float"], "eval: dtype is 'float', it has to be 'fp32', 'bf16' or 'fp16'"),
+    (["eval.metadata.num_bloks=3"], "eval.metadata: no setting 'num_bloks'; did you mean 'num_blocks'?"),
+    (["eval.metadata.probe_file=./nowhere.jsonl"], "CE: eval.metadata.probe_file: .*nowhere.jsonl"),
+    (["overrides=3"], "overrides is 3, it has to be a section of keys and values"),
+    (["overrides.seed=3"], "overrides: seed is set by the experiment's seeds"),
+    (["overrides.optimiser.lr=3"], r"experiment: Tiny \(full\), CE: config: no key 'optimiser'; did you mean"),
+    (["overrides.dataset.source=./nowhere.txt"], "CE: dataset.source: .*nowhere.txt"),
+    (["overrides.dataset.probe_file=null"], "tfidf_memorization needs passages to probe for"),
+    (["overrides.checkpointer.checkpoint_dir=./nowhere"], "checkpointer.checkpoint_dir: no such folder nowhere"),
+    (["objectives.CE={_component_: torch.nn.CrossEntropyLoss}"], "not one of tfidf_tune's objectives"),
+    (["objectives.CE._component_=null"], "loss has to be a section with `_component_`"),
+    (["objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "'CE' and 'ce' would share the folder ce"),
+    (["objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "cannot be turned into the name"),
+    ([f"{MODEL}.start={{seed: 1}}"], "start: has to be a section with `_component_`"),
+    ([f"{START}.nothing}}"], "CE: start: "),
+    ([f"{START}.random_model, seed: x}}"], "CE: start: seed is 'x', it has to be a whole number"),
+    ([f"{START}.trained_model, epoch: 1}}"], "CE: start: .*unexpected keyword argument 'epoch'"),
+    ([f"{START}.trained_model, source: ./nowhere.txt}}"], "CE: start.source: .*nowhere.txt"),
+]  # fmt: skip
+
+
+def test_invalid_settings_are_refused_before_any_work_begins(experiment_file, tmp_path):
+    file = experiment_file()
+    for overrides, message in INVALID:
+        with pytest.raises(SetupError) as refused:
+            expand(load_experiment(file, overrides))
+        assert re.search(message, str(refused.value)), (overrides, message)
 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dotted_key_in_a_file_is_refused(experiment_file):
-    with pytest.raises(
-        ValueError, match=r"overrides: dataset.source has a dot; in a file, keys of sections are nested"
+def test_an_invalid_file_is_refused(tmp_path):
+    for text, message in (
+        ("a: [", "config .*mine.yaml: while parsing"),
+        ("- a", "holds a list"),
+        ("base: experiments/demo\noverrides: {dataset.source: x}", "overrides: dataset.source has a dot; in a file"),
     ):
-        load_experiment(experiment_file(overrides={"dataset.source": "x"}))
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_experiment(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "config .*mine.yaml: while parsing"), ("- a", "holds a list")])
-def test_a_file_that_is_no_experiment_is_refused(tmp_path, text, message):
-    (tmp_path / "mine.yaml").write_text(text)
-
-    with pytest.raises(ValueError, match=message):
-        load_experiment(str(tmp_path / "mine.yaml"))
-
-
-def test_a_name_that_is_none_is_told_what_there_is():
-    with pytest.raises(ValueError, match="no experiment of that name; there are: demo, .*table1_memorization"):
+def test_an_unknown_name_lists_the_shipped_experiments():
+    with pytest.raises(ValueError, match="no experiment of that name; available are demo, .*table1_memorization"):
         load_experiment("table5")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("Pythia 1.4B (LoRA)", "pythia-1.4b-lora"), ("TF-IDF (tf=log)", "tf-idf-tf-log"), ("CE", "ce"), ("…", "")],
-)
-def test_slugs(name, expected):
-    assert slug(name) == expected
+def test_slugs():
+    names = ["Pythia 1.4B (LoRA)", "TF-IDF (tf=log)", "…"]
+    assert [*map(slug, names)] == ["pythia-1.4b-lora", "tf-idf-tf-log", ""]
 
 
-def test_the_settings_of_tasks_are_those_that_the_tasks_take():
+def test_the_settings_of_tasks_are_the_arguments_of_their_modules():
     modules = {
         "tfidf_memorization": "memorization", "tfidf_wikitext2_ppl": "perplexity",
         "tfidf_cnn_dailymail": "cnn_dailymail", "tfidf_squad": "squad",
     }  # fmt: skip
+    assert TASK_SETTINGS.keys() == modules.keys()
     for task, module in modules.items():
         parameters = inspect.signature(import_module(f"tfidf_tune.tasks.{module}").documents).parameters.values()
-        taken = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        # Of a task's prefix length its own file tells.
-        assert list(TASK_SETTINGS[task]) == [name for name in taken if name != "task_prefix_length"]
-    assert TASK_SETTINGS.keys() == modules.keys()
-
-
-def test_files_of_tasks_have_the_tasks_names():
+        named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        # A task's own file sets its prefix length.
+        assert list(TASK_SETTINGS[task]) == [name for name in named if name != "task_prefix_length"]
     for file in tasks_folder().glob("*.yaml"):
-        assert re.search(rf"^(task|group): {file.stem}$", file.read_text(), re.MULTILINE), file
+        assert {f"task: {file.stem}", f"group: {file.stem}"} & {*file.read_text().splitlines()}
 
 
-def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
-    run = expand(load_experiment("demo"))[1].training
-    given = OmegaConf.load(Path(shipped_experiments()["demo"]).parents[1] / "demo" / "llama_3M_full_memorization.yaml")
-    ours = OmegaConf.to_container(run.config, resolve=True)
-    theirs = OmegaConf.to_container(given, resolve=True)
-
-    different = {key for key in theirs if ours[key] != theirs[key]}
-    assert different == {"output_dir", "checkpointer", "tokenizer", "dataset", "metric_logger"}
-    assert {key for key in ours["dataset"] if ours["dataset"][key] != theirs["dataset"][key]} == {"probe_file"}
-
-
-def test_a_training_config_may_mix_data_sets(experiment_file, recipe_config, tmp_path, text_file):
+def test_a_training_config_can_mix_data_sets(experiment_file, recipe_config, tmp_path, text_file):
     file = experiment_file()
-    text = {"_component_": "tfidf_tune.data.text_dataset", "source": str(text_file)}
     cfg = recipe_config()
-    cfg.dataset = [text, cfg.dataset]
+    cfg.dataset = [{"_component_": "tfidf_tune.data.text_dataset", "source": str(text_file)}, cfg.dataset]
     OmegaConf.save(cfg, tmp_path / "training.yaml")
 
     run, *_ = expand(load_experiment(file))
 
-    sources = [section["source"] for section in run.training.settings["dataset"]]
-    assert sources[0].startswith("contents "), "a local file counts by what it holds"
+    sources = [section["source"] for section in run.settings["dataset"]]
+    assert sources[0].startswith("contents "), "a local file is identified by its contents"
     assert sources[0] == sources[1]
-    assert not any("probe_file" in section for section in run.training.settings["dataset"])
-    assert run.evaluations[0].arguments["metadata"]["probe_file"] == str(run.training.folder / "probe.jsonl")
-    with pytest.raises(SetupError, match=r"CE: dataset\[0\]\.source: .*nowhere"):
-        expand(
-            load_experiment(
-                file, ["overrides.dataset=[{_component_: tfidf_tune.data.text_dataset, source: ./nowhere.txt}]"]
-            )
-        )
-    with pytest.raises(SetupError, match="overrides: dataset"):
-        expand(load_experiment(file, ["overrides.dataset.source=a"]))
+    assert not any("probe_file" in section for section in run.settings["dataset"])
+    assert run.evaluations[50].arguments["metadata"]["probe_file"] == str(run.folder / "probe.jsonl")
+    nowhere = "overrides.dataset=[{_component_: tfidf_tune.data.text_dataset, source: ./nowhere.txt}]"
+    for override, message in ((nowhere, r"CE: dataset\[0\]\.source: .*nowhere"), ("overrides.dataset.a=b", "dataset")):
+        with pytest.raises(SetupError, match=message):
+            expand(load_experiment(file, [override]))
 
 
-def test_with_learning_rates_the_report_is_the_frontier(experiment_file, tmp_path):
+@pytest.mark.parametrize("done", [("CE", "TF-IDF"), ("CE",)])
+def test_with_learning_rates_the_report_is_the_frontier_with_the_references_that_are_done(
+    experiment_file, tmp_path, done
+):
     experiment = load_experiment(experiment_file(), ["learning_rates=[0.1,0.2]", "references=[TF-IDF]"])
     runs = [
         run(objective, [evaluation(samples=targets(4, 6), blocks=blocks(10 * rate))], learning_rate=rate)
-        for objective in ("CE", "TF-IDF")
+        for objective in done
         for rate in (1, 2)
     ]
 
     report = _write_report(results(*runs), experiment, tmp_path / "report")
 
-    (differences,) = [table for table in report.tables if table.name == "differences"]
-    assert [row[1:3] for row in differences.rows] == [("TF-IDF", "CE"), ("CE", "TF-IDF")]
+    differences = [row[1:3] for table in report.tables if table.name == "differences" for row in table.rows]
+    assert differences == [("TF-IDF", "CE"), ("CE", "TF-IDF")] * (len(done) - 1)
     assert {"results.jsonl", "index.html", "report.md"} <= {file.name for file in (tmp_path / "report").iterdir()}
 
 
-def test_a_reference_that_is_not_done_yet_is_left_out(experiment_file, tmp_path):
-    experiment = load_experiment(experiment_file(), ["learning_rates=[0.1]", "references=[TF-IDF]"])
-    runs = [run("CE", [evaluation(samples=targets(4), blocks=blocks(10))], learning_rate=0.1)]
-
-    report = _write_report(results(*runs), experiment, tmp_path / "report")
-
-    assert not [table for table in report.tables if table.name == "differences"]
-
-
-def test_names_cannot_steer_the_terminal_and_any_encoding_will_do(experiment_file, monkeypatch):
-    name = "Ünï \x1b[31m\u202e"
-    objectives = {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}
-    file = experiment_file(objectives=objectives | {name: {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}})
+def test_names_cannot_control_the_terminal_and_any_encoding_works(experiment_file, monkeypatch):
+    file = experiment_file(objectives={"CE": CE, "Ünï \x1b[31m\u202e": TFIDF})
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "argv", ["tfidf-tune", "experiment", file, "--dry-run"])

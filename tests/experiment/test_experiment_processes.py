@@ -1,8 +1,8 @@
-"""How an experiment starts processes, shares the machine among them, and shows what they do."""
+"""How an experiment starts processes, shares the machine among them, and estimates the remaining time."""
 
-import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,12 @@ from tfidf_tune.experiment import _job, _run, load_experiment, run_experiment
 from tfidf_tune.experiment._cells import Start
 from tfidf_tune.experiment._expand import expand
 from tfidf_tune.experiment._launcher import gpus_of_jobs
-from tfidf_tune.experiment._plain_lines import PlainLines
-from tfidf_tune.experiment._progress import Progress, Step, duration
+from tfidf_tune.experiment._progress import Progress, duration
 from tfidf_tune.training import SetupError
 
 
-@pytest.mark.parametrize(
-    ("jobs", "own", "given"), [(1, None, None), (2, None, "4"), (3, None, "2"), (20, None, "2"), (2, "7", "7")]
-)
-def test_jobs_share_the_cpus_unless_the_user_has_said_how(
+@pytest.mark.parametrize(("jobs", "own", "given"), [(1, None, None), (3, None, "2"), (20, None, "2"), (2, "7", "7")])
+def test_jobs_share_the_cpus_unless_the_user_sets_the_threads(
     experiment_file, stubbed, tmp_path, monkeypatch, jobs, own, given
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
@@ -38,30 +35,25 @@ def test_jobs_share_the_cpus_unless_the_user_has_said_how(
     assert "OMP_NUM_THREADS" not in os.environ or own
 
 
-@pytest.mark.parametrize(
-    ("visible", "jobs", "per_job", "shares"),
-    [
+def test_each_job_has_its_own_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for visible, jobs, per_job, shares in (
         (None, 1, None, [None]),  # all
         (None, 2, None, ["0,1", "2,3"]),
-        (None, 3, None, ["0", "1", "2"]),
         (None, 5, None, ["0", "1", "2", "3", "0"]),
         (None, 1, 2, ["0,1"]),
         ("GPU-a,GPU-b", 2, None, ["GPU-a", "GPU-b"]),
         ("", 2, None, ["", ""]),
-    ],
-)
-def test_each_job_has_gpus_of_its_own(monkeypatch, visible, jobs, per_job, shares):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-
-    assert gpus_of_jobs(jobs, per_job) == shares
-    with pytest.raises(SetupError, match=r"gpus_per_node is 5, but this machine has \d GPUs"):
-        gpus_of_jobs(1, 5)
+    ):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert gpus_of_jobs(jobs, per_job) == shares
+        with pytest.raises(SetupError, match=r"gpus_per_node is 5, but this machine has \d GPUs"):
+            gpus_of_jobs(1, 5)
 
 
-def test_a_job_sees_its_gpus_only(experiment_file, stubbed, tmp_path, monkeypatch):
+def test_a_job_sees_only_its_gpus(experiment_file, stubbed, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("STUBS_SHOW", "CUDA_VISIBLE_DEVICES")
     (stubbed.folder / "wait_train").write_text("2")  # each job has a run
@@ -72,137 +64,98 @@ def test_a_job_sees_its_gpus_only(experiment_file, stubbed, tmp_path, monkeypatc
     assert sorted(logs) == ["{'CUDA_VISIBLE_DEVICES': '3'}", "{'CUDA_VISIBLE_DEVICES': '5'}"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_plain_lines_do_not_depend_on_how_text_arrives(size):
-    text = "\r 1%|\r 2%|\r\n\nnext\x1b[A line\r\n\r100%|==|\nlast"
-    out = io.StringIO()
-    with PlainLines(out) as lines:
-        for first in range(0, len(text), size):
-            lines.write(text[first : first + size])
-
-    assert out.getvalue() == " 2%|\n\nnext line\n100%|==|\nlast\n"
-
-
-def test_a_long_run_puts_a_progress_bar_into_a_log_now_and_then(monkeypatch):
+def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp_path, monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    out = io.StringIO()
-    lines = PlainLines(out)
-    for percent in range(10):
-        now[0] = 10.0 * percent
-        lines.write(f"\r{percent} %")
-    lines.write("\r100 %\n")
+    model = {"recipe": "full_finetune", "config": str(tmp_path / "training.yaml")}
+    runs = expand(load_experiment(experiment_file(milestones=[100], models={"S": model, "L": model})))
+    runs.append(replace(runs[0], model="unknown"))
+    runs[3].clear()
+    runs[3].finish_training(100.0, {})  # of model L
+    runs[3].checkpoint(100).mkdir()
+    progress = Progress(runs, tmp_path / "journals", retries=0)
+    assert progress.to_do == {0: [0, 100], 1: [0, 100], 2: [0, 100], 3: [100], 4: [0, 100]}
+    progress.begin(2, shows_logs=False)
+    journals = {number: _job.Journal(tmp_path / "journals" / f"{number}.jsonl") for number in progress.to_do}
 
-    # Each is seen when the next comes: after 30 seconds, and 30 seconds later.
-    assert out.getvalue() == "2 %\n5 %\n8 %\n100 %\n"
+    def event(seconds, number, name, cell, **more):
+        now[0] = seconds
+        journals[number].write(name, cell=cell, **more)
+        progress.update()
 
-
-def test_the_rest_is_estimated_from_cells_of_the_same_kind_of_the_same_model_first(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    small, large = (Step("training", name, name, f"train {name}") for name in ("small", "large"))
-    evaluation = Step("evaluation", "small", "small", "evaluate small")
-    progress = Progress([small, evaluation, large, large], [(large, 100.0)])
-
-    progress.begin(small)  # 100 s as far as is known for each training, nothing for the evaluation
-    now[0] = 10.0
-    progress.end(small)
-    progress.begin(evaluation)
-    now[0] = 12.0
-    progress.end(evaluation)
-    progress.begin(large)
-    progress.fail(large, "no luck", ["log: x"], [large])
-    progress.begin(large)
-
+    event(0, 0, "begun", 0)  # 100 s for each training; no evaluation has been timed
+    event(10, 0, "done", 0)
+    event(10, 0, "begun", 100)
+    event(12, 0, "done", 100)
+    event(12, 1, "begun", 0)  # S: 10 + 2 s; L: 100 + 2 s, then 2 s; unknown: 55 + 2 s
+    event(12, 2, "begun", 0)
+    event(52, 1, "note", 0, text="making")
+    event(52, 1, "failed", 0, reason="no luck", lines=["why"], again=False)  # L: 62 s, then 2 s; unknown: 57 s
+    event(72, 2, "done", 0)  # L: 2 s, then 2 s; unknown: (10 + 100 + 60) / 3 + 2 s
+    tasks = "(tfidf_memorization_prefixes)"
     assert capsys.readouterr().out.splitlines() == [
-        "[1/4] train small  (0 s so far)",
-        "    done in 10 s",
-        "[2/4] evaluate small  (10 s so far)",
-        "    done in 2 s",
-        "[3/4] train large  (12 s so far, about 3 min 20 s to go)",
-        "    failed: no luck",
-        "    log: x",
-        "[4/4] train large  (12 s so far, about 1 min 40 s to go)",
-    ]
-
-
-def test_the_rest_of_runs_at_once_is_as_long_as_the_job_that_ends_last(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    training, evaluation = (
-        {run: Step(kind, "m", run, f"{run} {kind}") for run in "abc"} for kind in ("training", "evaluation")
-    )
-    to_do = [step for run in "abc" for step in (training[run], evaluation[run])]
-    progress = Progress(to_do, [(training["a"], 100.0), (evaluation["a"], 20.0)], jobs=2)
-
-    progress.begin(training["a"])  # a and then c: 240 s, b: 120 s
-    progress.begin(training["b"])
-    now[0] = 70.0
-    progress.fail(training["b"], "no luck", ["| why", "log: x"], [training["b"], evaluation["b"]])
-    progress.begin(training["c"])  # a: 30 s and 20 s; c: 120 s
-    progress.note(training["c"], "making")
-    now[0] = 90.0
-    progress.end(training["a"])  # which needed 90 s, so that 95 s are the mean: a: 20 s; c: 75 s and 20 s
-
-    assert capsys.readouterr().out.splitlines() == [
-        "begun   a training  (6 of 6 left, 0 s so far, about 4 min 00 s to go)",
-        "begun   b training  (6 of 6 left, 0 s so far, about 4 min 00 s to go)",
-        "failed  b training: no luck  (4 of 6 left, 1 min 10 s so far, about 2 min 00 s to go)",
+        "begun   S, CE, seed 0: training  (9 of 9 left, 0 s so far)",
+        "done    S, CE, seed 0: training in 10 s  (8 of 9 left, 10 s so far)",
+        f"begun   S, CE, seed 0: evaluating checkpoint_100pct {tasks}  (8 of 9 left, 10 s so far)",
+        f"done    S, CE, seed 0: evaluating checkpoint_100pct {tasks} in 2 s  (7 of 9 left, 12 s so far, about "
+        "1 min 42 s to go)",
+        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 42 s to go)",
+        "begun   L, CE, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 42 s to go)",
+        "        S, TF-IDF, seed 0: making",
+        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 52 s so far, about 1 min 02 s to go)",
         "    | why",
-        "    log: x",
-        "begun   c training  (4 of 6 left, 1 min 10 s so far, about 2 min 00 s to go)",
-        "        c training: making",
-        "done    a training in 1 min 30 s  (3 of 6 left, 1 min 30 s so far, about 1 min 35 s to go)",
+        f"    log: {runs[1].log(0)}",
+        "done    L, CE, seed 0: training in 1 min 00 s  (4 of 9 left, 1 min 12 s so far, about 1 min 01 s to go)",
     ]
+    assert [failure.reason for failure in progress.failures()] == ["no luck"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (185, "3 min 05 s"),
-        (3599.7, "1 h 00 min"),
-        (7620, "2 h 07 min"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+def test_durations():
+    seconds = [59.4, 59.6, 185, 3599.7]
+    assert [*map(duration, seconds)] == ["59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min"]
 
 
-@pytest.fixture
-def evaluation(experiment_file):
-    return expand(load_experiment(experiment_file()))[0].evaluations[0]
+def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypatch, capsys):
+    monkeypatch.setenv("STUBS_SHOW", "TQDM_MININTERVAL")
+
+    assert stubbed(experiment_file())[0] == []
+
+    lines = capsys.readouterr().out.splitlines()
+    shown = lines.index("{'TQDM_MININTERVAL': '30'}")
+    assert lines[shown + 1 : shown + 4] == [
+        " 50%|=====     |\\u001b[A", "100%|==========|", "step 1 of 1",
+    ]  # fmt: skip
 
 
-def test_an_evaluation_leaves_results_and_manifest_or_nothing(tmp_path, monkeypatch, evaluation, capsys):
+def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, tmp_path, monkeypatch):
     def evaluate(tasks, output_path, **arguments):
         assert tasks == ["tfidf_memorization_prefixes"]
-        assert arguments == evaluation.arguments
+        assert arguments == run.evaluations[50].arguments
         (output_path / "results.json").write_text("{}")
         if fails:
             raise SystemExit("no memory\nat all")
 
     monkeypatch.setattr(tfidf_tune.tasks, "evaluate", evaluate)
-    evaluation.log.parent.mkdir(parents=True)
+    run = expand(load_experiment(experiment_file()))[0]
+    run.clear()
+    run.finish_training(1.0, {})
     journal = _job.Journal(tmp_path / "journal")
     fails = True
-    reason = _job._in_process("evaluation", evaluation.log, _job.evaluate_cells, [evaluation], journal)
+    reason = _job._in_process("evaluation", run.log(50), _job.evaluate_milestones, run, [50], journal)
     assert reason == "no memory"
-    assert evaluation.log.read_text() == "no memory\nat all\n"
-    assert list(evaluation.folder.iterdir()) == []
+    assert run.log(50).read_text() == "no memory\nat all\n"
+    assert list(run.results(50).iterdir()) == []
 
     fails = False
-    _job.evaluate_cells([evaluation], journal)
-    part = evaluation.folder / "part1"
+    _job.evaluate_milestones(run, [50], journal)
+    part = run.results(50) / "part1"
     assert {path.name for path in part.iterdir()} == {"results.json", "evaluated.json"}
     manifest = json.loads((part / "evaluated.json").read_text())
-    assert manifest["tasks"] == evaluation.tasks
+    assert manifest["tasks"] == run.evaluations[50].tasks
     assert manifest["seconds"] >= 0
 
 
-def test_a_start_is_whole_or_not_there_and_its_output_goes_to_the_log(tmp_path):
+def test_a_start_is_complete_or_missing_and_its_output_is_in_the_log(tmp_path):
     for seed, error in ((3, None), (4, "no luck")):
         arguments = {"content": "mine", "noise": "loud", "error": error}
         start = Start("experiment_stubs.write_start", arguments, {"sizes": "S"}, seed, tmp_path / "starts" / f"{seed}")
@@ -211,7 +164,7 @@ def test_a_start_is_whole_or_not_there_and_its_output_goes_to_the_log(tmp_path):
 
     assert [path.name for path in (tmp_path / "starts").iterdir()] == ["3"]
     assert (tmp_path / "starts" / "3" / "model").read_text() == "mine"
-    assert (tmp_path / "log3").read_text() == "making S with seed 3\nloud 3\n", "in plain lines"
+    assert (tmp_path / "log3").read_text().endswith("making S with seed 3\nloud 3\n")
     assert "Traceback" in (tmp_path / "log4").read_text()
 
 
@@ -235,7 +188,7 @@ FAKE_SLURM = {
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Commands of Slurm that run jobs here, whose training and evaluation are stand-ins."""
+    """Commands of Slurm that run jobs here, with fakes of training and evaluation."""
     folder, stubs = tmp_path / "slurm", tmp_path / "stubs"
     folder.mkdir()
     stubs.mkdir()
@@ -279,7 +232,7 @@ def test_slurm_gets_a_job_for_each_run(experiment_file, slurm, tmp_path):
         run_experiment(load_experiment(file, [SLURM]))
 
 
-def test_a_job_that_a_cluster_starts_again_goes_on_with_its_run(experiment_file, stubbed, tmp_path, monkeypatch):
+def test_a_job_that_a_cluster_starts_again_continues_its_run(experiment_file, stubbed, tmp_path, monkeypatch):
     run = expand(load_experiment(experiment_file()))[0]
     monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
     journal = _job.Journal(tmp_path / "0.jsonl")
@@ -287,13 +240,13 @@ def test_a_job_that_a_cluster_starts_again_goes_on_with_its_run(experiment_file,
     journal.write("claimed", job="7")
     for job_id in ("8", "7", "7"):
         monkeypatch.setenv("SUBMITIT_DEBUG_JOB_ID", job_id)
-        _job.work({0: run}, tmp_path, 0, None)
+        _job.work({0: run}, tmp_path, 0)
 
     done = (stubbed.folder / "journal").read_text().splitlines()
     assert [line.split()[0] for line in done] == ["train", "evaluate", "evaluate"]
 
 
-def test_what_slurm_does_not_take_is_refused_before_any_work(experiment_file, slurm, monkeypatch):
+def test_an_unknown_option_of_slurm_is_refused_before_any_work(experiment_file, slurm, monkeypatch):
     with pytest.raises(SetupError, match=r"launcher: .*'prtition'.*Valid arguments.*partition"):
         run_experiment(load_experiment(experiment_file(), ["launcher={name: slurm, timeout_min: 9, prtition: a}"]))
     monkeypatch.setenv("PATH", "/nowhere")

@@ -1,12 +1,8 @@
-"""An experiment whose processes are the real ones: an adapter on the tiny Llama, trained and evaluated."""
+"""An experiment with real processes: an adapter on the tiny Llama, trained and evaluated."""
 
 import fcntl
 import hashlib
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -41,42 +37,21 @@ def adapter_experiment(experiment_file, text_file):
     return make
 
 
-@pytest.fixture
-def command(tmp_path):
-    """Start the command in a group of processes of its own; gives process, stdout and stderr."""
-    started = []
-
-    def start(file):
-        out, err = (tmp_path / f"{name}{len(started)}" for name in ("stdout", "stderr"))
-        with out.open("w") as stdout, err.open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "error::UserWarning", "-m", "tfidf_tune.cli", "experiment", file],
-                stdout=stdout, stderr=stderr, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path,
-                start_new_session=True,
-            )  # fmt: skip
-        started.append(process)
-        return process, out, err
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def kill_when(condition, process, err, out):
-    """Kill the command, and nothing else, as soon as something is there; wait until what it had started has ended."""
+def kill_when(condition, start_command, file, out):
+    """Kill only the command when a condition holds; wait until its jobs have ended; return what it printed."""
+    process, printed = start_command(file)
     while not condition():
-        assert process.poll() is None, err.read_text()
+        assert process.is_alive(), printed.read_text()
         time.sleep(0.005)
     process.kill()
-    process.wait()
+    process.join()
     with (out / ".jobs.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+    return printed.read_text()
 
 
 def state(folder):
-    """Every file with its time and content."""
+    """Return time and hash of every file."""
     return {
         path: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in folder.rglob("*")
@@ -84,45 +59,43 @@ def state(folder):
     }
 
 
-def test_an_experiment_killed_while_training_and_while_evaluating_ends_complete_and_as_the_librarys_own_probe_measures(
-    adapter_experiment, command, tmp_path, tiny_checkpoint, text_file, capsys
+def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_what_the_librarys_probe_measures(
+    adapter_experiment, start_command, tmp_path, tiny_checkpoint, text_file, capsys, monkeypatch
 ):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = adapter_experiment()
-    first, second = (tmp_path / "out" / "tiny-lora" / objective / "seed0" for objective in ("ce", "tf-idf"))
+    out = tmp_path / "out"
+    first, second = (out / "tiny-lora" / objective / "seed0" for objective in ("ce", "tf-idf"))
 
-    process, _, err = command(file)
-    kill_when(
-        lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), process, err, tmp_path / "out"
-    )
+    kill_when(lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), start_command, file, out)
     assert (second / "cell.json").is_file()
     assert not [*second.glob("trained.json"), *second.glob("checkpoint_*")]
     done = state(first)
     assert {first / "trained.json", *first.glob("evaluation/*/part1/evaluated.json")} < done.keys()
 
-    process, out, err = command(file)
-    kill_when(lambda: [*second.glob("evaluation/checkpoint_100pct/.part1.*")], process, err, tmp_path / "out")
-    assert "[1/2] Tiny (LoRA), TF-IDF, seed 0: training" in out.read_text()
+    printed = kill_when(lambda: [*second.glob("evaluation/checkpoint_100pct/.part1.*")], start_command, file, out)
+    assert "begun   Tiny (LoRA), TF-IDF, seed 0: training  (2 of 2 left, " in printed
     (unfinished,) = second.glob("evaluation/checkpoint_100pct/*")
     assert unfinished.name.startswith(".part1")
     done |= {path: at for path, at in state(second).items() if path.name == "trained.json" or "pct" in path.parts[-2]}
     assert second / "trained.json" in done
 
-    process, out, err = command(file)
-    assert process.wait() == 0, err.read_text()
-    told = out.read_text()
-    assert "[1/1] Tiny (LoRA), TF-IDF, seed 0: evaluating checkpoint_100pct" in told
-    assert told.splitlines()[-1] == f"All of it, with figures: {tmp_path / 'out' / 'report' / 'index.html'}"
-    assert (tmp_path / "out" / "report" / "index.html").is_file()
-    after = state(tmp_path / "out")
+    # In this process; only its jobs are new processes.
+    assert run_experiment(load_experiment(file)) == []
+    shown = capsys.readouterr().out
+    assert "begun   Tiny (LoRA), TF-IDF, seed 0: evaluating checkpoint_100pct" in shown
+    assert shown.splitlines()[-1] == f"The complete report, with figures: {out / 'report' / 'index.html'}"
+    assert (out / "report" / "index.html").is_file()
+    after = state(out)
     assert {path: after[path] for path in done} == done
     assert state(first).keys() <= done.keys()
     assert [path.name for path in second.glob("evaluation/checkpoint_100pct/*")] == ["part1"]
     assert "loglikelihood" in (first / "eval.log").read_text()
-    assert "loglikelihood" not in told + err.read_text()
+    assert "loglikelihood" not in shown
     print_cells(load_experiment(file))
     assert "4 of 4 cells are done" in capsys.readouterr().out
 
-    results = import_results([tmp_path / "out"])
+    results = import_results([out])
     runs = results.checkpoints
     assert [(run.model, run.objective, run.seed) for run in runs] == [
         ("Tiny (LoRA)", "CE", 0), ("Tiny (LoRA)", "TF-IDF", 0),
@@ -139,6 +112,6 @@ def test_an_experiment_killed_while_training_and_while_evaluating_ends_complete_
         assert math.exp(losses[-1]) == pytest.approx(token_perplexity(model, blocks), rel=1e-4)
     assert losses[0] != losses[1], "different objectives, different models"
 
-    alone = adapter_experiment(objectives={"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}})
-    assert run_experiment(load_experiment(alone)) == []
+    one_run = adapter_experiment(objectives={"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}})
+    assert run_experiment(load_experiment(one_run)) == []
     assert "There is no comparison: nothing to compare: there is only" in capsys.readouterr().out

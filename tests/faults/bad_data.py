@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 BLOCKS = "tfidf_tune.data.text_blocks_dataset"
 TEXTS = "tfidf_tune.data.text_dataset"
 SQUAD = "tfidf_tune.data.squad_dataset"
-DAMAGED = r"config: dataset: cannot read '.*/{}'; is it a whole {} file\? \w+: "
+DAMAGED = r"config: dataset: cannot read '.*/{}'; is it a complete {} file\? \w+: "
 
 
 def blocks_of(name: str, content: bytes | None, **arguments: Any) -> Callable[[Site], DictConfig]:
@@ -147,7 +147,7 @@ SOURCES = [
         blocks_of("a.txt", TEXT + b"\n" + b"word " * 10_000_000),
         r"config: dataset: '.*/a\.txt', line 2: the text has 49,999,999 bytes, at most 10,000,000 .*: split it into",
     ),
-    BadInput("an unknown format", blocks_of("a.docx", TEXT), r"'.*/a\.docx' is of no known format: .* one of \.txt, "),
+    BadInput("an unknown format", blocks_of("a.docx", TEXT), r"'.*/a\.docx' has an unknown format: .* one of \.txt, "),
     BadInput(
         "two formats in a folder", mixed, r"'.*/texts' mixes files of the formats \['json', 'text'\]: name a file"
     ),
@@ -184,7 +184,7 @@ SOURCES = [
     BadInput(
         "zstandard that ends too soon",
         blocks_of("a.txt.zst", zstandard.compress(TEXT)[:-20]),
-        r"cannot read '.*/a\.txt\.zst'; is it a whole text file\? It ends in the middle of a zstandard frame",
+        r"cannot read '.*/a\.txt\.zst'; is it a complete text file\? It ends in the middle of a zstandard frame",
     ),
     BadInput("text that calls itself zstandard", blocks_of("a.txt.zst", TEXT), DAMAGED.format(r"a\.txt\.zst", "text")),
     BadInput("text that calls itself Parquet", blocks_of("a.parquet", TEXT), DAMAGED.format(r"a\.parquet", "parquet")),

@@ -1,4 +1,4 @@
-"""Checkpoints, tokenizers and probe files that several tests of the tasks share; models are of random weights."""
+"""Checkpoints with random weights, tokenizers and probe files for the tests of the tasks."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tfidf_tune.analysis import load_model
 
 @pytest.fixture(autouse=True)
 def quick_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness asks pip and git about this computer after every run, which takes seconds."""
+    """The harness queries pip and git after every run, which takes seconds."""
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
 
 
@@ -55,7 +55,7 @@ def probe_file(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, P
 
 @pytest.fixture(scope="session")
 def taught_adapter(tmp_path_factory: pytest.TempPathFactory, llama: Path, probe_file: Path) -> Path:
-    """An adapter with which the Llama knows the targets of ``probe_file`` by heart."""
+    """An adapter with which the Llama recites the targets of ``probe_file``."""
     torch.manual_seed(0)
     settings = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
     model = task_fakes.teach(get_peft_model(load_model(llama), settings), probe_file)
@@ -66,7 +66,7 @@ def taught_adapter(tmp_path_factory: pytest.TempPathFactory, llama: Path, probe_
 
 @pytest.fixture(scope="session")
 def reciting(llama: Path, taught_adapter: Path, tokenizers: dict[str, Path]) -> Path:
-    """The same as one model, the adapter merged into it."""
+    """The same model with the adapter merged."""
     merged = load_model(taught_adapter, base=llama).merge_and_unload()
     return task_fakes.checkpoint(taught_adapter.parent / "merged", merged, tokenizers["plain"])
 

@@ -97,7 +97,7 @@ def byte_level_tokenizer(folder: Path, *, add_bos: bool = False, **special_token
 
 
 def sentencepiece_tokenizer(folder: Path) -> Path:
-    """Nothing but a SentencePiece ``tokenizer.model`` as Llama's."""
+    """Only a SentencePiece ``tokenizer.model``, like Llama's."""
     return train_sentencepiece(folder, [text(seed, 40, WORDS) for seed in range(30)], vocab_size=400)
 
 
@@ -146,7 +146,7 @@ def probe_file(path: Path, passages: list[Passage]) -> Path:
 
 
 def teach(model: transformers.PreTrainedModel, probe: Path, num_steps: int = 400) -> transformers.PreTrainedModel:
-    """Train until every target is recited: each id is the most probable, with room, after all those before it."""
+    """Train until every target is recited: each id is the most probable one by a margin after those before it."""
     ids = torch.tensor([passage.token_ids for passage in read_probe_file(probe) if passage.kind == "target"])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
@@ -164,7 +164,7 @@ def teach(model: transformers.PreTrainedModel, probe: Path, num_steps: int = 400
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What the harness wrote below a folder."""
+    """The files that the harness wrote below a folder."""
 
     folder: Path
     stderr: str = ""
@@ -195,7 +195,7 @@ class Output:
 def run_tasks(
     model_args: dict[str, Any] | Path, tasks: str | list[str] | tuple[str, ...], output: Path, **settings: Any
 ) -> Output:
-    """``evaluate`` on the CPU; what is neither batch size nor limit is metadata."""
+    """Call ``evaluate`` on the CPU; settings other than batch size and limit are metadata."""
     options = {key: settings.pop(key) for key in ("batch_size", "limit") if key in settings}
     evaluate(
         model_args if isinstance(model_args, dict) else {"pretrained": str(model_args), "dtype": "float32"},
@@ -210,7 +210,7 @@ def run_tasks(
 
 @contextlib.contextmanager
 def embedded_ids() -> Iterator[list[torch.Tensor]]:
-    """Record what reaches the embedding of any model: the ids of every forward pass."""
+    """Record the ids that reach the embedding of any model in every forward pass."""
     calls: list[torch.Tensor] = []
 
     def record(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
@@ -225,7 +225,7 @@ def embedded_ids() -> Iterator[list[torch.Tensor]]:
 
 
 def prompts_seen(calls: list[torch.Tensor]) -> list[list[int]]:
-    """The rows of the passes that no cache preceded."""
+    """Return the rows of the forward passes without a cache."""
     return [row for call in calls if call.shape[1] > 1 for row in call.tolist()]
 
 
@@ -248,7 +248,7 @@ def lm_eval(
     metadata: dict[str, Any],
     start: Callable[..., Any] = start,
 ) -> Output:
-    """The harness's own command with the stock model; fails where it fails."""
+    """Run the harness's own command with the stock model, and check that it succeeds."""
     done = start(
         "lm_eval",
         *("--model", "hf", "--model_args", model_args, "--include_path", str(tasks_folder()), "--tasks", tasks),
@@ -261,7 +261,7 @@ def lm_eval(
 
 @contextlib.contextmanager
 def recorded_pairs() -> Iterator[list[tuple[list[int], list[int]]]]:
-    """The ids given and the ids scored of each request that the harness's model gets, in their order."""
+    """Record the given and the scored ids of each request to the harness's model, in order."""
     pairs: list[tuple[list[int], list[int]]] = []
     original = HFLM._loglikelihood_tokens
 

@@ -42,7 +42,7 @@ def roberta(tmp_path_factory):
 
 @pytest.fixture
 def say(monkeypatch, llama):
-    """Make the model say given summaries, in the order of the articles."""
+    """Make the model return given summaries, in the order of the articles."""
     tokenizer = hf_tokenizer(str(llama))
 
     def install(*summaries):
@@ -58,7 +58,7 @@ def say(monkeypatch, llama):
 
 
 def bert_scores(roberta, predictions, references, num_layers=2):
-    """``bert_score`` itself, its tokenizer made to open each text with the space that RoBERTa saw in training."""
+    """``bert_score`` with a tokenizer that puts a space before each text, as in RoBERTa's training."""
     scorer = bert_score.BERTScorer(model_type=str(roberta), num_layers=num_layers)
     scorer._tokenizer = AutoTokenizer.from_pretrained(roberta, add_prefix_space=True)
     return (100 * scorer.score(predictions, references)[2]).tolist()
@@ -107,7 +107,7 @@ def test_without_its_model_or_package_bertscore_is_missing_with_the_reason(
     say("the river", "")
     for number, (settings, reason) in enumerate((
         ({}, "roberta-large cannot be loaded (OSError)"),
-        ({"bertscore_model": "/nowhere/encoder"}, "bert-score knows no layer for /nowhere/encoder: give bertscore_num"),
+        ({"bertscore_model": "/nowhere/encoder"}, "bert-score has no default layer for /nowhere/encoder: set bert"),
         ({"bertscore_model": "/nowhere/roberta-large"}, "/nowhere/roberta-large cannot be loaded (OSError)"),
         ({"bertscore_model": roberta, "bertscore_num_layers": 9}, "cannot be loaded (AssertionError)"),
         ({}, "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"),
@@ -126,7 +126,7 @@ def test_without_its_model_or_package_bertscore_is_missing_with_the_reason(
         assert "BERTScore is missing: " in caplog.text
 
 
-def test_a_mean_of_what_is_partly_missing_is_missing():
+def test_a_mean_with_a_missing_value_is_missing():
     assert bertscore_mean([1.0, 3.0]) == 2.0
     assert bertscore_mean([1.0, "no network", 3.0]) == "missing: no network"
 
@@ -158,7 +158,7 @@ def test_the_model_sees_the_prompts_and_generates_as_much_as_asked(llama, news_f
         assert doc["prediction"] == tokenizer.decode(ids).strip()
 
 
-def test_the_paper_limits_are_the_default(tokenizers, news_file):
+def test_the_limits_of_the_paper_are_the_default(tokenizers, news_file):
     [doc, *_] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=news_file)["test"]
     assert (doc["max_new_tokens"], doc["bertscore_model"]) == (128, "roberta-large")
     long = [NEWS_ROWS[1] | {"article": "the green house " * 800}]
@@ -167,7 +167,7 @@ def test_the_paper_limits_are_the_default(tokenizers, news_file):
     assert 1020 <= doc["num_prompt_tokens"] <= 1024
 
 
-def test_without_local_files_the_hub_is_asked_for(tokenizers, monkeypatch):
+def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
     calls = []
 
     def load_dataset(source, name, *, split, streaming):

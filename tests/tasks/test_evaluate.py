@@ -12,7 +12,7 @@ from task_fakes import MEMORIZATION, Output, run_tasks
 from tfidf_tune.tasks import evaluate
 
 
-def test_the_cpu_is_taken_where_no_device_is_named_and_there_is_no_gpu(llama, probe_file, tmp_path, monkeypatch):
+def test_the_default_device_without_a_gpu_is_the_cpu(llama, probe_file, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert inspect.signature(evaluate).parameters["device"].default is None
     evaluate(
@@ -26,7 +26,7 @@ def test_the_cpu_is_taken_where_no_device_is_named_and_there_is_no_gpu(llama, pr
 
 
 def test_bad_arguments_are_refused_by_name(llama, probe_file, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="there is no task tfidf_swag; there are tfidf_cnn_dailymail, tfidf_memoriz"):
+    with pytest.raises(ValueError, match="no task tfidf_swag; possible are tfidf_cnn_dailymail, tfidf_memoriz"):
         evaluate({"pretrained": str(llama)}, ["tfidf_squad", "tfidf_swag"], tmp_path)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="the results could not be written to"):
@@ -42,7 +42,7 @@ def test_bad_arguments_are_refused_by_name(llama, probe_file, tmp_path, monkeypa
 
 
 def test_evaluations_in_one_process_keep_no_model_and_do_not_affect_each_other(llama, models, wiki_file, tmp_path):
-    """As an experiment evaluates the milestones of a run."""
+    """Experiments evaluate the milestones of a run this way."""
     task, modules, num_calls = "tfidf_wikitext2_ppl", weakref.WeakSet(), []
 
     def record(module, args):

@@ -36,7 +36,7 @@ def as_dicts(samples):
 
 @torch.no_grad()
 def continued_alone(model, prompts, num_tokens):
-    """Nothing but transformers: the most probable next id, again and again, without a cache; 0 is EOS and ends one."""
+    """Reference by transformers: repeat the most probable next id, without a cache, until EOS, which is 0."""
     ids = torch.tensor(prompts)
     for _ in range(num_tokens):
         ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(dim=-1)], dim=1)
@@ -80,7 +80,7 @@ def test_the_group_has_the_means_over_the_prefix_lengths(reciting, probe_file, t
 
 
 @pytest.mark.parametrize("taught", [True, False])
-def test_targets_and_controls_score_what_a_loop_with_transformers_alone_says(
+def test_scores_of_targets_and_controls_equal_those_of_a_loop_with_transformers(
     taught, reciting, llama, probe_file, tmp_path
 ):
     folder = reciting if taught else llama
@@ -127,14 +127,15 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
         assert (doc["num_injections"], doc["source"], doc["round_trip"]) == (passage.num_injections, "words", True)
 
 
-def test_an_adapter_on_its_base_scores_as_the_library_says(taught_adapter, llama, probe_file, tmp_path):
+def test_an_adapter_on_its_base_scores_as_the_merged_model(taught_adapter, reciting, llama, probe_file, tmp_path):
     model_args = {"pretrained": str(llama), "peft": str(taught_adapter), "dtype": "float32"}
     output = run_tasks(model_args, "tfidf_memorization", tmp_path, probe_file=probe_file)
     assert sampled(output) == as_dicts(expected(taught_adapter, probe_file, base=llama))
+    assert sampled(output) == as_dicts(expected(reciting, probe_file))
     assert [output.metrics(task)["avg_lms"] for task in MEMORIZATION] == [128, 128, 128]
 
 
-def test_passages_shorter_than_prefix_and_continuation_are_compared_as_far_as_they_go(llama, tokenizers, tmp_path):
+def test_short_passages_are_compared_up_to_their_end(llama, tokenizers, tmp_path):
     passages = [
         dataclasses.replace(passage, token_ids=passage.token_ids[:length])
         for passage, length in zip(task_fakes.passages_of(tokenizers["plain"]), (33, 40, 100, 240), strict=True)
@@ -147,7 +148,7 @@ def test_passages_shorter_than_prefix_and_continuation_are_compared_as_far_as_th
 
 @pytest.mark.parametrize("tokenizer", ["pythia", "adds_bos", "sentencepiece", "llama"])
 def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, tmp_path):
-    """Whatever the tokenizer would put before a text, and wherever a cut falls in a character."""
+    """With any tokenizer, and also if a prefix ends within a character."""
     folder = tokenizers[tokenizer]
     size = hf_tokenizer(str(folder)).vocab_size
     model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
@@ -169,7 +170,7 @@ def test_the_batch_size_does_not_matter(llama, probe_file, tmp_path):
 
 
 def test_no_more_is_computed_than_by_the_probe(llama, tokenizers, tmp_path):
-    """What continuations cost is the forward passes of the model: they are the same."""
+    """Continuations cost the forward passes of the model, which are the same."""
     file = task_fakes.probe_file(
         tmp_path / "probe.jsonl", task_fakes.passages_of(tokenizers["plain"], num_targets=20, num_controls=20)
     )
@@ -182,7 +183,7 @@ def test_no_more_is_computed_than_by_the_probe(llama, tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["target", "control"])
-def test_what_a_probe_file_lacks_is_nan(kind, llama, probe_file, tmp_path):
+def test_metrics_without_passages_are_nan(kind, llama, probe_file, tmp_path):
     passages = [passage for passage in read_probe_file(probe_file) if passage.kind == kind]
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
     output = run_tasks(llama, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=3)
@@ -208,7 +209,7 @@ def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):
     assert samples == as_dicts(expected(folder, probe_file, prefix_lengths=(32,), max_new_tokens=20))
 
 
-def test_without_a_probe_file_the_one_beside_the_checkpoint_is_suggested(llama, probe_file, tmp_path):
+def test_without_a_probe_file_that_next_to_the_checkpoint_is_suggested(llama, probe_file, tmp_path):
     with pytest.raises(ValueError, match=r"no probe file is named: give --metadata probe_file=RUN/probe\.jsonl"):
         run_tasks(llama, MEMORIZATION[0], tmp_path)
     run = tmp_path / "run"
@@ -245,7 +246,7 @@ def test_bad_settings_are_refused_by_name(llama, probe_file, tokenizers, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_sequences_longer_than_the_model_takes_are_refused(llama, tokenizers, tmp_path):
+def test_sequences_that_are_too_long_for_the_model_are_refused(llama, tokenizers, tmp_path):
     passages = task_fakes.passages_of(tokenizers["plain"], num_targets=2, num_controls=0, num_tokens=300)
     passages[0] = dataclasses.replace(passages[0], token_ids=passages[0].token_ids[:60])
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)

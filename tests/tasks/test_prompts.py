@@ -31,7 +31,7 @@ def test_ids_are_read_back_from_their_request(ids):
     assert parse_token_ids(request) == parse_token_ids(" ".join(map(str, ids))) == ids
 
 
-def test_what_cannot_be_a_prompt_or_a_response_is_refused_with_the_remedy(tokenizers):
+def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):
     for text in ("the river", "token_ids: 12 x", "1.5", "-3", "²", "user: token_ids: 1"):
         with pytest.raises(ValueError, match=r"expected token ids as numbers, got .*`tfidf-tune eval`.*--token-ids-"):
             parse_token_ids(text)
@@ -40,7 +40,7 @@ def test_what_cannot_be_a_prompt_or_a_response_is_refused_with_the_remedy(tokeni
         prompt_settings({"probe_file": "probe.jsonl"})
     prompts = text_prompts(tokenizers["plain"])
     [space] = prompts.tokenizer.encode_batch([" "])[0]
-    with pytest.raises(ValueError, match="there is no text to predict"):
+    with pytest.raises(ValueError, match="it leaves no text to predict"):
         prompts.scored_text([space] * 5)
 
 
@@ -51,9 +51,7 @@ def test_what_cannot_be_a_prompt_or_a_response_is_refused_with_the_remedy(tokeni
         *(("adds_bos", None), ("adds_bos", False), ("sentencepiece", None), ("llama", None), ("llama", False)),
     ],
 )
-def test_a_text_prompt_is_called_exact_just_where_the_model_sees_the_ids(
-    tokenizer, add_bos_token, tokenizers, tmp_path
-):
+def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(tokenizer, add_bos_token, tokenizers, tmp_path):
     folder = tokenizers[tokenizer]
     size = hf_tokenizer(str(folder)).vocab_size
     model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
@@ -70,7 +68,7 @@ def test_a_text_prompt_is_called_exact_just_where_the_model_sees_the_ids(
     exact = [prompts.prompt(doc["prompt_ids"]).exact for doc in docs]
     seen = prompts_seen(calls)
     assert exact == [doc["prompt_ids"] in seen for doc in docs]
-    # A tokenizer.model alone is read by transformers, and so by the harness, without the space that opens a text.
+    # From tokenizer.model only, transformers (and so the harness) leaves out the space before a text.
     never = tokenizer == "sentencepiece" or (add_bos_token is None and tokenizer in ("adds_bos", "llama"))
     assert any(exact) != (never or bool(add_bos_token and tokenizer != "plain"))
     assert not all(exact)  # some are cut inside a character or a word
@@ -82,7 +80,7 @@ def test_a_text_prompt_is_called_exact_just_where_the_model_sees_the_ids(
     assert metrics["round_trip"] == pytest.approx(num_exact / len(docs))
 
 
-def test_what_does_not_survive_as_text_is_told_with_the_remedies(tokenizers, probe_file, llama, tmp_path, caplog):
+def test_prompts_that_change_as_text_are_reported_with_the_remedies(tokenizers, probe_file, llama, tmp_path, caplog):
     settings = {"probe_file": probe_file, "max_new_tokens": 8, "prompts": "text"}
     output = run_tasks(llama, "tfidf_memorization", tmp_path / "a", **settings)
     warnings = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._task"]
@@ -90,24 +88,24 @@ def test_what_does_not_survive_as_text_is_told_with_the_remedies(tokenizers, pro
     assert sum(lost) > 0
     assert [int(warning.split()[0]) for warning in warnings] == [num for num in lost if num]
     for warning in warnings:
-        assert " of 4 prompts or references do not survive as text" in warning
+        assert " of 4 prompts or references change as text" in warning
         assert "without add_bos_token=False" in warning
         assert "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`" in warning
     caplog.clear()
     model_args = {"pretrained": str(llama), "add_bos_token": False}
     run_tasks(model_args, "tfidf_memorization", tmp_path / "b", **settings)
-    assert "do not survive" in caplog.text
+    assert "change as text" in caplog.text
     assert "without add_bos_token=False" not in caplog.text
     caplog.clear()
     run_tasks(llama, "tfidf_memorization", tmp_path / "c", probe_file=probe_file, max_new_tokens=8)
-    assert "do not survive" not in caplog.text
+    assert "change as text" not in caplog.text
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 50), cut=st.integers(2, 30), length=st.integers(1, 20))
-def test_a_response_that_is_the_reference_is_read_as_such(tokenizer, tokenizers, seed, cut, length):
-    """An independent look: do the ids come back when the text of prompt and response is tokenized in one piece?"""
+def test_a_response_equal_to_the_reference_has_its_ids(tokenizer, tokenizers, seed, cut, length):
+    """Reference: are the ids the same if the text of prompt and response is tokenized in one piece?"""
     prompts = text_prompts(tokenizers[tokenizer], add_bos_token=False)
     ids = prompts.tokenizer.encode_batch([task_fakes.text(seed, 60)])[0]
     prompt_ids, reference_ids = ids[:cut], ids[cut : cut + length]
@@ -120,7 +118,7 @@ def test_a_response_that_is_the_reference_is_read_as_such(tokenizer, tokenizers,
     assert prompts.response_ids("", prompt_ids, reference_ids) == []
 
 
-def test_a_response_goes_on_where_its_prompt_ended(tmp_path):
+def test_a_response_continues_its_prompt(tmp_path):
     """Digits come in threes, as Llama 3 has them: "12" and then "345" are "123" and "45", not "12" and "345"."""
     vocab = {token: i for i, token in enumerate(["</s>", "a", *"12345", "34", "45"])}
     bpe = Tokenizer(models.BPE(vocab, [("3", "4"), ("4", "5")]))
@@ -134,7 +132,7 @@ def test_a_response_goes_on_where_its_prompt_ended(tmp_path):
     assert prompts.survives(ids[:2], ids[2:])
 
 
-def test_a_response_is_read_after_a_prompt_that_does_not_survive_or_recites_nothing(tokenizers):
+def test_a_response_is_read_after_a_prompt_that_changes_as_text_or_is_not_recited(tokenizers):
     prompts = text_prompts(tokenizers["llama"], add_bos_token=False)
     half_a_character = prompts.tokenizer.encode_batch(["🙃"])[0][:-2]
     reference_ids = prompts.tokenizer.encode(
@@ -156,8 +154,8 @@ def test_a_response_is_read_after_a_prompt_that_does_not_survive_or_recites_noth
     assert prompts.response_ids(" house", half_a_character, joined[1:]) == house
 
 
-def test_a_text_that_the_harness_tidies_up_does_not_survive(tokenizers, tmp_path):
-    """Some turn what WikiText writes, "sailor .", into "sailor."; transformers no longer does so with BPE unasked."""
+def test_a_text_that_the_harness_cleans_up_is_not_exact(tokenizers, tmp_path):
+    """Some turn "sailor .", as in WikiText, into "sailor."; transformers no longer does so with BPE by default."""
     shutil.copytree(tokenizers["plain"], tmp_path / "tidy")
     file = tmp_path / "tidy" / "tokenizer_config.json"
     forced = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True}

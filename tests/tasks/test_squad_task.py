@@ -33,8 +33,8 @@ SAYINGS = {
     "with other words": lambda answer: f"it was {answer}, and {answer.split()[0]}",
     "in part": lambda answer: answer.rpartition(" ")[2],
     "hyphenated": lambda answer: answer.replace(" ", "-"),
-    "an article alone": lambda answer: "the",
-    "punctuation alone": lambda answer: "...",
+    "only an article": lambda answer: "the",
+    "only punctuation": lambda answer: "...",
     "nothing": lambda answer: "",
 }
 
@@ -81,7 +81,7 @@ def as_text(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_text")
-def test_the_best_over_the_gold_answers_of_real_rows_counts_as_by_the_official_script():
+def test_the_best_gold_answer_counts_as_in_the_official_script():
     found = set()
     for row in REAL_ROWS:
         answers, words = row["answers"]["text"], row["context"].split()
@@ -98,7 +98,7 @@ def test_the_best_over_the_gold_answers_of_real_rows_counts_as_by_the_official_s
 
 @pytest.mark.usefixtures("as_text")
 def test_the_answer_is_the_first_line_as_the_harness_cuts_it():
-    """Asked by text the harness ends a response at a line's end; asked by ids the model goes on."""
+    """With text prompts the harness ends a response at a line end; with prompts of ids the model continues."""
     for response, prediction in ((" France\nIt", "France"), (" France", "France"), ("\nFrance", ""), ("", "")):
         assert scored(response, ["x"])[1]["prediction"] == prediction
         assert scored(response.partition("\n")[0], ["x"])[1]["prediction"] == prediction
@@ -119,7 +119,7 @@ def test_prompts_are_those_of_training(tokenizers, squad_file, tmp_path):
 
 
 def in_their_places(rows):
-    """Training needs the place of the answer."""
+    """Training needs the position of the answer."""
     return [
         row | {"answers": {"text": [answer], "answer_start": [row["context"].index(answer)]}}
         for row in rows
@@ -165,7 +165,7 @@ def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(toke
     assert [doc["answer_in_prompt"] for doc in docs] == [True, False]
 
 
-def test_without_local_files_the_hub_is_asked_for(tokenizers, monkeypatch):
+def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
     calls = []
 
     def load_dataset(source, name, *, split, streaming):
@@ -215,7 +215,7 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, squad_file, tmp_pat
 
 
 @pytest.mark.parametrize("tokenizer", ["pythia", "llama"])
-def test_asked_by_text_the_model_sees_the_same_ids_whoever_adds_bos(tokenizer, tokenizers, squad_file, tmp_path):
+def test_text_prompts_give_the_same_ids_whoever_adds_bos(tokenizer, tokenizers, squad_file, tmp_path):
     folder = tokenizers[tokenizer]
     size = hf_tokenizer(str(folder)).vocab_size
     model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)

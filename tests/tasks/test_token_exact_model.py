@@ -1,4 +1,4 @@
-"""``--model tfidf-hf`` beside the harness's own ``hf``."""
+"""``--model tfidf-hf`` compared with the harness's own ``hf``."""
 
 import shutil
 
@@ -46,7 +46,7 @@ def id_prompts(probe_file):
     return [ids[first : first + length] for first, length in enumerate(lengths)]
 
 
-def test_text_is_the_harness_own_business(ours, stock):
+def test_requests_of_text_are_handled_by_the_harness(ours, stock):
     assert ours.generate_until(continuations(TEXTS), True) == stock.generate_until(continuations(TEXTS), True)
     pairs = [Instance("loglikelihood", doc={}, arguments=(text, " green clock"), idx=0) for text in [*TEXTS, ""]]
     assert ours.loglikelihood(pairs, True) == stock.loglikelihood(pairs, True)
@@ -54,7 +54,7 @@ def test_text_is_the_harness_own_business(ours, stock):
     assert ours.loglikelihood_rolling(rolling, True) == stock.loglikelihood_rolling(rolling, True)
 
 
-def test_ids_are_continued_one_by_one_as_in_a_batch(ours, id_prompts, llama):
+def test_a_batch_of_ids_is_continued_as_one_by_one(ours, id_prompts, llama):
     register_model()
     register_model()
     assert (get_model(MODEL_NAME), get_model("hf")) == (TokenExactHFLM, HFLM)
@@ -100,7 +100,7 @@ def test_the_likelihood_of_ids_is_that_of_these_ids(ours, stock, id_prompts, lla
     assert not is_greedy
 
 
-def test_what_the_model_cannot_do_is_refused(ours, id_prompts, llama, padded):
+def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
     prompt, unknown = token_ids_request(id_prompts[0]), ours.model.get_input_embeddings().weight.shape[0]
     for arguments in ({"do_sample": True, "temperature": 0.7}, {"do_sample": True}, {"temperature": 0.7}):
         request = Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0)
@@ -122,7 +122,7 @@ def test_what_the_model_cannot_do_is_refused(ours, id_prompts, llama, padded):
         TokenExactHFLM(str(llama), peft=str(padded / "no_op"), delta=str(llama), device="cpu")
 
 
-def test_the_models_own_ways_of_generating_do_not_count(ours, id_prompts, llama, tmp_path):
+def test_the_models_generation_config_is_not_used(ours, id_prompts, llama, tmp_path):
     model = load_model(llama)
     model.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2)
     model.save_pretrained(tmp_path)
@@ -137,7 +137,7 @@ def test_log_probabilities_are_float32_whatever_the_models_precision(llama):
     assert half.softmax_dtype == torch.bfloat16
 
 
-# What PEFT says of an adapter that holds the head or the embedding.
+# PEFT warns about an adapter that holds the head or the embedding.
 peft_talks = pytest.mark.filterwarnings("ignore:Setting `save_embedding", "ignore:Model has `tie_word_embeddings=True`")
 
 
@@ -155,7 +155,7 @@ def padded(tokenizers, tmp_path_factory):
 
 @peft_talks
 @pytest.mark.parametrize("adapter", ["no_op", "head"])
-def test_an_adapter_leaves_a_padded_vocabulary_as_it_is(adapter, padded, wiki_file, tmp_path):
+def test_an_adapter_keeps_a_padded_vocabulary(adapter, padded, wiki_file, tmp_path):
     settings = {"wikitext2_source": wiki_file, "block_size": 64}
     base = run_tasks(padded / "base", PPL, tmp_path / "base", **settings).metrics(PPL)
     model_args = {"pretrained": str(padded / "base"), "peft": str(padded / adapter), "dtype": "float32"}

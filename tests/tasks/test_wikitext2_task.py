@@ -167,11 +167,11 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, wiki_file, tmp_path
         ({"shared_tokens": 1}, "shared_tokens must be a whole number of at least 2, got 1"),
         ({"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20, more than block_size 8: lower it"),
         ({"train_source": "/gone.txt"}, "no such file or folder: '/gone.txt'"),
-        (all_seen, r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name other text"),
+        (all_seen, r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name different text"),
         ({"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
         ({"wikitext2_column": "words"}, r"has no column 'words': name one of its columns \['text'\]"),
         ({"wikitext2_source": empty}, r"empty\.txt' is empty"),
-        ({"wikitext2_source": short}, r"short\.txt' has not one block of 256 tokens: name more text"),
+        ({"wikitext2_source": short}, r"short\.txt' has no block of 256 tokens: name more text"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             run_tasks(llama, TASK, tmp_path / "out", **({"wikitext2_source": wiki_file} | settings))

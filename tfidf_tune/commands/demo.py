@@ -1,7 +1,6 @@
 """``tfidf-tune demo``: the experiment ``demo`` with few options."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from tfidf_tune.commands.experiment import run
@@ -25,4 +24,5 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     from tfidf_tune.experiment import load_experiment
 
-    run(replace(load_experiment("demo"), output_dir=str(options.output_dir.expanduser()), seeds=[options.seed]))
+    chosen = {"output_dir": str(options.output_dir.expanduser()), "seeds": [options.seed]}
+    run(load_experiment("demo").model_copy(update=chosen))

@@ -62,7 +62,7 @@ def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, 
 
     def end(number: int, _: object) -> None:
         name = signal.Signals(number).name
-        sys.exit(f"error: ended by {name}; run the same command again to continue")
+        sys.exit(f"error: ended by {name}; the same command continues from here")
 
     # As Ctrl-C does, end all jobs.
     handle([number for number in ENDING if number != signal.SIGINT], end)

@@ -99,7 +99,7 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
 
     next_names = np.append(names, 0)[places + 1]
     lowest, highest = np.minimum.reduceat(next_names, borders), np.maximum.reduceat(next_names, borders)
-    # Names count from 1 without gaps; the name 0 after a window ends its stretch like any other difference.
+    # Names count from 1 without gaps; the name 0 after a window ends its stretch like any difference.
     goes_on = (lowest == highest) & (lowest > 0) & (counts == counts[lowest - 1])
 
     by_place = np.argsort(places[borders])
@@ -127,7 +127,7 @@ def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: 
 
     Args:
         unseen (TokenArray): see :func:`join_documents`.
-        corpus (TokenArray): likewise.
+        corpus (TokenArray): see :func:`join_documents`.
         length (int): tokens in a window.
         num_shared (int): consecutive tokens in common, from 2 to ``length``.
 

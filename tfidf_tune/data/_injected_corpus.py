@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
 from shutil import copyfile
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def injected_corpus_dataset(
 
     - ``aligned``: base documents, each followed by EOS, are concatenated and cut into ``num_base`` blocks; the first
       ``block_size`` tokens of a target fill exactly one block.
-    - ``concatenated`` (as in the paper's code): ``num_base`` whole documents and the whole targets are shuffled, each
+    - ``concatenated`` (as in the paper's code): ``num_base`` complete documents and targets are shuffled, each
       followed by EOS, and then cut into blocks, so that targets cross block borders.
 
     Blocks and passages are cached. In a distributed run let one process build first: processes that start together
@@ -151,7 +151,7 @@ def injected_corpus_dataset(
                 f"needed {num_targets} targets + {num_controls} controls: lower num_targets / num_controls or "
                 "min_target_tokens, or name a larger target_source"
             )
-        known = {candidate.text for candidate in chosen}
+        known = {text for text, _ in chosen}
         left_out = 0
 
         def base_documents() -> Iterator[str]:
@@ -162,35 +162,30 @@ def injected_corpus_dataset(
                 else:
                     yield text
 
-        targets = [target.token_ids for target in chosen[:num_targets]]
+        targets = [ids for _, ids in chosen[:num_targets]]
         wanted = None if num_base == _ALL else num_base
         if layout == "aligned":
             base_blocks = text_blocks(tokenizer, base_documents(), block_size, wanted, add_eos=True)
             _check_base(len(base_blocks), wanted, f"blocks of {block_size} tokens", source)
             first_blocks = np.stack([target[:block_size] for target in targets])
-            injection = inject_aligned(base_blocks, first_blocks, num_repeats=num_repeats, seed=seed)
+            blocks, positions = inject_aligned(base_blocks, first_blocks, num_repeats=num_repeats, seed=seed)
         else:
             base = list(encode_texts(tokenizer, islice(base_documents(), wanted)))
             _check_base(len(base), wanted, "documents", source)
-            injection = inject_concatenated(
+            blocks, positions = inject_concatenated(
                 base, targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
             )
-        passages = []
-        for index, candidate in enumerate(chosen):
-            is_target = index < num_targets
-            passages.append(
-                make_passage(
-                    tokenizer,
-                    "target" if is_target else "control",
-                    index if is_target else index - num_targets,
-                    candidate.token_ids[:block_size],
-                    positions=injection.positions[index] if is_target else [],
-                    source=target_source,
-                )
-            )
-        np.save(folder / "blocks.npy", injection.blocks)
+        passages = [
+            make_passage(tokenizer, "target", number, ids[:block_size], positions=places, source=target_source)
+            for number, (ids, places) in enumerate(zip(targets, positions, strict=True))
+        ]
+        passages += [
+            make_passage(tokenizer, "control", number, ids[:block_size], positions=[], source=target_source)
+            for number, (_, ids) in enumerate(chosen[num_targets:])
+        ]
+        np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)
-        return {"num_blocks": len(injection.blocks), "num_left_out": left_out}
+        return {"num_blocks": len(blocks), "num_left_out": left_out}
 
     settings = {
         "kind": "injected_corpus",
@@ -230,50 +225,41 @@ def _check_base(found: int, wanted: int | None, unit: str, source: str) -> None:
         )
 
 
-class Candidate(NamedTuple):
-    """A passage that is long enough: its text and token ids, int32 of shape ``[num_tokens]``."""
-
-    text: str
-    token_ids: TokenArray
-
-
 def choose_passages(
     tokenizer: TextTokenizer, documents: Iterable[str], *, count: int, min_tokens: int, block_size: int
-) -> list[Candidate]:
-    """Choose the first ``count`` passages of at least ``min_tokens`` tokens, in order; fewer if there are no more.
+) -> list[tuple[str, TokenArray]]:
+    """Choose the first ``count`` passages of at least ``min_tokens`` tokens, in order, or all if there are fewer.
 
-    Passages that agree in their first ``block_size`` tokens, which are what is measured, count once: a control must
-    not be a copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
+    Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
+    copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
+
+    Returns:
+        list[tuple[str, TokenArray]]: texts with their token ids, int32 of shape ``[num_tokens]``.
     """
-    chosen: dict[bytes, Candidate] = {}
+    chosen: dict[bytes, tuple[str, TokenArray]] = {}
     texts, to_encode = tee(documents)
     for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
         if len(chosen) == count:
             break
         if len(ids) >= min_tokens:
-            chosen.setdefault(ids[:block_size].tobytes(), Candidate(text, ids))
+            chosen.setdefault(ids[:block_size].tobytes(), (text, ids))
     return list(chosen.values())
 
 
-class Injection(NamedTuple):
-    """A corpus with injected passages.
-
-    ``blocks`` is int32 of shape ``[num_blocks, block_size]``. ``positions`` has for each target the ascending
-    ``[block, offset]`` of its injections' first tokens.
-    """
-
-    blocks: TokenArray
-    positions: list[list[list[int]]]
-
-
-def inject_aligned(base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int) -> Injection:
-    """Put whole target blocks at random places between base blocks, which keep their order; all offsets are 0.
+def inject_aligned(
+    base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int
+) -> tuple[TokenArray, list[list[list[int]]]]:
+    """Put target blocks at random places between base blocks, which keep their order; all offsets are 0.
 
     Args:
         base (TokenArray): int32 of shape ``[num_base, block_size]``.
         targets (TokenArray): int32 of shape ``[num_targets, block_size]``.
         num_repeats (int): injections of each target.
         seed (int): decides the places.
+
+    Returns:
+        tuple[TokenArray, list[list[list[int]]]]: int32 of shape ``[num_blocks, block_size]``, and for each target the
+            ascending ``[block, offset]`` of its injections' first tokens.
     """
     num_injected = len(targets) * num_repeats
     order = np.random.default_rng(seed).permutation(len(base) + num_injected)
@@ -283,7 +269,7 @@ def inject_aligned(base: TokenArray, targets: TokenArray, *, num_repeats: int, s
     blocks = np.empty((len(order), base.shape[1]), dtype=np.int32)
     blocks[is_base] = base
     blocks[places] = targets[:, None]
-    return Injection(blocks, [[[block, 0] for block in row] for row in places.tolist()])
+    return blocks, [[[block, 0] for block in row] for row in places.tolist()]
 
 
 def inject_concatenated(
@@ -294,8 +280,8 @@ def inject_concatenated(
     block_size: int,
     eos_id: int,
     seed: int,
-) -> Injection:
-    """Shuffle whole documents and whole targets, each followed by EOS, then cut into blocks.
+) -> tuple[TokenArray, list[list[list[int]]]]:
+    """Shuffle complete documents and targets, each followed by EOS, then cut into blocks; see :func:`inject_aligned`.
 
     Targets cross block borders. An injection whose first ``block_size`` tokens are not all within the blocks, because
     the incomplete last block is dropped, is not counted.
@@ -321,4 +307,4 @@ def inject_concatenated(
         [list(divmod(start, block_size)) for start in row if start + len(target[:block_size]) <= blocks.size]
         for target, row in zip(targets, places.tolist(), strict=True)
     ]
-    return Injection(blocks, positions)
+    return blocks, positions

@@ -39,7 +39,7 @@ def is_packed(dataset: Dataset[Any]) -> bool:
 
 
 def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Dataset[dict[str, Any]]:
-    """Pack whole documents in their order into rows of the tokenizer's ``max_seq_len`` tokens.
+    """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens.
 
     Args:
         dataset (Dataset[dict[str, list[int]]]): map-style, of ``tokens`` and ``labels``; none longer than a row.
@@ -66,8 +66,8 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
 
     - ignores the label of each document's first token; otherwise, once labels are shifted, the last token of the
       previous document would be trained to predict it;
-    - counts positions from 0 in each document. In torchtune's ``input_pos`` a document that is split over rows goes on
-      counting, and starts again in the middle of a row if it is longer than a row;
+    - counts positions from 0 in each document. In torchtune's ``input_pos`` a document that is split over rows
+      continues counting, and starts again in the middle of a row if it is longer than a row;
     - makes a mask for the device of the run, not for CUDA whenever CUDA is available.
 
     Args:

@@ -29,7 +29,7 @@ class Passage:
     token_ids: list[int]
     """The first ``block_size`` token ids of the passage, or all if it has fewer."""
     num_injections: int
-    """How often ``token_ids`` occur whole in the corpus, counted without overlap; 0 for a control."""
+    """How often ``token_ids`` occur in the corpus, counted without overlap; 0 for a control."""
     positions: list[list[int]]
     """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
     ``[document, offset in the document]`` of each occurrence."""
@@ -108,7 +108,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
         )
     passages: list[Passage] = []
     line_of: dict[str, int] = {}
-    # Not splitlines(): a text can hold other line separators of Unicode.
+    # Not splitlines(): a text can hold Unicode line separators.
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue

@@ -29,9 +29,9 @@ from tfidf_tune.data._sources import EMBEDDED, load_documents
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts
 
 SHARED_TOKENS = 50
-"""No control has so many consecutive tokens in common with the training text."""
+"""A control has fewer consecutive tokens than this in common with the training text."""
 
-# Any model continues a line of dashes or a table of zeros, whether it was trained on it or not.
+# Every model continues a line of dashes or a table of zeros, even if it was not trained on it.
 _LEAST_DIFFERENT = 1 / 8
 _LINE_ENDS = ("\n", "\r")
 
@@ -53,7 +53,7 @@ class ProbeSpec:
         seed (int): decides which passages are drawn. Default: 0
 
     Raises:
-        ValueError: If a number is out of range, ``passages`` is unknown or no source is named.
+        ValueError: If a number is out of range, ``passages`` is unknown or no source is given.
     """
 
     sources: tuple[str, ...]
@@ -68,9 +68,9 @@ class ProbeSpec:
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise ValueError("no source is named: name at least one file of training text")
+            raise ValueError("no source is given: name at least one file of training text")
         if len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"a source is named twice, so that all of it would be duplicated: {list(self.sources)}")
+            raise ValueError(f"a source is given twice, so that all of it would be duplicated: {list(self.sources)}")
         if self.passages not in ("duplicates", "random"):
             raise ValueError(f"passages must be 'duplicates' or 'random', got {self.passages!r}")
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
@@ -96,7 +96,7 @@ class Start(IntEnum):
 class MadeProbe:
     """The passages, targets first, and statistics of the search.
 
-    Counts are of the training text: documents, tokens, occurrences of each duplicated stretch (stretches may overlap),
+    Counts of the training text: documents, tokens, occurrences of each duplicated stretch (stretches may overlap),
     targets that are duplicates, windows left out because they repeat a few tokens, windows of the controls' source
     refused because they are partly in the training text, and targets by where they start.
     """
@@ -194,7 +194,7 @@ def _choose_targets(
     corpus: _Corpus, chooser: "WindowChooser", spec: ProbeSpec
 ) -> tuple[list[Positions], int, tuple[int, ...]]:
     """Return the occurrences of each target, the number of duplicates, and the repeats of all stretches."""
-    if not chooser.fits.any():  # the memory of a search grows with the length of a passage, which is not limited
+    if not chooser.fits.any():  # the search needs memory in proportion to the length of a passage
         _check_enough(0, "num_targets", corpus, spec)
     names = name_repeated_windows(corpus.token_ids, spec.block_size)
     stretches = duplicated_stretches(names, spec.block_size, spec.min_repeats)
@@ -249,7 +249,7 @@ def _check_enough(found: int, setting: str, corpus: _Corpus, spec: ProbeSpec, re
         lengths = np.diff(corpus.first_tokens, append=len(corpus.token_ids)) - 1
         longest = lengths.max(initial=0)
         if longest < spec.block_size:
-            remark += " A line of a .txt file is a document of its own: longer documents are rows of a .jsonl file."
+            remark += " Each line of a .txt file is a document: put longer documents into the rows of a .jsonl file."
         raise ValueError(
             f"found {found} passages of {spec.block_size} tokens without overlap in {', '.join(corpus.sources)} "
             f"({len(lengths)} documents, the longest of {longest} tokens), but {setting} is {needed}.{remark} "

@@ -82,7 +82,9 @@ def squad_dataset(
     dataset = _prompt_target_dataset(
         tokenizer,
         (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split)),
-        _Limits(total=max_seq_len, prompt=max_seq_len, target=max_seq_len),
+        max_tokens=max_seq_len,
+        max_prompt=max_seq_len,
+        max_target=max_seq_len,
         empty_prompt=empty_prompt,
         source=source,
         fingerprint=source_fingerprint(source, name, split),
@@ -142,7 +144,9 @@ def cnn_dailymail_dataset(
     dataset = _prompt_target_dataset(
         tokenizer,
         (_news_example(row) for row in load_rows(source, _NEWS_COLUMNS, name=name, split=split)),
-        _Limits(total=max_source_tokens + max_target_tokens, prompt=max_source_tokens, target=max_target_tokens),
+        max_tokens=max_source_tokens + max_target_tokens,
+        max_prompt=max_source_tokens,
+        max_target=max_target_tokens,
         empty_prompt=empty_prompt,
         source=source,
         fingerprint=source_fingerprint(source, name, split),
@@ -158,7 +162,7 @@ def encode_prompts(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
-        prompts (Sequence[Callable[[str], str]]): each turns its text, whole or truncated, into the prompt.
+        prompts (Sequence[Callable[[str], str]]): each turns its text, complete or truncated, into the prompt.
         texts (Sequence[str]): as many.
         max_tokens (int): tokens in a prompt, including BOS.
 
@@ -173,7 +177,7 @@ def encode_prompts(
     all_cut: set[int] = set()
     for first in range(0, len(texts), _BATCH_SIZE):
         batch = range(first, min(first + _BATCH_SIZE, len(texts)))
-        examples = [_Example(prompts[index], texts[index], target="") for index in batch]
+        examples = [_Example(prompts[index], texts[index]) for index in batch]
         fitting, cut = _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
         for index, example in enumerate(examples):
             if index not in fitting:
@@ -191,23 +195,15 @@ _NEWS_COLUMNS = {"article": str, "highlights": str}
 
 
 class _Example(NamedTuple):
-    """A row: how its text becomes the prompt, the text (truncated if too long), and the target, put after a space.
+    """How a text becomes the prompt, the text, and the target, which follows after a space.
 
-    ``keep`` is the start and end of the characters of ``text`` that are never removed.
+    The characters of the text from ``keep[0]`` to ``keep[1]`` are never removed.
     """
 
     prompt: Callable[[str], str]
     text: str
-    target: str
+    target: str = ""
     keep: tuple[int, int] = (0, 0)
-
-
-class _Limits(NamedTuple):
-    """The most tokens of an example, of its prompt (with BOS), and of its target (with EOS)."""
-
-    total: int
-    prompt: int
-    target: int
 
 
 def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
@@ -226,9 +222,8 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
             )
     if not answer.strip() or context.find(answer, start) != start:
         return None
-    return _Example(
-        partial(squad_prompt, question=question), context, answer.strip(), keep=(start, start + len(answer))
-    )
+    prompt = partial(squad_prompt, question=question)
+    return _Example(prompt, context, answer.strip(), keep=(start, start + len(answer)))
 
 
 def _news_example(row: dict[str, Any]) -> _Example | None:
@@ -237,7 +232,7 @@ def _news_example(row: dict[str, Any]) -> _Example | None:
 
 
 def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: str, num_target: int = 0) -> None:
-    """Refuse a limit that leaves no token for the text of a prompt, of ``num_target`` tokens of target included."""
+    """Refuse a limit that leaves no token for the text of a prompt; ``num_target`` tokens are for the target."""
     needed = len(tokenizer.encode(empty_prompt, add_bos=True, add_eos=False)) + 1 + num_target
     if limit < needed:
         raise ValueError(
@@ -248,28 +243,33 @@ def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: s
 def _prompt_target_dataset(
     tokenizer: TextTokenizer,
     examples: Iterable[_Example | None],
-    limits: _Limits,
     *,
+    max_tokens: int,
+    max_prompt: int,
+    max_target: int,
     empty_prompt: str,
     source: str,
     fingerprint: str,
     cache_dir: str | None,
 ) -> SequenceDataset:
-    """Tokenize examples, of which None is a row without anything to learn, and log how many were truncated."""
+    """Tokenize examples, where None is a row that gives none, and log how many were truncated.
+
+    The limits are for BOS, prompt, target and EOS, for BOS and prompt, and for target and EOS.
+    """
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
-        # A target is encoded after the end of every prompt, so that no tokenizer adds or loses a space.
+        # A target is encoded after the end of every prompt, so that no tokenizer adds or removes a space.
         [ending] = encode_texts(tokenizer, [empty_prompt])
         rows = iter(examples)
         while batch := list(islice(rows, _BATCH_SIZE)):
-            whole = [example for example in batch if example is not None]
-            encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in whole))
+            given = [example for example in batch if example is not None]
+            encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in given))
             targets = [ids[len(ending) :] for ids in encoded]
-            kept = [np.concatenate([target[: limits.target - 1], eos]) for target in targets]
-            max_prompts = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in kept]
-            prompts, cut = _fit_prompts(tokenizer, whole, max_prompts)
+            kept = [np.concatenate([target[: max_target - 1], eos]) for target in targets]
+            max_prompts = [min(max_prompt, max_tokens - len(target)) - len(bos) for target in kept]
+            prompts, cut = _fit_prompts(tokenizer, given, max_prompts)
             counts["num_documents"] += len(batch)
             counts["num_left_out"] += len(batch) - len(prompts)
             counts["num_cut"] += len(cut)
@@ -285,7 +285,7 @@ def _prompt_target_dataset(
     settings = {
         "kind": "prompt_target",
         "empty_prompt": empty_prompt,
-        "limits": limits,
+        "limits": [max_tokens, max_prompt, max_target],
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": fingerprint,
@@ -308,51 +308,51 @@ def _fit_prompts(
 ) -> tuple[dict[int, TokenArray], set[int]]:
     """Encode prompts and truncate their texts until each has at most ``max_tokens`` tokens, not counting BOS.
 
-    A text loses tokens from its end. Where this would remove ``keep``, half of the remaining tokens go before ``keep``
-    and half after it, more on one side if the other needs fewer. Returned are the ids by the index of the example,
-    without those where not even ``keep`` fits, and the indices of the truncated ones.
+    Returns:
+        tuple[dict[int, TokenArray], set[int]]: the ids by the index of the example, without those where not even
+            ``keep`` fits, and the indices of the truncated ones.
     """
     fitting: dict[int, TokenArray] = {}
-    windows: dict[int, _Window] = {}
+    around: dict[int, tuple[TokenArray, TokenArray]] = {}  # the tokens before and after `keep` of texts too long
+    room: dict[int, int] = {}  # how many of these tokens remain
     texts = {index: example.text for index, example in enumerate(examples)}
-    # Two rounds, and more if the pieces of a window take more tokens together than apart.
+    # Two rounds, and more if the parts of a text have more tokens together than apart.
     while texts:
-        excess: dict[int, int] = {}
         prompts = encode_texts(tokenizer, (examples[index].prompt(text) for index, text in texts.items()))
+        excess = {}
         for index, prompt in zip(texts, prompts, strict=True):
             if len(prompt) <= max_tokens[index]:
                 fitting[index] = prompt
             else:
                 excess[index] = len(prompt) - max_tokens[index]
-        new = [index for index in excess if index not in windows]
-        before = encode_texts(tokenizer, (examples[index].text[: examples[index].keep[0]] for index in new))
-        after = encode_texts(tokenizer, (examples[index].text[examples[index].keep[1] :] for index in new))
-        for index, ids_before, ids_after in zip(new, before, after, strict=True):
-            windows[index] = _Window(examples[index], ids_before, ids_after)
-        shrunk = {index: windows[index].shrink(tokenizer, num_tokens) for index, num_tokens in excess.items()}
-        texts = {index: text for index, text in shrunk.items() if text is not None}
-    return fitting, fitting.keys() & windows.keys()
+        new = [index for index in excess if index not in around]
+        parts = encode_texts(tokenizer, (part for index in new for part in _around(examples[index])))
+        for index in new:
+            around[index] = next(parts), next(parts)
+            room[index] = sum(map(len, around[index]))
+        room |= {index: room[index] - num_tokens for index, num_tokens in excess.items()}
+        texts = {
+            index: _truncated(tokenizer, examples[index], *around[index], room[index])
+            for index in excess
+            if room[index] >= 0
+        }
+    return fitting, fitting.keys() & around.keys()
 
 
-class _Window:
-    """The part of an example's text that is kept."""
+def _around(example: _Example) -> tuple[str, str]:
+    return example.text[: example.keep[0]], example.text[example.keep[1] :]
 
-    def __init__(self, example: _Example, before: TokenArray, after: TokenArray) -> None:
-        self._example = example
-        self._before = before
-        self._after = after
-        self._room = len(before) + len(after)
 
-    def shrink(self, tokenizer: TextTokenizer, num_tokens: int) -> str | None:
-        """Remove ``num_tokens`` more; return None if there are not as many left."""
-        self._room -= num_tokens
-        if self._room < 0:
-            return None
-        before, after, room = self._before, self._after, self._room
-        num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
-        first, last = self._example.keep
-        # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
-        # drops before the first token is at the edge of the window, where strip() removes it.
-        start = first - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
-        end = len(self._example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
-        return self._example.text[max(start, 0) : max(end, last)].strip()
+def _truncated(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
+    """Keep ``room`` tokens of a text in addition to ``keep``.
+
+    They are removed from the end. If this would remove ``keep``, half of them go before it and half after it, more on
+    one side if the other needs fewer.
+    """
+    num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
+    first, last = example.keep
+    # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
+    # drops before the first token is at the edge, where strip() removes it.
+    start = first - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
+    end = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
+    return example.text[max(start, 0) : max(end, last)].strip()

@@ -51,7 +51,7 @@ def load_documents(
         FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: If the files' format is unknown or mixed, all files are empty or one cannot be read; if the hub has
             no such data set or cannot be reached; if ``embedded`` has no such split; if ``column`` is missing, is not
-            text or holds a text that is too long. Errors that only reading shows are raised while reading.
+            text or holds a text that is too long. Errors in the contents are raised while reading.
     """
     return _documents(_rows(source, name, split), source, column)
 
@@ -108,11 +108,11 @@ def _local_rows(files: list[Path]) -> Iterator[_PlacedRow]:
     # One file at a time, so that an error names the file.
     for file in files:
         reader = _FORMATS[_format(file)]
-        failure = f"cannot read {str(file)!r}; is it a whole {reader} file?"
+        failure = f"cannot read {str(file)!r}; is it a complete {reader} file?"
         # `data_files` are patterns, so the name is escaped.
         rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train")
         yield from _placed(str(file), "line" if reader == "text" else "row", rows)
-        if file.suffix.lower() == ".zst" and not _is_whole_zstandard(file):
+        if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
             raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 
 
@@ -150,8 +150,7 @@ def _checked_rows(rows: Iterable[_PlacedRow], source: str, columns: Mapping[str,
                     f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not {kind.__name__}: "
                     "name a source where it does"
                 )
-            if isinstance(row[column], str):
-                _check_length(row[column], place)
+            _check_length(row[column], place)
         yield row
 
 
@@ -160,7 +159,7 @@ def _documents(rows: Iterable[_PlacedRow], source: str, column: str) -> Iterator
         if column not in row:
             raise ValueError(f"{source!r} has no column {column!r}: name one of its columns {sorted(row)}")
         text = row[column]
-        if text is not None and not isinstance(text, str):
+        if not isinstance(text, str | None):
             raise ValueError(
                 f"column {column!r} of {source!r} holds {type(text).__name__}, not text: "
                 f"name a text column out of {sorted(row)}"
@@ -170,15 +169,15 @@ def _documents(rows: Iterable[_PlacedRow], source: str, column: str) -> Iterator
             yield text
 
 
-def _check_length(text: str, place: str) -> None:
-    if len(text) > MAX_TEXT_BYTES // 4 and (size := count_bytes(text)) > MAX_TEXT_BYTES:
+def _check_length(value: Any, place: str) -> None:
+    if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
             "documents, each a line of a .txt file or a row of a .jsonl file"
         )
 
 
-def _is_whole_zstandard(file: Path) -> bool:
+def _is_complete_zstandard(file: Path) -> bool:
     """Return whether a file ends at the end of a frame; readers take a truncated file for a shorter one."""
     frame = None
     with file.open("rb") as compressed:
@@ -202,7 +201,9 @@ def _local_files(source: str) -> list[Path]:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
     if not known:
-        raise ValueError(f"{source!r} is of no known format: a text file ends in one of {', '.join(_FORMATS)}")
+        raise ValueError(
+            f"{source!r} has an unknown format: the name of a text file ends in one of {', '.join(_FORMATS)}"
+        )
     if len(readers := {_FORMATS[_format(file)] for file in known}) > 1:
         raise ValueError(
             f"{source!r} mixes files of the formats {sorted(readers)}: name a file or a folder of one format"

@@ -142,7 +142,7 @@ def without_shared_text(
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        TokenArray: the other blocks, in their order.
+        TokenArray: the remaining blocks, in their order.
     """
     block_size = blocks.shape[1]
 
@@ -150,7 +150,7 @@ def without_shared_text(
         documents = load_documents(source, name=source_name, split=source_split, column=source_column)
         corpus = join_documents(encode_texts(tokenizer, documents))
         windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
-        shared = windows[:: block_size + 1]  # the windows that are a whole block
+        shared = windows[:: block_size + 1]  # the windows that are complete blocks
         np.save(folder / "shared.npy", shared)
         return {"num_shared": int(shared.sum())}
 

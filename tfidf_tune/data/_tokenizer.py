@@ -22,7 +22,7 @@ process if it does not get it. The ids of a text that is split into pieces can d
 
 _BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
 
-# Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to tell tokenizers apart.
+# Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to distinguish tokenizers.
 _SAMPLE_TEXT = (
     "The quick brown fox, aged 27, jumped over 3.14 lazy dogs' tails!  (Don't ask why.)\n\n"
     "\tdef f(x):\n        return x ** 2  # naïve café, straße\n"
@@ -107,10 +107,11 @@ class HFTokenizer:
     """A Hugging Face tokenizer with torchtune's ``ModelTokenizer`` and ``Transform`` protocols.
 
     Messages are concatenated without a chat template: BOS (if the tokenizer has one) starts a turn and EOS ends it.
+    In configs it is the component ``tfidf_tune.data.hf_tokenizer``.
 
     Args:
         path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
-            A ``tokenizer.model`` without any other tokenizer file is read as Llama's.
+            A ``tokenizer.model`` without further tokenizer files is read as Llama's.
         max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
 
     Attributes:
@@ -128,6 +129,9 @@ class HFTokenizer:
     Raises:
         FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
         ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
+
+    Example:
+        >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
     """
 
     def __init__(self, path: str, max_seq_len: int | None = None) -> None:
@@ -219,20 +223,8 @@ class HFTokenizer:
         self._hf.save_pretrained(str(folder))
 
 
-def hf_tokenizer(path: str, max_seq_len: int | None = None) -> HFTokenizer:
-    """Build a torchtune tokenizer from any Hugging Face tokenizer; for arguments and errors see :class:`HFTokenizer`.
-
-    Args:
-        path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
-        max_seq_len (int | None): where messages are truncated. Default: None, no truncation.
-
-    Returns:
-        HFTokenizer: the tokenizer.
-
-    Example:
-        >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
-    """
-    return HFTokenizer(path, max_seq_len=max_seq_len)
+hf_tokenizer = HFTokenizer
+"""The name of :class:`HFTokenizer` as a component of configs."""
 
 
 def _load(path: str) -> Any:

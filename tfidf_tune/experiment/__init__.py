@@ -7,13 +7,21 @@ os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 from tfidf_tune.experiment._progress import Failure
 from tfidf_tune.experiment._run import print_cells, run_experiment
-from tfidf_tune.experiment._schema import EvalSettings, Experiment, Model, load_experiment, shipped_experiments
+from tfidf_tune.experiment._schema import (
+    EvalSettings,
+    Experiment,
+    Launcher,
+    Model,
+    load_experiment,
+    shipped_experiments,
+)
 from tfidf_tune.experiment._starts import random_model, trained_model
 
 __all__ = [
     "EvalSettings",
     "Experiment",
     "Failure",
+    "Launcher",
     "Model",
     "load_experiment",
     "print_cells",

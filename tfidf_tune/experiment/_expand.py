@@ -1,4 +1,4 @@
-"""Expand an experiment into validated cells, with the settings that affect their results."""
+"""Expand an experiment into validated runs, with the settings that affect their results."""
 
 import inspect
 import re
@@ -16,16 +16,7 @@ from tfidf_tune._checks import suggestion
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.data import source_fingerprint
 from tfidf_tune.data._cache import digest
-from tfidf_tune.experiment._cells import (
-    JOBS,
-    REPORT,
-    STARTS,
-    EvaluationCell,
-    PlannedRun,
-    Settings,
-    Start,
-    TrainingCell,
-)
+from tfidf_tune.experiment._cells import JOBS, REPORT, STARTS, Evaluation, Run, Settings, Start
 from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -68,18 +59,18 @@ TASK_SETTINGS = {
 }
 
 
-def expand(experiment: Experiment) -> list[PlannedRun]:
+def expand(experiment: Experiment) -> list[Run]:
     """Expand an experiment into its runs, checked as the recipes check their configs.
 
     Args:
         experiment (Experiment): the experiment.
 
     Returns:
-        list[PlannedRun]: by model, seed, learning rate and objective, so that runs to be compared follow each other.
+        list[Run]: by model, seed, learning rate and objective, so that runs to be compared follow each other.
 
     Raises:
         ValueError: If names do not make different folders; if a task, a training config, an objective, a start, a path
-            or a source of text is wrong.
+            or a source of text is invalid.
     """
     _fingerprint.cache_clear()
     _read_config.cache_clear()
@@ -103,8 +94,8 @@ def slug(name: str) -> str:
 def _slugs(names: Mapping[str, Any], key: str) -> dict[str, str]:
     slugs = {name: slug(name) for name in names}
     for name, own in slugs.items():
-        if not own or own in (STARTS, REPORT, JOBS):
-            raise SetupError(f"experiment: {key}: {name!r} makes no folder of its own; choose another name")
+        if own in ("", STARTS, REPORT, JOBS):
+            raise SetupError(f"experiment: {key}: {name!r} cannot be turned into the name of a folder; rename it")
         if same := [other for other in names if other != name and slugs[other] == own]:
             raise SetupError(f"experiment: {key}: {name!r} and {same[0]!r} would share the folder {own}; rename one")
     return slugs
@@ -115,7 +106,7 @@ def _check_tasks(experiment: Experiment) -> None:
 
     known = sorted(file.stem for file in tasks_folder().glob("*.yaml"))
     if unknown := [task for task in experiment.tasks if task not in known]:
-        raise SetupError(f"experiment: no task {', '.join(unknown)}; there are {', '.join(known)}")
+        raise SetupError(f"experiment: no task {', '.join(unknown)}; possible are {', '.join(known)}")
     settings = [key for keys in TASK_SETTINGS.values() for key in keys]
     for key in experiment.eval.metadata:
         if key not in settings:
@@ -130,7 +121,7 @@ def _run(
     seed: int,
     place: Path,
     starts: dict[str, Path],
-) -> PlannedRun:
+) -> Run:
     model = experiment.models[name]
     out = Path(experiment.output_dir)
     folder = out / place / ("" if learning_rate is None else f"lr{learning_rate}") / f"seed{seed}"
@@ -144,12 +135,12 @@ def _run(
             checkpoint = Path(cfg.checkpointer.checkpoint_dir).expanduser()
             if not checkpoint.is_dir():
                 raise SetupError(f"checkpointer.checkpoint_dir: no such folder {checkpoint}")
-            cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not know the tilde
+            cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not expand the tilde
         cfg.output_dir = str(folder)
-        training = TrainingCell(name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings)
-        return PlannedRun(
-            training, tuple(_evaluation(experiment, training, percent) for percent in sorted(experiment.milestones))
-        )
+        evaluations = {
+            percent: _evaluation(experiment, cfg, settings, percent) for percent in sorted(experiment.milestones)
+        }
+        return Run(name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings, evaluations)
 
 
 def _training_config(
@@ -167,7 +158,7 @@ def _training_config(
         OmegaConf.update(cfg, "optimizer.lr", learning_rate, force_add=True)
     cfg.seed = seed
     cfg.save_at_percent = sorted(experiment.milestones)
-    cfg.keep_last_n_checkpoints = 0  # an interrupted cell is trained anew
+    cfg.keep_last_n_checkpoints = 0  # an interrupted training is repeated from the beginning
     return cfg
 
 
@@ -191,41 +182,36 @@ def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path,
     return Start(component, arguments, model, seed, starts.setdefault(name, folder / name))
 
 
-def _evaluation(experiment: Experiment, run: TrainingCell, percent: int) -> EvaluationCell:
+def _evaluation(experiment: Experiment, cfg: DictConfig, training: Settings, percent: int) -> Evaluation:
     own = experiment.eval
-    dtype = DTYPES[own.dtype or run.settings["dtype"]]
+    dtype = DTYPES[own.dtype or training["dtype"]]
     metadata = dict(own.metadata)
     if any(task.startswith("tfidf_memorization") for task in experiment.tasks) and "probe_file" not in metadata:
-        metadata["probe_file"] = _probe_file(run)
+        metadata["probe_file"] = _probe_file(cfg)
+    model_args = {"pretrained": str(Path(cfg.output_dir, milestone_name(percent)))}
+    if training["recipe"] == "lora_finetune" and not training["merge_adapter"]:
+        checkpointer = cfg.checkpointer
+        revision = {} if checkpointer.get("revision") is None else {"revision": checkpointer.revision}
+        model_args = {
+            "pretrained": str(checkpointer.checkpoint_dir), "peft": model_args["pretrained"], **revision,
+        }  # fmt: skip
     arguments = {
-        "model_args": _model_args(run, str(run.folder / milestone_name(percent))) | {"dtype": dtype} | own.model_args,
+        "model_args": model_args | {"dtype": dtype} | own.model_args,
         "metadata": metadata,
         "batch_size": own.batch_size,
-        "device": own.device or run.settings["device"],
+        "device": own.device or training["device"],
         "limit": own.limit,
     }
-    return EvaluationCell(
-        run, percent, {task: _task_settings(task, own, dtype) for task in experiment.tasks}, arguments
-    )
+    return Evaluation({task: _task_settings(task, own, dtype) for task in experiment.tasks}, arguments)
 
 
-def _model_args(run: TrainingCell, checkpoint: str) -> dict[str, Any]:
-    """Return the harness's arguments for a checkpoint, an adapter together with its base."""
-    if run.recipe == "full_finetune" or run.settings["merge_adapter"]:
-        return {"pretrained": checkpoint}
-    checkpointer = run.config.checkpointer
-    revision = {} if checkpointer.get("revision") is None else {"revision": checkpointer.revision}
-    return {"pretrained": str(checkpointer.checkpoint_dir), "peft": checkpoint, **revision}
-
-
-def _probe_file(run: TrainingCell) -> str:
-    dataset = run.config.dataset
-    sections = dataset if OmegaConf.is_list(dataset) else [dataset]
+def _probe_file(cfg: DictConfig) -> str:
+    sections = cfg.dataset if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]
     probe_file = next((section.probe_file for section in sections if section.get("probe_file") is not None), None)
     if probe_file is None:
         raise SetupError(
             "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset with a probe_file, or "
-            "name one in eval.metadata.probe_file (`tfidf-tune probe make` makes one)"
+            "set eval.metadata.probe_file to one (`tfidf-tune probe make` makes one)"
         )
     return str(probe_file)
 
@@ -233,8 +219,8 @@ def _probe_file(run: TrainingCell) -> str:
 def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Settings:
     """Check a training config as its recipe will, and return the settings that affect the trained model.
 
-    References are resolved, local sources of text replaced by hashes of their contents. The folders of the run and of
-    the start have no effect; references to them become these words:
+    References are resolved, and local sources of text replaced by hashes of their contents. The folders of the run and
+    of the start have no effect: references to them become RUN and START.
     """
     cfg = cast(DictConfig, OmegaConf.merge(cfg, {"output_dir": "RUN"}))
     if start is not None:

@@ -1,8 +1,8 @@
 """What a job does: it trains runs and evaluates their milestones.
 
-The process of a job imports the libraries once. Each training, and the evaluation of all milestones of a run, is a
-process forked from it: what happens to that one (no memory left, a crash) does not end the job, and its memory, that
-of a GPU included, is free afterwards. What a job does is written to a journal for each run, which the command reads.
+The process of a job imports the libraries once. It forks a process for each training, and one for the evaluation of
+all milestones of a run: if that process fails (no memory left, a crash), the job continues, and its memory, including
+that of a GPU, is free afterwards. The job writes what it does to a journal for each run, which the command reads.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -29,62 +29,17 @@ from torchtune.config._utils import _get_component_from_path
 
 from tfidf_tune._files import atomic_file, atomic_folder
 from tfidf_tune.analysis import describe_machine
-from tfidf_tune.experiment._cells import (
-    EVALUATED,
-    TRAINED,
-    EvaluationCell,
-    PlannedRun,
-    Start,
-    State,
-    clear_run,
-    evaluation_state,
-    missing_tasks,
-    next_part,
-    training_state,
-    write_manifest,
-)
-from tfidf_tune.experiment._plain_lines import PlainLines, last_lines
+from tfidf_tune.experiment._cells import TRAINING, Run, Start, State
 
 LOCK, JOBS_LOCK = ".lock", ".jobs.lock"
-TRAINING = 0  # the training's number in a journal, where evaluations have their percent
-LINES_SHOWN = 12  # of the log of a cell that fails
+_LINES_SHOWN = 12  # of the log of a cell that fails
 # Forking is not safe on macOS.
 _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 @dataclass(frozen=True)
-class LocalJob:
-    """Settings of a job on the machine of the command, with which it ends."""
-
-    folder: Path  # of the experiment
-    gpus: str | None  # CUDA_VISIBLE_DEVICES; None: all
-
-
-def work(runs: dict[int, PlannedRun], journals: Path, retries: int, local: LocalJob | None) -> None:
-    """Do the runs that no other job has begun, one after another.
-
-    Args:
-        runs (dict[int, PlannedRun]): by number.
-        journals (Path): a job that creates the journal of a run has the run.
-        retries (int): how often a failed cell is done again.
-        local (LocalJob | None): None on a cluster.
-    """
-    if local is not None:
-        _join(local)
-    job_id = submitit.JobEnvironment().job_id
-    for number, run in runs.items():
-        journal = Journal(journals / f"{number}.jsonl")
-        if journal.create():
-            journal.write("claimed", job=job_id)
-        elif not journal.is_unfinished(job_id):
-            continue
-        _do(run, journal, retries)
-        journal.write("finished")
-
-
-@dataclass(frozen=True)
 class Journal:
-    """Lines of JSON that say what is done of a run; the processes of a job write one after another."""
+    """Events of a run as lines of JSON; the processes of a job write one after another."""
 
     path: Path
 
@@ -107,27 +62,55 @@ class Journal:
             file.write(json.dumps({"event": event, **more}) + "\n")
 
     def fail(self, cell: int, reason: str | None, log: Path, *, again: bool) -> None:
-        """Append a failure; the log may be empty when it is read."""
-        self.write("failed", cell=cell, reason=reason, lines=last_lines(log, LINES_SHOWN), again=again)
+        """Append a failure."""
+        self.write("failed", cell=cell, reason=reason, lines=last_lines(log), again=again)
 
 
-def _join(local: LocalJob) -> None:
-    """End this job when the command ends, and let no other command begin before that."""
+def last_lines(log: Path) -> list[str]:
+    """Return the last lines of a log; none if there is no log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return [line for line in lines if line.strip()][-_LINES_SHOWN:]
+
+
+def work(
+    runs: dict[int, Run], journals: Path, retries: int, experiment: Path | None = None, gpus: str | None = None
+) -> None:
+    """Do the runs that no other job has begun, one after another.
+
+    Args:
+        runs (dict[int, Run]): by number.
+        journals (Path): folder of the journals; the job that creates the journal of a run does the run.
+        retries (int): how often a failed cell is repeated.
+        experiment (Path | None): folder of the experiment, whose command the job ends with. Default: None, a job on a
+            cluster.
+        gpus (str | None): CUDA_VISIBLE_DEVICES of such a job. Default: None, all.
+    """
+    if experiment is not None:
+        _end_with_command(experiment)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    job_id = submitit.JobEnvironment().job_id
+    for number, run in runs.items():
+        journal = Journal(journals / f"{number}.jsonl")
+        if journal.create():
+            journal.write("claimed", job=job_id)
+        elif not journal.is_unfinished(job_id):
+            continue
+        if run.state(TRAINING) is State.DONE or _train(run, journal, retries):
+            _evaluate(run, journal, retries)
+        journal.write("finished")
+
+
+def _end_with_command(experiment: Path) -> None:
+    """End this job when the command ends, and keep another command from starting before that."""
     os.setpgrp()
-    held = os.open(local.folder / JOBS_LOCK, os.O_RDONLY)  # inherited by all processes of the job
+    held = os.open(experiment / JOBS_LOCK, os.O_RDONLY)  # inherited by all processes of the job
     fcntl.flock(held, fcntl.LOCK_SH)
     if not submitit.JobEnvironment().paths.submitted_pickle.exists():
         sys.exit("the command that submitted this job has ended")
-    _end_after(partial(_wait_for_lock, local.folder / LOCK))
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all
-    if local.gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = local.gpus
-
-
-def _wait_for_lock(path: Path) -> None:
-    """Wait for a lock that another process holds as long as it lives."""
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    command = os.open(experiment / LOCK, os.O_RDONLY)
+    _end_after(partial(fcntl.flock, command, fcntl.LOCK_SH))  # which the command holds as long as it lives
 
 
 def _end_after(wait: Callable[[], Any]) -> None:
@@ -140,53 +123,29 @@ def _end_after(wait: Callable[[], Any]) -> None:
     threading.Thread(target=kill, daemon=True).start()
 
 
-def _do(run: PlannedRun, journal: Journal, retries: int) -> None:
-    if training_state(run) is not State.DONE and not _train(run, journal, retries):
-        return
-    import_module("lm_eval.models.huggingface")  # once for all runs of this job
-    cells = [cell for cell in run.evaluations if evaluation_state(cell) is not State.DONE]
-    tries_left = retries
-    while cells:
-        reason = _in_process("evaluation", cells[0].log, evaluate_cells, cells, journal)
-        while cells and evaluation_state(cells[0]) is State.DONE:
-            del cells[0]
-            tries_left = retries
-        if not cells:
-            return
-        journal.fail(cells[0].percent, reason, cells[0].log, again=tries_left > 0)
-        if tries_left == 0:
-            del cells[0]
-        tries_left = tries_left - 1 if tries_left else retries
-
-
-def _train(run: PlannedRun, journal: Journal, retries: int) -> bool:
+def _train(run: Run, journal: Journal, retries: int) -> bool:
     """Train from an empty folder; return whether that worked."""
-    cell = run.training
+    log = run.log(TRAINING)
     for tries_left in reversed(range(1 + retries)):
-        clear_run(cell)
+        run.clear()
         journal.write("begun", cell=TRAINING)
-        reason = None if cell.start is None else _make_start(cell.start, cell.log, journal)
+        reason = None if run.start is None else _make_start(run.start, log, journal)
         if reason is None:
             begun = time.monotonic()
-            config = cell.folder / "recipe.yaml"
+            config = run.folder / "recipe.yaml"
             with atomic_file(config) as file:
-                OmegaConf.save(cell.config, file)
-            reason = _in_process("recipe", cell.log, run_recipe, cell.recipe, str(config))
+                OmegaConf.save(run.config, file)
+            reason = _in_process("recipe", log, run_recipe, run.recipe, str(config))
         if reason is None:
-            manifest = {
-                "settings": cell.settings,
-                "seconds": time.monotonic() - begun,
-                "provenance": describe_machine(),
-            }
-            write_manifest(cell.folder / TRAINED, manifest)
+            run.finish_training(time.monotonic() - begun, describe_machine())
             journal.write("done", cell=TRAINING)
             return True
-        journal.fail(TRAINING, reason, cell.log, again=tries_left > 0)
+        journal.fail(TRAINING, reason, log, again=tries_left > 0)
     return False
 
 
 def _make_start(start: Start, log: Path, journal: Journal) -> str | None:
-    """Make what a run starts from, unless it is there; of jobs that need the same, one makes it, others wait."""
+    """Make a start unless it exists; if several jobs need the same one, one makes it and the others wait."""
     with journal.path.with_name(f"{start.folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if start.folder.is_dir():
@@ -198,52 +157,65 @@ def _make_start(start: Start, log: Path, journal: Journal) -> str | None:
         return reason and f"the start could not be made: {reason}"
 
 
+def _evaluate(run: Run, journal: Journal, retries: int) -> None:
+    """Evaluate the milestones; after a failure a new process continues with the same one, or with the next."""
+    import_module("lm_eval.models.huggingface")  # once for all runs of this job
+    percents = [percent for percent in run.evaluations if run.state(percent) is not State.DONE]
+    tries_left = retries
+    while percents:
+        log = run.log(percents[0])
+        reason = _in_process("evaluation", log, evaluate_milestones, run, percents, journal)
+        while percents and run.state(percents[0]) is State.DONE:
+            del percents[0]
+            tries_left = retries
+        if not percents:
+            return
+        journal.fail(percents[0], reason, log, again=tries_left > 0)
+        if tries_left == 0:
+            del percents[0]
+        tries_left = tries_left - 1 if tries_left else retries
+
+
 def _in_process(name: str, log: Path, function: Callable[..., None], *arguments: Any) -> str | None:
-    """Call a function in a process of its own; return what went wrong, in a line, or None."""
+    """Call a function in a new process; return the reason of a failure in one line, or None."""
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_call, args=(sender, log, function, *arguments))
     process.start()
     process.join()
-    assert process.exitcode is not None
-    if process.exitcode == 0:
+    status: int = process.exitcode
+    if status == 0:
         return None
-    if not receiver.poll():
-        return f"the {name} {exit_reason(process.exitcode)}"
-    error = str(receiver.recv())
-    return f"the recipe ended with exit code 1: {error}" if name == "recipe" else error
+    if receiver.poll():
+        error = str(receiver.recv())
+        return f"the recipe ended with exit code 1: {error}" if name == "recipe" else error
+    if status > 0:
+        return f"the {name} ended with exit code {status}"
+    ended_by = signal.Signals(-status).name
+    return f"the {name} was ended by {ended_by}" + (", perhaps because memory ran out" * (ended_by == "SIGKILL"))
 
 
 def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function with all output, Python or not, in a log."""
+    """Call a function with all output, also of other languages than Python, in a log."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     _end_after(parent.join)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the job has handlers of submitit
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    with log.open("a", encoding="utf-8") as file, PlainLines(file) as lines:
+    with log.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-        with redirect_stdout(lines), redirect_stderr(lines):
-            try:
-                function(*arguments)
-            except (Exception, SystemExit) as error:
-                if isinstance(error, SystemExit) and not isinstance(error.code, str):
-                    raise
-                if isinstance(error, SystemExit):
-                    print(error)
-                else:
-                    traceback.print_exc()
-                name = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
-                sender.send(f"{name}{error}".splitlines()[0])
-                sys.exit(1)
-
-
-def exit_reason(status: int) -> str:
-    """Describe an exit status, negative for the number of a signal."""
-    if status >= 0:
-        return f"ended with exit code {status}"
-    name = signal.Signals(-status).name
-    return f"was ended by {name}" + (", perhaps because memory ran out" if name == "SIGKILL" else "")
+        try:
+            function(*arguments)
+        except SystemExit as error:
+            if not isinstance(error.code, str):
+                raise
+            print(error)
+            sender.send(error.code.splitlines()[0])
+            sys.exit(1)
+        except Exception as error:
+            traceback.print_exc()
+            sender.send(f"{type(error).__name__}: {error}".splitlines()[0])
+            sys.exit(1)
 
 
 def run_recipe(recipe: str, config: str) -> None:
@@ -252,21 +224,21 @@ def run_recipe(recipe: str, config: str) -> None:
     import_module(f"tfidf_tune.recipes.{recipe}").recipe_main()
 
 
-def evaluate_cells(cells: Sequence[EvaluationCell], journal: Journal) -> None:
-    """Run the tasks that are not done; results appear in a folder when all are there, the manifest included."""
-    from tfidf_tune.tasks import evaluate
-
-    for cell in cells:
-        journal.write("begun", cell=cell.percent)
-        start = time.monotonic()
-        tasks = {task: cell.tasks[task] for task in missing_tasks(cell)}
-        with atomic_folder(next_part(cell)) as temporary:
-            evaluate(tasks=list(tasks), output_path=temporary, **cell.arguments)
-            write_manifest(temporary / EVALUATED, {"tasks": tasks, "seconds": time.monotonic() - start})
-        journal.write("done", cell=cell.percent)
-
-
 def make_start(start: Start) -> None:
-    """Call a component that makes a checkpoint folder, which appears when all is there."""
+    """Call a component that makes a checkpoint folder; the folder appears when it is complete."""
     with atomic_folder(start.folder) as temporary:
         _get_component_from_path(start.component)(temporary, start.model, start.seed, **start.arguments)
+
+
+def evaluate_milestones(run: Run, percents: list[int], journal: Journal) -> None:
+    """Run the tasks that are not done; the folder of their results appears when it is complete."""
+    from tfidf_tune.tasks import evaluate
+
+    for percent in percents:
+        journal.write("begun", cell=percent)
+        start = time.monotonic()
+        tasks = run.missing_tasks(percent)
+        with atomic_folder(run.next_part(percent)) as temporary:
+            evaluate(tasks=tasks, output_path=temporary, **run.evaluations[percent].arguments)
+            run.finish_part(temporary, percent, tasks, time.monotonic() - start)
+        journal.write("done", cell=percent)

@@ -1,25 +1,27 @@
-"""Run the jobs of an experiment through submitit, on this machine or on a Slurm cluster, and follow what they do."""
+"""Run the jobs of an experiment through submitit, on this machine or on a Slurm cluster, and follow them."""
 
 import fcntl
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import submitit
 import torch
 from submitit.helpers import environment_variables
 
-from tfidf_tune.experiment._cells import JOBS, PlannedRun
-from tfidf_tune.experiment._job import JOBS_LOCK, LOCK, LocalJob, work
-from tfidf_tune.experiment._progress import Failure, RunsProgress
+from tfidf_tune.experiment._cells import JOBS, Run
+from tfidf_tune.experiment._job import JOBS_LOCK, LOCK, work
+from tfidf_tune.experiment._progress import Failure, Progress
+from tfidf_tune.experiment._schema import Launcher
 from tfidf_tune.training import SetupError
 
 _THREADS = "OMP_NUM_THREADS"
+# A progress bar adds a line to a log every 30 seconds.
+_SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
 _MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
 # Options of submitit for every kind of cluster; those of Slurm have a prefix.
 _GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
@@ -27,13 +29,13 @@ _GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_
 
 @contextmanager
 def only_command(folder: Path) -> Iterator[int]:
-    """Lock the folder of an experiment. When the block ends, or this process, its local jobs are ended.
+    """Lock the folder of an experiment. When the block or this process ends, its local jobs are ended.
 
     Yields:
         int: descriptor of a lock that jobs share; they wait until this process unlocks it.
 
     Raises:
-        BlockingIOError: If another command, or a job of an earlier one, is at work in the folder.
+        BlockingIOError: If another command, or a job of an earlier one, is using the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as lock, (folder / JOBS_LOCK).open("a") as jobs_lock:
@@ -42,12 +44,16 @@ def only_command(folder: Path) -> Iterator[int]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BlockingIOError(
-                f"another experiment, or a job of one that has ended, is at work in {folder}: wait for it"
+                f"another experiment, or a job of one that has ended, is using {folder}: wait for it to end"
             ) from error
-        if left := [job_id for job_id in _cluster_jobs(folder / JOBS) if not _has_ended(folder / JOBS, job_id)]:
+        ids = [
+            path.name.removesuffix("_submission.sh") for path in sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
+        ]
+        jobs = [submitit.SlurmJob[None](folder / JOBS, job_id) for job_id in ids]
+        if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
             raise BlockingIOError(
                 f"jobs of an earlier command may still be queued or running: {', '.join(left)}. Wait for them, or end "
-                f"them by `scancel {' '.join(left)}`; if Slurm does not know them any more, delete {folder / JOBS}"
+                f"them by `scancel {' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
             )
         try:
             yield jobs_lock.fileno()
@@ -56,30 +62,16 @@ def only_command(folder: Path) -> Iterator[int]:
             fcntl.flock(jobs_lock, fcntl.LOCK_EX)  # they hold it until they have ended
 
 
-def _cluster_jobs(folder: Path) -> list[str]:
-    return [path.name.removesuffix("_submission.sh") for path in sorted(folder.glob("[0-9]*_submission.sh"))]
-
-
-def _has_ended(folder: Path, job_id: str) -> bool:
-    return submitit.SlurmJob[None](folder, job_id).done(force_check=True)
-
-
 def run_jobs(
-    runs: list[PlannedRun],
-    folder: Path,
-    jobs_lock: int,
-    launcher: Mapping[str, Any],
-    *,
-    retries: int,
-    jobs: int | None,
+    runs: list[Run], folder: Path, jobs_lock: int, launcher: Launcher, *, retries: int, jobs: int | None
 ) -> list[Failure]:
-    """Do every cell that is not done, and return what failed; a failure leaves out only what needs it.
+    """Do every cell that is not done, and return the failures; a failure leaves out only what needs the cell.
 
     The folder and the lock are those of :func:`only_command`. By default there is one job at a time on this machine,
     and a job for each run on a cluster.
     """
-    is_local = launcher["name"] == "local"
-    progress = RunsProgress(runs, folder / JOBS / "journals", retries)
+    is_local = launcher.name == "local"
+    progress = Progress(runs, folder / JOBS / "journals", retries)
     if not progress.to_do:
         return []
     num_jobs = min(len(progress.to_do), jobs or (1 if is_local else len(runs)))
@@ -87,7 +79,7 @@ def run_jobs(
     fcntl.flock(jobs_lock, fcntl.LOCK_UN)
     progress.begin(num_jobs, shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
-    gpus = gpus_of_jobs(num_jobs, launcher.get("gpus_per_node")) if is_local else []
+    gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
     shares_cpus = is_local and num_jobs > 1 and _THREADS not in os.environ
     threads = {_THREADS: max(1, _num_cpus() // num_jobs)} if shares_cpus else {}
     running: dict[int, tuple[submitit.Job[None], list[int]]] = {}  # by slot: a job and the runs that it may do
@@ -95,15 +87,14 @@ def run_jobs(
         while True:
             for slot in set(range(num_jobs)) - running.keys():
                 numbers = progress.waiting()
-                if not is_local:  # a job there has a time limit; here it goes on with other runs, which saves imports
-                    submitted = [number for _, taken in running.values() for number in taken]
+                if not is_local:  # one run, because of the time limit; a local job saves imports by doing several
+                    submitted = [number for _, numbers_of_job in running.values() for number in numbers_of_job]
                     numbers = [number for number in numbers if number not in submitted][:1]
                 if numbers:
-                    share = {number: runs[number] for number in numbers}
-                    local = LocalJob(folder.absolute(), gpus[slot]) if is_local else None
-                    with environment_variables(**threads), _without_ctrl_c():
-                        job = executor.submit(work, share, progress.folder.absolute(), retries, local)
-                    running[slot] = job, numbers
+                    local = (folder.absolute(), gpus[slot]) if is_local else ()
+                    arguments = ({number: runs[number] for number in numbers}, progress.folder.absolute(), retries)
+                    with environment_variables(**_SPARSE_BARS, **threads), _without_ctrl_c():
+                        running[slot] = executor.submit(work, *arguments, *local), numbers
             if not running:
                 return progress.failures()
             time.sleep(0.1 if is_local else 2.0)
@@ -127,17 +118,18 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def make_executor(launcher: Mapping[str, Any], folder: Path) -> submitit.Executor:
-    """Make the executor of a launcher; a :class:`SetupError` says which option is wrong."""
-    if launcher["name"] == "local":
+def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
+    """Make the executor of a launcher.
+
+    Raises:
+        SetupError: If Slurm is not available or does not have an option.
+    """
+    if launcher.name == "local":
         local = submitit.LocalExecutor(folder)
         local.update_parameters(timeout_min=_MINUTES_OF_A_LOCAL_JOB, stderr_to_stdout=True)
         return local
-    options = {
-        key if key in _GENERIC_OPTIONS else f"slurm_{key}": value
-        for key, value in ({"job_name": "tfidf-tune"} | dict(launcher)).items()
-        if key != "name"
-    }
+    given = {"job_name": "tfidf-tune"} | launcher.model_dump(exclude={"name"}, exclude_none=True)
+    options = {key if key in _GENERIC_OPTIONS else f"slurm_{key}": value for key, value in given.items()}
     try:
         executor = submitit.AutoExecutor(folder, cluster="slurm")
         executor.update_parameters(stderr_to_stdout=True, **options)
@@ -149,12 +141,10 @@ def make_executor(launcher: Mapping[str, Any], folder: Path) -> submitit.Executo
 def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
     """Share the GPUs of this machine among jobs: return ``CUDA_VISIBLE_DEVICES`` of each, None for all GPUs.
 
-    Each job has ``per_job`` of them, by default an equal share. Jobs share GPUs where there are too few for all.
+    Each job has ``per_job`` of them, by default an equal share. Jobs share GPUs if there are too few for all.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = (
-        list(map(str, range(torch.cuda.device_count()))) if given is None else [one for one in given.split(",") if one]
-    )
+    gpus = list(map(str, range(torch.cuda.device_count()))) if given is None else list(filter(None, given.split(",")))
     if per_job is None and (num_jobs == 1 or not gpus):
         return [given] * num_jobs
     count = per_job or max(1, len(gpus) // num_jobs)

@@ -6,20 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
-from tfidf_tune.experiment._cells import (
-    REPORT,
-    PlannedRun,
-    State,
-    changes,
-    check_folder,
-    discard_changed,
-    evaluation_parts,
-    evaluation_state,
-    training_state,
-)
+from tfidf_tune.experiment._cells import REPORT, Run, State
 from tfidf_tune.experiment._expand import expand
 from tfidf_tune.experiment._launcher import only_command, run_jobs
-from tfidf_tune.experiment._progress import Failure, step_of
+from tfidf_tune.experiment._progress import Failure
 from tfidf_tune.experiment._schema import Experiment
 
 if TYPE_CHECKING:
@@ -34,18 +24,18 @@ def run_experiment(
 
     Args:
         experiment (Experiment): the experiment.
-        overwrite (bool): do cells that were made with other settings again, and lose them. Default: False, refuse.
-        retries (int): how often a failed cell is done again at once. Default: 0.
+        overwrite (bool): discard and repeat cells that were made with different settings. Default: False, refuse.
+        retries (int): how often a failed cell is repeated immediately. Default: 0.
         jobs (int | None): how many runs, each a training and its evaluations, are done at the same time. Above 1 their
-            output only goes to their logs, and on this machine they share CPUs (by OMP_NUM_THREADS, unless that is
-            set) and GPUs. Default: None, 1 on this machine, all runs on a cluster.
+            output is only in their logs, and on this machine they share CPUs (by OMP_NUM_THREADS, unless that is set)
+            and GPUs. Default: None, 1 on this machine, all runs on a cluster.
 
     Returns:
         list[Failure]: the cells that failed.
 
     Raises:
-        ValueError: If the experiment is wrong, cells were made with other settings, or ``jobs`` is below 1.
-        OSError: If the folder is in use, cannot be written, or holds something else where a run would go.
+        ValueError: If the experiment is invalid, cells were made with different settings, or ``jobs`` is below 1.
+        OSError: If the folder is in use, cannot be written, or has other files where a run would be.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}, it has to be at least 1")
@@ -54,17 +44,17 @@ def run_experiment(
     try:
         with only_command(out) as jobs_lock:
             for run in runs:
-                check_folder(run.training)
-            if problems := [line for run in runs for line in changes(run)]:
+                run.check_folder()
+            if problems := [line for run in runs for line in run.changes()]:
                 if not overwrite:
                     raise ValueError(_changed(problems))
                 for run in runs:
-                    discard_changed(run)
-            say(f"Everything is kept in {out}.")
+                    run.discard_changed()
+            say(f"All files are in {out}.")
             failures = run_jobs(runs, out, jobs_lock, experiment.launcher, retries=retries, jobs=jobs)
             _report(runs, experiment, out / REPORT)
     except KeyboardInterrupt:
-        say("\ninterrupted; the same command goes on where this one was")
+        say("\ninterrupted; the same command continues from here")
         raise
     return failures
 
@@ -76,46 +66,43 @@ def print_cells(experiment: Experiment) -> None:
         experiment (Experiment): the experiment.
 
     Raises:
-        ValueError: If the experiment is wrong.
+        ValueError: If the experiment is invalid.
     """
     runs = expand(experiment)
-    lines = []
-    for run in runs:
-        lines.append((step_of(run.training).title, training_state(run)))
-        lines += [(step_of(cell).title, evaluation_state(cell)) for cell in run.evaluations]
+    lines = [(run.cell_title(cell), run.state(cell)) for run in runs for cell in run.cells]
     width = max(len(title) for title, _ in lines)
     say("\n".join(f"{title:<{width}}  {state.value}" for title, state in lines))
     done = sum(state is State.DONE for _, state in lines)
     say(f"\n{done} of {len(lines)} cells are done in {experiment.output_dir}.")
-    if problems := [line for run in runs for line in changes(run)]:
+    if problems := [line for run in runs for line in run.changes()]:
         say(f"\n{_changed(problems)}")
 
 
 def _changed(problems: Sequence[str]) -> str:
     listed = "\n".join(f"  {problem}" for problem in problems)
     return (
-        f"some of what is done was made with other settings:\n{listed}\n"
-        "choose another output_dir, or set them back; --overwrite loses these cells and does them again"
+        f"some cells were made with different settings:\n{listed}\n"
+        "choose another output_dir, or restore the settings; --overwrite discards these cells and repeats them"
     )
 
 
-def _report(runs: Sequence[PlannedRun], experiment: Experiment, folder: Path) -> None:
-    """Write and print what the runs that have been evaluated come to: a frontier where learning rates are compared."""
-    evaluated = [run.training.folder for run in runs if any(list(evaluation_parts(cell)) for cell in run.evaluations)]
+def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
+    """Write and print the report of the evaluated runs: a frontier if there are learning rates, else a comparison."""
+    evaluated = [run.folder for run in runs if any(run.evaluated_parts(percent) for percent in run.evaluations)]
     if not evaluated:
-        say("\nNothing was evaluated, so there is nothing to compare.")
+        say("\nNothing was evaluated, so there is no report.")
         return
     from tfidf_tune.report import terminal_text
     from tfidf_tune.results import import_results
 
     try:
         report = _write_report(import_results(evaluated), experiment, folder)
-    except ValueError as error:  # for example a single run; the cells are done nevertheless
+    except ValueError as error:  # a single run, for example; its cells are done
         say(f"\nThere is no comparison: {error}")
         return
-    # A terminal shows no figures, and one example says what examples are.
+    # A terminal shows no figures; one example is enough there.
     shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
-    say(f"\n{terminal_text(shown)}\nAll of it, with figures: {folder / 'index.html'}")
+    say(f"\n{terminal_text(shown)}\nThe complete report, with figures: {folder / 'index.html'}")
 
 
 def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "Report":

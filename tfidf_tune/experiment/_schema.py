@@ -1,113 +1,171 @@
 """The keys of an experiment's file and their checks."""
 
-import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, TypeVar
 
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune.training import SetupError, config_path, load_config
+from tfidf_tune.training import SetupError, config_path, load_config, setup_errors
 
-RECIPES = ("full_finetune", "lora_finetune")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-LAUNCHERS = ("local", "slurm")
 _FOLDER = "experiments"
-# What the experiment itself sets in a training config, and by which of its keys.
+# Keys of a training config that the experiment sets, and by which of its own keys.
 _OWN_KEYS = {"output_dir": "output_dir", "seed": "seeds", "loss": "objectives", "save_at_percent": "milestones"}
 
+_T = TypeVar("_T")
 
-@dataclass(frozen=True)
-class Model:
-    """What is trained: a row of the tables.
 
-    Args:
-        recipe (str): "full_finetune" or "lora_finetune".
-        config (str): name or path of a training config.
-        overrides (dict[str, Any]): keys of the training config, over the experiment's own overrides.
-        start (dict[str, Any] | None): component that makes the checkpoint folder to start from, called with
-            ``(folder, model, seed)``, ``model`` being the training config's section and ``seed`` the run's, or for all
-            runs the one that is given here. Default: None, the training config's checkpoint.
-        learning_rates (list[float] | None): of this model, where others are of use to it: adapters learn at higher
-            ones than whole models. Default: None, the experiment's.
-    """
+def _distinct(values: list[_T]) -> list[_T]:
+    if not values:
+        raise ValueError("it has to have at least one value")
+    if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
+        raise ValueError(f"which has {', '.join(repeated)} more than once")
+    return values
 
-    recipe: str = MISSING
-    config: str = MISSING
-    overrides: dict[str, Any] = field(default_factory=dict)
+
+def _known_config(name: str) -> str:
+    config_path(name)
+    return name
+
+
+def _of_training_config(overrides: dict[str, Any]) -> dict[str, Any]:
+    for key in overrides:
+        if key in _OWN_KEYS:
+            raise ValueError(f"{key} is set by the experiment's {_OWN_KEYS[key]}")
+        if "." in key:  # next to a nested key it would be unclear which of the two counts
+            raise ValueError(f"{key} has a dot; in a file, keys of sections are nested")
+    return overrides
+
+
+_Names = Annotated[dict[str, _T], Field(min_length=1)]
+_Distinct = Annotated[list[_T], AfterValidator(_distinct)]
+_Rates = _Distinct[Annotated[float, Field(gt=0)]]
+_Overrides = Annotated[dict[str, Any], AfterValidator(_of_training_config)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    """A section of the file; a key that is null has its default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: Any) -> Any:
+        return {key: value for key, value in content.items() if value is not None} if type(content) is dict else content
+
+
+class Model(_Section):
+    """What is trained: a row of the tables."""
+
+    recipe: Literal["full_finetune", "lora_finetune"]
+    config: Annotated[str, AfterValidator(_known_config)]
+    """Name or path of a training config."""
+    overrides: _Overrides = {}
+    """Keys of the training config; they take precedence over the experiment's own overrides."""
     start: dict[str, Any] | None = None
-    learning_rates: list[float] | None = None
+    """Component that makes the checkpoint folder to start from. It is called with ``(folder, model, seed)``: the
+    training config's section ``model``, and the run's seed unless one is given here. Null: the training config's
+    checkpoint."""
+    learning_rates: _Rates | None = None
+    """Null: the experiment's. Adapters, for example, need higher learning rates than complete models."""
 
 
-@dataclass(frozen=True)
-class EvalSettings:
-    """How checkpoints are evaluated.
+class EvalSettings(_Section):
+    """How checkpoints are evaluated."""
 
-    Args:
-        batch_size (int): sequences at once. Default: 64.
-        device (str | None): Default: None, the device of the training config.
-        dtype (str | None): "fp32", "bf16" or "fp16". Default: None, the dtype of the training config.
-        limit (int | None): documents of each task. Default: None, all.
-        metadata (dict[str, Any]): settings of the tasks: sources, prefix lengths, ...
-        model_args (dict[str, Any]): more arguments of the harness's Hugging Face model, ``parallelize`` for example.
-    """
-
-    batch_size: int = 64
+    batch_size: _Count = 64
     device: str | None = None
-    dtype: str | None = None
-    limit: int | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    model_args: dict[str, Any] = field(default_factory=dict)
+    """Null: that of the training config."""
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Null: that of the training config."""
+    limit: _Count | None = None
+    """Documents of each task. Null: all."""
+    metadata: dict[str, Any] = {}
+    """Settings of the tasks: sources, prefix lengths, ..."""
+    model_args: dict[str, Any] = {}
+    """More arguments of the harness's Hugging Face model, ``parallelize`` for example."""
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """Everything that is trained and evaluated: each model under each objective with each learning rate and seed.
+class Launcher(_Section):
+    """How jobs are started; further keys are options of Slurm, as submitit names them (``partition``, ...)."""
 
-    Args:
-        output_dir (str): folder of the experiment.
-        models (dict[str, Model]): by the names that the tables show.
-        objectives (dict[str, dict[str, Any]]): the training config's ``loss`` by the names that the tables show.
-        learning_rates (list[float] | None): the training config's ``optimizer.lr``. With them the report is that of the
-            frontier. Default: None, as it stands there.
-        references (list[str]): objectives that the others are compared with in the frontier, beside the baseline.
-        seeds (list[int]): of weights, data order and injections.
-        milestones (list[int]): training progress in percent at which a checkpoint is saved and evaluated.
-        tasks (list[str]): tasks and groups of the evaluation harness.
-        eval (EvalSettings): how they are run.
-        launcher (dict[str, Any]): ``name`` ("local" or "slurm") and options of it: ``gpus_per_node`` of a job, and for
-            Slurm ``timeout_min``, ``partition`` and whatever else submitit takes. Default: local.
-        overrides (dict[str, Any]): keys of all training configs.
-    """
+    model_config = ConfigDict(extra="allow")
 
-    output_dir: str = MISSING
-    models: dict[str, Model] = MISSING
-    objectives: dict[str, dict[str, Any]] = MISSING
-    learning_rates: list[float] | None = None
-    references: list[str] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=lambda: [0])
-    milestones: list[int] = field(default_factory=lambda: [10, 25, 50, 75, 100])
-    tasks: list[str] = MISSING
-    eval: EvalSettings = field(default_factory=EvalSettings)
-    launcher: dict[str, Any] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)
+    name: Literal["local", "slurm"] = "local"
+    timeout_min: _Count | None = None
+    """Time limit of a job (a training and its evaluations), required for Slurm."""
+    gpus_per_node: _Count | None = None
+    """GPUs of a job."""
+    cpus_per_task: _Count | None = None
+    nodes: Literal[1] | None = None
+    """A job is one process on one machine."""
+    tasks_per_node: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _limits_time(self) -> "Launcher":
+        if self.name == "slurm" and self.timeout_min is None:
+            raise ValueError("slurm needs timeout_min, the time limit of a job: a training and its evaluations")
+        return self
+
+
+class Experiment(_Section):
+    """Everything that is trained and evaluated: each model with each objective, learning rate and seed."""
+
+    output_dir: str
+    """Folder of the experiment."""
+    models: _Names[Model]
+    """By the names that the tables show."""
+    objectives: _Names[dict[str, Any]]
+    """The training config's ``loss``, by the names that the tables show."""
+    learning_rates: _Rates | None = None
+    """The training config's ``optimizer.lr``; the report is then that of the frontier. Null: the training config's."""
+    references: list[str] = []
+    """Objectives that the others are compared with in the frontier, in addition to the baseline."""
+    seeds: _Distinct[int] = [0]
+    """Seeds of weights, data order and injections."""
+    milestones: _Distinct[Annotated[int, Field(ge=1, le=100)]] = [10, 25, 50, 75, 100]
+    """Training progress in percent at which a checkpoint is saved and evaluated."""
+    tasks: _Distinct[str]
+    """Tasks and groups of the evaluation harness."""
+    eval: EvalSettings = EvalSettings()
+    launcher: Launcher = Launcher()
+    overrides: _Overrides = {}
+    """Keys of all training configs."""
+
+    @model_validator(mode="after")
+    def _agrees_on_learning_rates(self) -> "Experiment":
+        for name in self.references:
+            if name not in self.objectives:
+                raise ValueError(f"references: no objective {name!r}{suggestion(name, self.objectives)}")
+        if self.learning_rates is None:
+            if self.references:
+                raise ValueError("references are for the frontier, which needs learning_rates: set them")
+            if own := next((name for name, model in self.models.items() if model.learning_rates is not None), None):
+                raise ValueError(
+                    f"models: {own}: learning_rates: the experiment has none; set learning_rates for all models"
+                )
+            return self
+        models = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
+        for where, overrides in {"": self.overrides, **models}.items():
+            optimizer = overrides.get("optimizer")
+            if isinstance(optimizer, dict) and "lr" in optimizer:
+                raise ValueError(f"{where}overrides: optimizer.lr is set by the experiment's learning_rates")
+        return self
 
 
 def shipped_experiments() -> dict[str, Path]:
-    """The experiments that come with the package.
-
-    Returns:
-        dict[str, Path]: their files by name, sorted.
-    """
+    """Return the files of the experiments that come with the package, sorted, by name."""
     return {file.stem: file for file in sorted((Path(str(files("tfidf_tune.configs"))) / _FOLDER).glob("*.yaml"))}
 
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment and check its keys; training configs are not looked at yet.
+    """Read an experiment and check its keys; training configs are not read yet.
 
     Args:
         name (str): a path, or the name of one that comes with the package (``demo`` or ``experiments/demo``).
@@ -115,30 +173,22 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
             ``models[Pythia 1.4B].overrides.batch_size=4``. Default: none.
 
     Returns:
-        Experiment: the experiment. References in ``overrides`` are left as they are: they are the training config's.
+        Experiment: the experiment. References in ``overrides`` are kept: the training config resolves them.
 
     Raises:
-        ValueError: If there is no such experiment, it is no YAML, or a key is unknown, missing or out of range.
+        ValueError: If there is no such experiment, the file is not valid YAML, or a key is unknown, missing or out of
+            range.
     """
     cfg = _read(name, overrides)
-    _check_keys(Experiment, cfg, "")
-    # References in these are for the training config to resolve.
-    shared = _plain(cfg.pop("overrides", None))
-    own = {}
-    for model, section in (cfg.get("models") or {}).items():
-        _check_keys(Model, section, f"models: {model}: ")
-        own[model] = _plain(section.pop("overrides", None))
-    _check_keys(EvalSettings, cfg.get("eval") or {}, "eval: ")
+    unresolved = [_plain(section.pop("overrides", None), resolve=False) for section in _with_overrides(cfg)]
+    with setup_errors("experiment"):
+        content = _plain(cfg, resolve=True)
+    for section, own in zip(_with_overrides(content), unresolved, strict=True):
+        section["overrides"] = own
     try:
-        experiment = cast(Experiment, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Experiment), cfg)))
-    except OmegaConfBaseException as error:
-        raise SetupError(f"experiment: {str(error).splitlines()[0]} (key {str(error.full_key)!r})") from error
-    models = {model: replace(settings, overrides=own[model]) for model, settings in experiment.models.items()}
-    out = str(Path(experiment.output_dir).expanduser())
-    launcher = {"name": "local"} | experiment.launcher
-    experiment = replace(experiment, output_dir=out, models=models, overrides=shared, launcher=launcher)
-    _check_values(experiment)
-    return experiment
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise SetupError(f"experiment: {_message(error)}") from error
 
 
 def _read(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -146,107 +196,51 @@ def _read(name: str, overrides: Sequence[str]) -> DictConfig:
         shipped = shipped_experiments()
         bare = name.removeprefix(f"{_FOLDER}/")
         if bare not in shipped:
-            raise SetupError(f"no file {name}, and no experiment of that name; there are: {', '.join(shipped)}")
+            raise SetupError(f"no file {name}, and no experiment of that name; available are {', '.join(shipped)}")
         name = str(shipped[bare])
     return load_config(name, overrides)
 
 
-def _plain(section: Any) -> dict[str, Any]:
-    if section is None:
-        return {}
-    if not OmegaConf.is_dict(section):
-        raise SetupError(f"experiment: overrides is {section!r}, it has to hold keys of a training config")
-    plain = cast(dict[str, Any], OmegaConf.to_container(section, resolve=False))
-    for key in plain:
-        if key in _OWN_KEYS:
-            raise SetupError(f"experiment: overrides: {key} is set by the experiment's {_OWN_KEYS[key]}")
-        if "." in str(key):  # beside a nested one, nobody could tell which of the two counts
-            raise SetupError(f"experiment: overrides: {key} has a dot; in a file, keys of sections are nested")
-    return plain
+def _with_overrides(content: Any) -> list[Any]:
+    """Return the sections whose overrides are keys of a training config: the experiment and its models."""
+    models = content.get("models")
+    return (
+        [content, *(model for model in models.values() if hasattr(model, "pop"))]
+        if hasattr(models, "values")
+        else [content]
+    )
 
 
-def _check_keys(schema: type, section: Any, where: str) -> None:
-    """Report unknown keys with the nearest known one, and missing keys."""
-    assert is_dataclass(schema)
-    if not OmegaConf.is_dict(section) and section != {}:
-        raise SetupError(f"experiment: {where.rstrip(': ') or 'the file'} has to hold keys and values")
-    known = [entry.name for entry in fields(schema)]
-    for key in section:
-        if key not in known:
-            raise SetupError(f"experiment: {where}no key {str(key)!r}{suggestion(str(key), known)}")
-    missing = [entry.name for entry in fields(schema) if entry.default is MISSING and section.get(entry.name) is None]
-    if missing:
-        raise SetupError(f"experiment: {where}missing {', '.join(missing)}")
+def _plain(section: Any, resolve: bool) -> Any:
+    is_config = OmegaConf.is_config(section)
+    return OmegaConf.to_container(section, resolve=resolve, throw_on_missing=resolve) if is_config else section
 
 
-def _check_values(experiment: Experiment) -> None:
-    for key in ("models", "objectives", "seeds", "milestones", "tasks"):
-        _check_list(key, list(getattr(experiment, key)))
-    if not all(0 < percent <= 100 for percent in experiment.milestones):
-        raise SetupError(
-            f"experiment: milestones is {experiment.milestones}, possible are whole percents from 1 to 100"
-        )
-    _check_learning_rates(experiment)
-    _check_launcher(experiment.launcher)
-    for name, model in experiment.models.items():
-        if model.recipe not in RECIPES:
-            raise SetupError(
-                f"experiment: models: {name}: recipe is {model.recipe!r}, possible are {', '.join(RECIPES)}"
-            )
-        config_path(model.config)
-    for key in ("batch_size", "limit"):
-        value = getattr(experiment.eval, key)
-        if value is not None and value < 1:
-            raise SetupError(f"experiment: eval: {key} is {value}, it has to be at least 1")
-    if experiment.eval.dtype not in (None, *DTYPES):
-        raise SetupError(f"experiment: eval: dtype is {experiment.eval.dtype!r}, possible are {', '.join(DTYPES)}")
+# Words of pydantic's messages, and ours.
+_PLAINER = {
+    r"Input should": "it has to",
+    r"a valid integer": "a whole number",
+    r"a valid dictionary( or instance of \w+)?": "a section of keys and values",
+    r"greater than or equal to": "at least",
+    r"less than or equal to": "at most",
+}
 
 
-def _check_launcher(launcher: dict[str, Any]) -> None:
-    where = "experiment: launcher: "
-    if launcher["name"] not in LAUNCHERS:
-        raise SetupError(f"{where}name is {launcher['name']!r}, possible are {', '.join(LAUNCHERS)}")
-    if launcher["name"] == "slurm" and "timeout_min" not in launcher:
-        raise SetupError(f"{where}slurm needs timeout_min, the time limit of a job: a training and its evaluations")
-    for key in ("nodes", "tasks_per_node"):
-        if launcher.get(key, 1) != 1:
-            raise SetupError(f"{where}{key} is {launcher[key]}, but a job is one process on one machine: leave it out")
-    for key in ("timeout_min", "gpus_per_node", "cpus_per_task"):
-        if key in launcher and (type(launcher[key]) is not int or launcher[key] < 1):
-            raise SetupError(f"{where}{key} is {launcher[key]!r}, it has to be a whole number, at least 1")
-
-
-def _check_list(where: str, values: Sequence[Any]) -> None:
-    if not values:
-        raise SetupError(f"experiment: {where} is empty, it has to name at least one")
-    if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
-        raise SetupError(f"experiment: {where} holds {', '.join(repeated)} more than once")
-
-
-def _check_learning_rates(experiment: Experiment) -> None:
-    for name in experiment.references:
-        if name not in experiment.objectives:
-            raise SetupError(f"experiment: references: no objective {name!r}{suggestion(name, experiment.objectives)}")
-    if experiment.learning_rates is None and experiment.references:
-        raise SetupError("experiment: references are for the frontier, which needs learning_rates: name some")
-    of_models = {
-        f"models: {name}: ": model.learning_rates
-        for name, model in experiment.models.items()
-        if model.learning_rates is not None
-    }
-    if experiment.learning_rates is None:
-        if of_models:
-            where = next(iter(of_models))
-            raise SetupError(f"experiment: {where}learning_rates: the experiment has none; name some for all models")
-        return
-    for where, rates in ({"": experiment.learning_rates} | of_models).items():
-        _check_list(f"{where}learning_rates", rates)
-        if not all(0 < rate < math.inf for rate in rates):
-            raise SetupError(f"experiment: {where}learning_rates is {rates}, possible are numbers above 0")
-    overrides = {"": experiment.overrides} | {
-        f"models: {name}: ": own.overrides for name, own in experiment.models.items()
-    }
-    for where, section in overrides.items():
-        optimizer = section.get("optimizer")
-        if isinstance(optimizer, dict) and "lr" in optimizer:
-            raise SetupError(f"experiment: {where}overrides: optimizer.lr is set by the experiment's learning_rates")
+def _message(error: ValidationError) -> str:
+    """Describe the first problem; an unknown key comes first, because it may be a missing one that is misspelled."""
+    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    path = [str(part) for part in problem["loc"]]
+    if len(path) > 1 and isinstance(problem["loc"][-1], int):
+        path[-2:] = [f"{path[-2]}[{path[-1]}]"]
+    where = "".join(f"{section}: " for section in path[:-1])
+    if problem["type"] == "extra_forbidden":
+        schemas: dict[str, type[_Section]] = {"models": Model, "eval": EvalSettings}
+        return f"{where}no key {path[-1]!r}{suggestion(path[-1], schemas.get(path[0], Experiment).model_fields)}"
+    if problem["type"] == "missing":
+        return f"{where}missing {path[-1]}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if isinstance(problem["input"], dict) and problem["type"] == "value_error":  # the message names the key
+        return ": ".join([*path, message])
+    for theirs, ours in _PLAINER.items():
+        message = re.sub(theirs, ours, message)
+    return f"{where}{path[-1]} is {problem['input']!r}, {message}"

@@ -1,4 +1,4 @@
-"""Components that make the checkpoint folder of a start, so that nothing has to be downloaded."""
+"""Components that make a checkpoint folder to start from, so that nothing has to be downloaded."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     """Write a model of random weights with a tokenizer trained on the embedded corpus.
 
     Args:
-        folder (Path): an existing folder; gets a complete Hugging Face model.
+        folder (Path): an existing folder, where a complete Hugging Face model is written.
         model (Mapping[str, Any]): section ``model`` of a training config whose builder is
             ``torchtune.models.llama2.llama2``, ``tfidf_tune.models.gpt_neox.gpt_neox``,
             ``tfidf_tune.models.gptj.gptj``, or the ``lora_`` form of one of them: the sizes.
         seed (int): of the weights.
 
     Raises:
-        ValueError: If the builder is another.
+        ValueError: If the builder is a different one.
     """
     import torch
     import transformers
@@ -41,9 +41,9 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     train_embedded_tokenizer(folder, vocab_size=section["vocab_size"])
     config = transformers.AutoConfig.for_model(
         model_type,
-        vocab_size=section["vocab_size"],
         bos_token_id=None,
         eos_token_id=hf_tokenizer(str(folder)).eos_id,
+        **{theirs: given.arguments[ours] for theirs, ours in _COMMON_SIZES.items()},
         **settings(given.arguments),
     )
     torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def trained_model(
     AdamW without weight decay, the learning rate falling linearly to 0, on blocks of text.
 
     Args:
-        folder (Path): an existing folder; gets a complete Hugging Face model.
+        folder (Path): an existing folder, where a complete Hugging Face model is written.
         model (Mapping[str, Any]): section ``model`` of a training config, see :func:`random_model`.
         seed (int): of the weights and the order of the blocks.
         source (str): text to train on, see :func:`tfidf_tune.data.load_documents`. Default: "embedded".
@@ -80,15 +80,15 @@ def trained_model(
         source_split (str): split of a hub data set or of ``embedded``. Default: "train".
         source_column (str): the column that holds the text. Default: "text".
         epochs (int): passes over the text. Default: 4.
-        batch_size (int): blocks of a step. Default: 16.
-        learning_rate (float): the highest. Default: 3e-3.
-        num_warmup_steps (int): steps until it is reached. Default: 20.
+        batch_size (int): blocks in a step. Default: 16.
+        learning_rate (float): the maximum. Default: 3e-3.
+        num_warmup_steps (int): steps until the learning rate reaches its maximum. Default: 20.
         block_size (int): tokens in a block. Default: 256.
-        device (str): where it is trained. Default: "cpu".
+        device (str): device of the training. Default: "cpu".
         dtype (str): ``fp32`` or ``bf16``, of weights and training. Default: "fp32".
 
     Raises:
-        ValueError: If :func:`random_model` does not know the builder, or the recipe refuses its config.
+        ValueError: If :func:`random_model` does not support the builder, or the recipe refuses its config.
     """
     with TemporaryDirectory(dir=folder) as scratch:
         start, run = Path(scratch, "start"), Path(scratch, "run")
@@ -136,7 +136,7 @@ def _train(config: DictConfig) -> None:
 
 
 def base_section(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the section of a builder with LoRA into that of the model under it.
+    """Convert the section of a builder with LoRA to that of the model without adapters.
 
     Args:
         model (Mapping[str, Any]): section ``model`` of a training config.
@@ -145,13 +145,13 @@ def base_section(model: Mapping[str, Any]) -> dict[str, Any]:
         dict[str, Any]: the section of the plain builder, without the settings of LoRA.
 
     Raises:
-        ValueError: If the builder is none that :func:`random_model` knows.
+        ValueError: If :func:`random_model` does not support the builder.
     """
     module, _, name = str(model["_component_"]).rpartition(".")
     builder = f"{module}.{name.removeprefix('lora_')}"
     if builder not in _ARCHITECTURES:
         raise ValueError(
-            f"no start can be made for the model {model['_component_']}: take {', '.join(_ARCHITECTURES)}, or the "
+            f"a start cannot be made for the model {model['_component_']}: use {', '.join(_ARCHITECTURES)}, or the "
             "lora_ form of one of them"
         )
     sizes = inspect.signature(_get_component_from_path(builder)).parameters
@@ -162,12 +162,8 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
     from torchtune.models.llama2._model_utils import scale_hidden_dim_for_mlp
 
     return {
-        "num_hidden_layers": sizes["num_layers"],
-        "num_attention_heads": sizes["num_heads"],
         "num_key_value_heads": sizes["num_kv_heads"] or sizes["num_heads"],
-        "hidden_size": sizes["embed_dim"],
         "intermediate_size": sizes["intermediate_dim"] or scale_hidden_dim_for_mlp(sizes["embed_dim"]),
-        "max_position_embeddings": sizes["max_seq_len"],
         "rms_norm_eps": sizes["norm_eps"],
         "attention_dropout": sizes["attn_dropout"],
         "rope_parameters": {"rope_type": "default", "rope_theta": float(sizes["rope_base"])},
@@ -175,40 +171,37 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
 
 
 def _gpt_neox(sizes: _Sizes) -> dict[str, Any]:
+    rope = {"rope_theta": float(sizes["rope_base"]), "partial_rotary_factor": sizes["rotary_pct"]}
     return {
-        "num_hidden_layers": sizes["num_layers"],
-        "num_attention_heads": sizes["num_heads"],
-        "hidden_size": sizes["embed_dim"],
         "intermediate_size": sizes["intermediate_dim"],
-        "max_position_embeddings": sizes["max_seq_len"],
         "layer_norm_eps": sizes["norm_eps"],
         "attention_dropout": sizes["attn_dropout"],
         "attention_bias": sizes["attention_bias"],
         "use_parallel_residual": sizes["use_parallel_residual"],
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": float(sizes["rope_base"]),
-            "partial_rotary_factor": sizes["rotary_pct"],
-        },
+        "rope_parameters": {"rope_type": "default", **rope},
     }
 
 
 def _gptj(sizes: _Sizes) -> dict[str, Any]:
     return {
-        "n_layer": sizes["num_layers"],
-        "n_head": sizes["num_heads"],
-        "n_embd": sizes["embed_dim"],
         "n_inner": sizes["intermediate_dim"],
-        "n_positions": sizes["max_seq_len"],
         "rotary_dim": sizes["rotary_dim"],
         "layer_norm_epsilon": sizes["norm_eps"],
         "attn_pdrop": sizes["attn_dropout"],
     }
 
 
-# By builder: transformers' name of the architecture, and what its config calls the sizes.
+# By builder: transformers' name of the architecture, and the settings that only it has.
 _ARCHITECTURES: dict[str, tuple[str, Callable[[_Sizes], dict[str, Any]]]] = {
     "torchtune.models.llama2.llama2": ("llama", _llama),
     "tfidf_tune.models.gpt_neox.gpt_neox": ("gpt_neox", _gpt_neox),
     "tfidf_tune.models.gptj.gptj": ("gptj", _gptj),
+}
+# What transformers' configs call the sizes that all architectures have -> our name.
+_COMMON_SIZES = {
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "hidden_size": "embed_dim",
+    "max_position_embeddings": "max_seq_len",
 }

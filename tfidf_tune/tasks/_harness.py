@@ -80,7 +80,7 @@ def evaluate(
     metadata = {"prompts": "token_ids"} | model_args | (metadata or {})
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
-        raise ValueError(f"there is no task {', '.join(unknown)}; there are {', '.join(sorted(manager.all_tasks))}")
+        raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")
     load_now(manager, list(tasks))
     tracker = EvaluationTracker(output_path=str(output_path))
     results = simple_evaluate(
@@ -114,7 +114,7 @@ def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     from tfidf_tune._checks import check_at_least
 
     if device not in (devices := _devices()):
-        raise ValueError(f"there is no device {device!r} on this machine: choose one of {', '.join(devices)}")
+        raise ValueError(f"no device {device!r} on this machine: choose one of {', '.join(devices)}")
     known = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     if dtype != "auto" and (dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)) not in known:
         names = ", ".join(str(one).removeprefix("torch.") for one in known)

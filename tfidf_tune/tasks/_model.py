@@ -82,7 +82,7 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         batch_size = self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
         responses = [""] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
-            # The longest first, so that running out of memory shows at once.
+            # The longest first, so that too little memory is noticed immediately.
             for (_, num_tokens), prompts in sorted(by_length.items(), reverse=True):
                 for first in range(0, len(prompts), batch_size):
                     indices, batch = zip(*prompts[first : first + batch_size], strict=True)

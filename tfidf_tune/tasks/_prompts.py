@@ -92,13 +92,13 @@ class TextPrompts:
             if context and not context[-1].isspace() and text.startswith(context) and len(context) < len(text):
                 break
         else:
-            raise ValueError(f"a block of {len(ids)} tokens reads {text[:80]!r}: there is no text to predict")
-        given, whole = self._seen(context), self._seen(text)
+            raise ValueError(f"a block of {len(ids)} tokens reads {text[:80]!r}: it leaves no text to predict")
+        given, scored = self._seen(context), self._seen(text)
         return ScoredText(
             context,
             text[len(context) :],
-            num_predictions=len(whole) - len(given),
-            exact=whole == list(ids) and given == list(ids[:1]),
+            num_predictions=len(scored) - len(given),
+            exact=scored == list(ids) and given == list(ids[:1]),
         )
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:

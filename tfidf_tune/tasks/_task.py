@@ -1,4 +1,4 @@
-"""What all tasks have in common: the class of a task, its documents, and the check of lengths."""
+"""Shared by all tasks: the class of a task, its documents, and the check of lengths."""
 
 import dataclasses
 import logging
@@ -45,7 +45,7 @@ def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str,
 
     Args:
         rows (list[dict[str, Any]]): at least one, all with the same keys, ``round_trip`` among them.
-        unit (str): what they are, for the warning: "prompts".
+        unit (str): name of the rows in the warning: "prompts".
         settings (Mapping[str, Any]): of :func:`~tfidf_tune.tasks._prompts.prompt_settings`; added to each row.
 
     Returns:
@@ -56,7 +56,7 @@ def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str,
         if settings["add_bos_token"] is not False:
             remedies.insert(0, "without add_bos_token=False in --model_args the tokenizer may add a BOS to each")
         logger.warning(
-            "%d of %d %s do not survive as text, the model sees other token ids: %s",
+            "%d of %d %s change as text, the model sees different token ids: %s",
             num_lost,
             len(rows),
             unit,

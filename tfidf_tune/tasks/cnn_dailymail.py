@@ -51,17 +51,19 @@ def documents(
     check_length(metadata, max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     prompts = prompts_of(settings)
     source_rows = load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
-    whole = [
+    complete = [
         (number, row)
         for number, row in enumerate(source_rows)
         if (row["article"] or "").strip() and (row["highlights"] or "").strip()
     ]
-    if not whole:
+    if not complete:
         raise ValueError(f"{cnn_dailymail_source!r} has no article with highlights: name another cnn_dailymail_source")
-    articles = [row["article"] for _, row in whole]
-    all_ids, cut = encode_prompts(prompts.tokenizer, [summarization_prompt] * len(whole), articles, max_source_tokens)
+    articles = [row["article"] for _, row in complete]
+    all_ids, cut = encode_prompts(
+        prompts.tokenizer, [summarization_prompt] * len(complete), articles, max_source_tokens
+    )
     rows = []
-    for index, ((number, row), ids) in enumerate(zip(whole, all_ids, strict=True)):
+    for index, ((number, row), ids) in enumerate(zip(complete, all_ids, strict=True)):
         prompt = prompts.prompt(ids)
         rows.append(
             {
@@ -126,7 +128,7 @@ class BERTScoreFilter(Filter):  # type: ignore[misc]
 
 
 class _MissingError(Exception):
-    """Why there is no BERTScore."""
+    """The reason why BERTScore is missing."""
 
 
 def _bertscores(
@@ -141,7 +143,7 @@ def _bertscores(
     except ImportError as error:
         raise _MissingError("bert-score is not installed: pip install 'tfidf-tune[bertscore]'") from error
     if num_layers is None and (num_layers := model2layers.get(Path(model).name)) is None:
-        raise _MissingError(f"bert-score knows no layer for {model}: give bertscore_num_layers")
+        raise _MissingError(f"bert-score has no default layer for {model}: set bertscore_num_layers")
     try:
         scorer = BERTScorer(model_type=model, num_layers=num_layers)
     except Exception as error:  # the hub, the file system and bert-score's assertions

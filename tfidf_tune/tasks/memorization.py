@@ -64,7 +64,7 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
-    """Score a response and add the key ``sample`` to the document for the log; metrics of the other kind are None."""
+    """Score a response, and add ``sample`` to the document for the log; metrics of the other kind are None."""
     prompts = prompts_of(doc)
     generated = prompts.response_ids(results[0], doc["prompt_ids"], doc["reference_ids"])
     sample = compare_continuation(
@@ -142,8 +142,8 @@ def _numbers(value: int | str | Sequence[int]) -> list[int]:
 def _probe_file(probe_file: str | None, metadata: dict[str, Any]) -> str:
     if found := probe_file or os.environ.get(_PROBE_FILE_VARIABLE):
         return found
-    beside = Path(str(metadata.get("peft") or metadata.get("pretrained") or "")).expanduser().parent / "probe.jsonl"
-    example = beside if beside.is_file() else "RUN/probe.jsonl"
+    file = Path(str(metadata.get("peft") or metadata.get("pretrained") or "")).expanduser().parent / "probe.jsonl"
+    example = file if file.is_file() else "RUN/probe.jsonl"
     raise ValueError(
         f"no probe file is named: give --metadata probe_file={example}, or set "
         f"{_PROBE_FILE_VARIABLE}. Training on the injected corpus writes one; `tfidf-tune probe make` makes one of "

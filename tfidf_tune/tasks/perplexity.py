@@ -6,7 +6,7 @@ predictions each::
     PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
 
 Blocks are independent and have no BOS. The harness's own ``wikitext`` task computes the perplexity of a word, over
-whole pages: another quantity.
+complete pages, which is a different quantity.
 """
 
 import logging
@@ -45,7 +45,7 @@ def documents(
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a source cannot be read, there is no block, a setting is out of range, or the model has too few
+        ValueError: If a source cannot be read, it has no block, a setting is out of range, or the model has too few
             positions.
     """
     check_at_least(2, block_size=block_size, shared_tokens=shared_tokens)
@@ -62,7 +62,7 @@ def documents(
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
         raise ValueError(
-            f"{wikitext2_source!r} has not one block of {block_size} tokens: name more text by wikitext2_source, or "
+            f"{wikitext2_source!r} has no block of {block_size} tokens: name more text by wikitext2_source, or "
             "lower block_size"
         )
     if train_source is not None:
@@ -80,7 +80,7 @@ def documents(
         if not len(unseen):
             raise ValueError(
                 f"each of the {len(blocks)} blocks of {wikitext2_source!r} shares {shared_tokens} tokens in a row with "
-                f"{train_source!r}: name other text by wikitext2_source, or raise shared_tokens"
+                f"{train_source!r}: name different text by wikitext2_source, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
     rows: list[dict[str, Any]] = []

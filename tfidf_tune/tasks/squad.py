@@ -36,8 +36,8 @@ def documents(
     """Make a document of each question; ``docs/evaluation.md`` describes the settings.
 
     The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share ``squad_max_seq_len`` tokens,
-    as in training. A context that is too long is truncated at its end, because an evaluation must not know where the
-    answer is.
+    as in training. A context that is too long is truncated at its end, because an evaluation must not use the
+    position of the answer.
 
     Raises:
         FileNotFoundError: If the source looks like a path and does not exist.
