@@ -249,7 +249,7 @@ def test_the_caches_of_fused_attention_can_be_reset_and_set_aside():
     causal = torch.ones(2, 11, 11, dtype=torch.bool).tril()
     with torch.no_grad():
         expected = model(prompts)
-    with pytest.raises(RuntimeError, match="no key and value caches"):
+    with pytest.raises(RuntimeError, match="caches are not setup"):
         model.layers[0].attn.reset_cache()
 
     model.setup_caches(2, torch.float32, decoder_max_seq_len=31)

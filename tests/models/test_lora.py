@@ -161,7 +161,7 @@ def test_nf4_rounds_as_bitsandbytes_paper_says():
             {"query_key_value", "output_proj"},
         ),
         (lambda **kw: lora_gptj_6b(lora_attn_modules=["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
-        (lambda **kw: lora_tinyllama_1_1b(["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
+        (lambda **kw: lora_tinyllama_1_1b(lora_attn_modules=["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
     ],
 )
 @pytest.mark.parametrize("quantize_base", [False, True])
@@ -194,7 +194,7 @@ def test_mlps_and_head_can_have_adapters_too(build):
 
 
 def test_a_size_that_there_is_not_is_named():
-    with pytest.raises(ValueError, match=r"no Pythia of size '2b'; there are 70m, 160m, .*12b"):
+    with pytest.raises(ValueError, match=r"no Pythia has the size '2b': possible are 70m, 160m, .*12b"):
         lora_pythia(size="2b", lora_attn_modules=["query_key_value"])
 
 
