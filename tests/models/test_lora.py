@@ -161,7 +161,10 @@ def test_nf4_rounds_as_bitsandbytes_paper_says():
             {"query_key_value", "output_proj"},
         ),
         (lambda **kw: lora_gptj_6b(lora_attn_modules=["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
-        (lambda **kw: lora_tinyllama_1_1b(lora_attn_modules=["q_proj", "output_proj"], **kw), {"q_proj", "output_proj"}),
+        (
+            lambda **kw: lora_tinyllama_1_1b(lora_attn_modules=["q_proj", "output_proj"], **kw),
+            {"q_proj", "output_proj"},
+        ),
     ],
 )
 @pytest.mark.parametrize("quantize_base", [False, True])
