@@ -28,7 +28,7 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         query_key_value (nn.Module): ``[..., d]`` to ``[..., 3 * d]``.
         output_proj (nn.Module): ``[..., d]`` to ``[..., d]``.
         pos_embeddings (nn.Module): positional embeddings of queries and keys.
-        attn_dropout (float): dropout of the attention weights. Default: 0.0.
+        attn_dropout (float): dropout of the attention weights.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         query_key_value: nn.Module,
         output_proj: nn.Module,
         pos_embeddings: nn.Module,
-        attn_dropout: float = 0.0,
+        attn_dropout: float,
     ) -> None:
         super().__init__(
             embed_dim=embed_dim,
