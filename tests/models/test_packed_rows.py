@@ -62,8 +62,8 @@ def test_logits_and_gradients_are_those_of_documents_in_rows_of_their_own(name, 
 
     in_documents = batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]
 
-    alone = model(pad_sequence(documents, batch_first=True))
-    expected = torch.cat([row[: len(tokens)] for row, tokens in zip(alone, documents, strict=True)])
+    separate = model(pad_sequence(documents, batch_first=True))
+    expected = torch.cat([row[: len(tokens)] for row, tokens in zip(separate, documents, strict=True)])
     expected_gradients = gradients(model, expected)
     logits = model(batch["tokens"], mask=batch["mask"], input_pos=batch["input_pos"])[in_documents]
 

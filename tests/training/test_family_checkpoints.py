@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import FAMILY_MODELS, MODELS
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
-from torchtune import config, modules, training
+from torchtune import config
 
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
 from tfidf_tune.training import _hf_files as hf_files
@@ -241,7 +241,6 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(checkpoint
     ("name", "setting", "message"),
     [
         ("gemma-tied", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True in the checkpoint"),
-        ("qwen2", {"num_attention_heads": 0}, "transformers cannot build a model from it .ZeroDivisionError"),
         (
             "gpt_neox",
             {"attention_bias": False},
@@ -395,7 +394,7 @@ def test_of_many_differences_five_are_listed_and_the_rest_counted(tmp_path):
     with torch.device("meta"):
         model = config.instantiate(OmegaConf.create(section))
 
-    # The number of layers, and of the third: two of the norm, four of the attention, four of the MLP
+    # The number of layers, and of the third: two of the norm, four of the attention, four of the MLP.
     with pytest.raises(ValueError, match=r"(?s)'gptj':\n(  [^\n]+\n){5}  and 6 more\n"):
         checkpointer.check_model(model)
 
@@ -522,21 +521,6 @@ def test_the_format_of_pytorch_is_mapped_into_memory(tmp_path, monkeypatch):
 
     assert len(asked) == 2
     assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
-
-
-def test_a_model_under_activation_checkpointing_is_saved_under_plain_names(tmp_path):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    model = make_model("gptj", checkpointer, lora=True)
-    expected = logits(model)
-    training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
-
-    checkpointer.save_model(model, tmp_path / "run" / "merged")
-    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
-
-    torch.testing.assert_close(hf_logits(tmp_path / "run" / "merged"), expected)
-    names = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors").keys()
-    assert not any("checkpoint" in name for name in names)
 
 
 def test_written_weights_are_freed(tmp_path, monkeypatch):

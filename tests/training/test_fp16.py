@@ -157,7 +157,7 @@ def test_the_recipe_trains_in_fp16_and_reports_skipped_steps(fp16_config, capsys
     # The schedule waits with the optimizer.
     rates = [line["lr"] for line in lines if line not in skipped]
     assert rates[0] == 1e-2
-    torch.testing.assert_close(rates, [1e-2 * (1 - taken / len(lines)) for taken in range(len(rates))])
+    torch.testing.assert_close(rates, [1e-2 * (1 - done / len(lines)) for done in range(len(rates))])
     assert sum(line["cross_entropy"] for line in lines[-5:]) < sum(line["cross_entropy"] for line in lines[:5])
 
 

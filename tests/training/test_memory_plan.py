@@ -198,24 +198,6 @@ def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autoc
     assert found.loss == pytest.approx(loss_bytes, rel=0.01)
 
 
-def test_attention_is_linear_in_the_length():
-    """The meta device would keep the probabilities, [b, h, s, s], as no fused kernel does."""
-    short, long = (plan(build(), seq_len=length).activations for length in (32, 64))
-
-    assert long == 2 * short
-
-
-@pytest.mark.parametrize("head", ["fused", "chunked"])
-def test_activation_checkpointing_keeps_the_input_of_each_layer(head):
-    found = plan(build(), enable_activation_checkpointing=True, head=head)
-
-    tokens, width = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"]
-    # Of each layer its input; of the last norm its input, the root of its squares, its values before and after scaling
-    # (these as chunks that the output projection copied); the logits, if the model makes them.
-    kept = SIZES["num_layers"] * width + 3 * width + 1 + (SIZES["vocab_size"] if head == "chunked" else 0)
-    assert found.activations == 4 * tokens * kept
-
-
 def test_cuda_keeps_less_where_its_kernels_do():
     """Fused norms keep no normalized values, but only for input and scale of one dtype; dropout keeps one byte."""
     tokens, width, num_layers = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"], SIZES["num_layers"]

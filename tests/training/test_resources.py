@@ -38,7 +38,7 @@ def test_the_plan_is_printed_before_training(recipe_config, capsys, companions, 
     assert f"\nobjective state{WINDOW / 2**20:>10.2f} MiB\n" in printed
     assert "not estimated" not in printed
     checkpoint = trained * 4 / 2**20
-    to_resume = 3 * checkpoint + WINDOW / 2**20  # AdamW keeps two numbers beside each weight
+    to_resume = 3 * checkpoint + WINDOW / 2**20  # AdamW keeps two numbers for each weight
     saved = checkpoint + companions / 2**20
     assert f"\n5 checkpoints of {saved:.2f} MiB and 2 to resume from of {to_resume:.2f} MiB; " in printed
     assert printed.index("5 checkpoints") < printed.index("step/s")

@@ -185,7 +185,7 @@ def pythia(size: str, linear: LinearFactory = PLAIN) -> TransformerDecoder:
         TransformerDecoder: the model, randomly initialised.
 
     Raises:
-        ValueError: If there is no such size.
+        ValueError: If the size is another one.
     """
     if size not in _PYTHIA:
         raise ValueError(f"no Pythia has the size '{size}': possible are {', '.join(_PYTHIA)}")

@@ -169,7 +169,7 @@ def find_component(where: str, path: Any) -> Any:
     """Import a class or function by its dotted path.
 
     Raises:
-        SetupError: If there is none; the message begins with ``where``.
+        SetupError: If it does not exist; the message begins with ``where``.
     """
     if not isinstance(path, str):
         raise SetupError(

@@ -44,7 +44,7 @@ class MemoryPlan:
         saved_to_resume (int): bytes of a resume checkpoint on disk: trained weights, optimizer state, and the
             objective's state of each process.
         objective_state (int): bytes of the objective's state, a window for example, when it is full.
-        quantized_state (str | None): class of optimizer state that is made of several tensors. None: there is none.
+        quantized_state (str | None): class of optimizer state that is made of several tensors. None: all is plain.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
 
