@@ -124,7 +124,7 @@ def make_ready(model, *, head, is_checkpointed):
     ],
     ids=str,
 )
-def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_batches, head):
+def test_the_plan_agrees_with_the_allocations_of_a_real_step(kind, dtype, is_checkpointed, num_batches, head):
     autocast_dtype = torch.float16 if dtype is torch.float16 else None
     found = plan(
         build(kind, dtype),
@@ -178,7 +178,9 @@ def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_ba
     ],
     ids=str,
 )
-def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autocast_dtype, is_checkpointed, head):
+def test_activations_and_loss_agree_with_the_allocations_of_the_forward_pass(
+    kind, dtype, autocast_dtype, is_checkpointed, head
+):
     found = plan(
         build(kind, dtype), enable_activation_checkpointing=is_checkpointed, autocast_dtype=autocast_dtype, head=head
     )
@@ -215,7 +217,7 @@ def test_cuda_keeps_less_where_its_kernels_do():
     assert on_cpu.activations - on_cuda.activations == num_dropouts * tokens * width * (2 - 1)
 
 
-def test_a_model_in_eval_mode_is_planned_as_it_trains():
+def test_a_model_in_eval_mode_is_planned_for_training():
     models = build("lora", lora_dropout=0.1), build("lora", lora_dropout=0.1).eval(), build("lora")
     training, evaluating, without_dropout = map(plan, models)
 
@@ -337,7 +339,7 @@ def test_an_optimizer_that_takes_no_step_is_planned_without_state():
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_the_objectives_state_counts_in_memory_and_in_what_is_saved_to_resume(num_shards):
+def test_the_state_of_the_objective_counts_in_memory_and_in_resume_checkpoints(num_shards):
     without = plan(build(), num_shards=num_shards)
     found = plan(build(), num_shards=num_shards, objective_state=3 * 2**20)
 
