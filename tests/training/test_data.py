@@ -72,6 +72,14 @@ def test_a_tokenizer_without_a_limit_gets_that_of_the_model(recipe_config, model
     assert build_tokenizer(check_config(recipe_config(), FinetuneConfig), model).max_seq_len == 64
 
 
+def test_a_tokenizer_with_one_id_more_than_the_model_is_refused(recipe_config):
+    with torch.device("meta"):
+        smaller = llama2(**TINY_LLAMA | {"vocab_size": 319})
+
+    with pytest.raises(SetupError, match="a token with the id 319, the model embeddings for the ids 0 to 318: use the"):
+        build_tokenizer(check_config(recipe_config(), FinetuneConfig), smaller)
+
+
 def text_section(text_file, **arguments):
     return {"_component_": "tfidf_tune.data.text_dataset", "source": str(text_file), **arguments}
 
