@@ -21,7 +21,7 @@ QKV = ("q_proj", "k_proj", "v_proj", "output_proj")
 
 @dataclass(frozen=True)
 class TinyModel:
-    """One architecture with its switches set; ``dim`` is 64, or 256 where weights shall become NF4."""
+    """One architecture with its switches set; ``dim`` is 64, or 256 for NF4 weights."""
 
     model_type: str
     builder: str
@@ -49,7 +49,7 @@ class TinyModel:
         return config.instantiate(OmegaConf.create(self.section(dim, **kwargs)))
 
     def build_hf(self, dim: int = 64, *, seed: int = 0) -> transformers.PreTrainedModel:
-        """Random weights of which none is neutral: norms and biases too, and layers outweigh the embedding."""
+        """Random weights, also of norms and biases, so that none is neutral; layers outweigh the embedding."""
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(self.hf_config(dim), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
@@ -161,5 +161,5 @@ MODELS = {
     "gptj": _gptj(8),
     "gptj-full-rotary": _gptj(16),
 }
-# One of each family for what does not depend on the switches.
+# One of each family, for tests that do not depend on the switches.
 FAMILY_MODELS = ("llama", "llama3_2-tied", "mistral", "qwen2-tied", "gemma-tied", "gpt_neox", "gptj")

@@ -376,7 +376,7 @@ LORA = [
     lora_value(
         "model.lora_attn_modules", ["o_proj"], r"names 'o_proj', .*possible are k_proj, output_proj, q_proj, v_p"
     ),
-    lora_value("model.use_dora", True, r"DoRALinear; supported is only LoRA"),
+    lora_value("model.use_dora", True, r"DoRALinear; only LoRA is supported"),
     lora_value("model.quantize_base", True, r"NF4 takes .* a multiple of 16384 weights .*set it to False"),
     lora_value("merge_adapter", "maybe", r"merge_adapter is 'maybe', it has to be true or false"),
 ]

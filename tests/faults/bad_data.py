@@ -328,12 +328,12 @@ TOKENIZERS = [
     BadInput(
         "a tokenizer larger than the model",
         tokenizer(add_tokens),
-        r"the tokenizer has 330 tokens, the model embeddings for 320: take the tokenizer that",
+        r"the tokenizer has a token with the id 329, the model embeddings for the ids 0 to 319: use the tokenizer",
     ),
     BadInput(
         "an id beyond the model's embeddings",
         tokenizer(leave_out_ids),
-        r"the tokenizer has a token with the id 9999, the model embeddings for the ids 0 to 319: take the tokenizer",
+        r"the tokenizer has a token with the id 9999, the model embeddings for the ids 0 to 319: use the tokenizer",
     ),
     BadInput(
         "tokens of another tokenizer",

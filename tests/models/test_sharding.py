@@ -3,7 +3,6 @@
 import warnings
 from functools import partial
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -101,21 +100,3 @@ def check_head(rank: int, name: str, head: str) -> None:
 
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     assert on_every_rank(2, tmp_path, check_shards) == [len(NAMES) + len(HEADS)] * 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_fused_head_of_torch_takes_the_heads_bias(name):
-    """torch's linear_cross_entropy on hidden states and head gives the loss and gradients of the model with logits."""
-    tokens = torch.randint(VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(0))
-    whole, headless = loaded(name), loaded(name)
-    loss_of(whole, tokens).backward()
-    head = headless.output
-    headless.output = nn.Identity()
-
-    hidden = headless(tokens)[:, :-1].flatten(0, 1)
-    F.linear_cross_entropy(hidden, head.weight, tokens[:, 1:].flatten(), linear_bias=head.bias).backward()
-    headless.output = head
-
-    assert (head.bias is not None) is (name == "gptj")
-    expected = {key: value.grad for key, value in whole.named_parameters()}
-    torch.testing.assert_close({key: value.grad for key, value in headless.named_parameters()}, expected)

@@ -1,4 +1,4 @@
-"""Which data a step sees, from any step of a run on."""
+"""Which data a step sees, from any step of a run on, and what the processes agree on."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,31 +13,28 @@ from tfidf_tune.training._batches import step_batches, step_indices, steps_per_e
 
 
 class Numbers(Dataset):
-    """Item i is the number i, so that a batch tells which items it is made of."""
+    """Item i is the number i, so that a batch shows which items it is made of."""
 
-    def __init__(self, length):
-        self.length, self.read = length, []
+    def __init__(self):
+        self.read = []
 
     def __len__(self):
-        return self.length
+        return 20
 
     def __getitem__(self, index):
         self.read.append(index)
         return {"tokens": [index], "labels": [index]}
 
 
-SHAPES = [(size, accumulation, shuffle) for size in (1, 3) for accumulation in (1, 2) for shuffle in (False, True)]
-
-
-def make(batch_size, accumulation, shuffle, *, length=20, seed=0, epochs=3):
+def make(batch_size, accumulation, shuffle, *, seed=0):
     cfg = SimpleNamespace(
         batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
         shuffle=shuffle,
-        epochs=epochs,
+        epochs=3,
         collate_fn="torchtune.data.padded_collate_sft",
     )
-    dataset = Numbers(length)
+    dataset = Numbers()
     run = Run(torch.device("cpu"), torch.float32, seed, Path("unused"))
     return cfg, build_dataloader(cfg, dataset, SimpleNamespace(pad_id=0), run), dataset
 
@@ -47,34 +44,30 @@ def items(steps):
     return [[batch["tokens"].flatten().tolist() for batch in step] for step in steps]
 
 
-@pytest.mark.parametrize(("batch_size", "accumulation", "shuffle"), SHAPES)
-def test_from_any_step_on_it_is_the_tail_of_the_whole(batch_size, accumulation, shuffle):
-    cfg, loader, _ = make(batch_size, accumulation, shuffle)
-    whole = items(step_batches(cfg, loader))
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "shuffle", "seed"), [(1, 1, False, 0), (3, 1, True, 5), (3, 2, True, 0)]
+)
+def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation, shuffle, seed):
+    cfg, loader, _ = make(batch_size, accumulation, shuffle, seed=seed)
+    random_state = torch.get_rng_state()
+    every = items(step_batches(cfg, loader))
     per_epoch = 20 // (batch_size * accumulation)
-    assert len(whole) == 3 * per_epoch == 3 * steps_per_epoch(cfg, loader)
+    assert len(every) == 3 * per_epoch == 3 * steps_per_epoch(cfg, loader)
 
-    for first_step in range(1, len(whole) + 2):
-        cfg, loader, _ = make(batch_size, accumulation, shuffle)
-        assert items(step_batches(cfg, loader, first_step=first_step)) == whole[first_step - 1 :], first_step
+    for first_step in range(1, len(every) + 2):  # of a loader that was used before
+        assert items(step_batches(cfg, loader, first_step=first_step)) == every[first_step - 1 :], first_step
+    assert torch.equal(torch.get_rng_state(), random_state), "the order of data must not change dropout"
 
-
-@pytest.mark.parametrize(("batch_size", "accumulation", "shuffle"), SHAPES)
-def test_a_step_is_so_many_batches_and_no_item_comes_twice_in_an_epoch(batch_size, accumulation, shuffle):
-    cfg, loader, _ = make(batch_size, accumulation, shuffle)
-    whole = items(step_batches(cfg, loader))
-    per_epoch = steps_per_epoch(cfg, loader)
-    epochs = [whole[start : start + per_epoch] for start in range(0, len(whole), per_epoch)]
-
-    assert {(len(step), *map(len, step)) for step in whole} == {(accumulation, *[batch_size] * accumulation)}
+    assert {(len(step), *map(len, step)) for step in every} == {(accumulation, *[batch_size] * accumulation)}
+    epochs = [every[start : start + per_epoch] for start in range(0, len(every), per_epoch)]
     for epoch in epochs:
         seen = [item for step in epoch for batch in step for item in batch]
         assert len(seen) == len(set(seen)) == per_epoch * batch_size * accumulation
         assert (seen == sorted(seen)) == (not shuffle)
-    assert (epochs[0] == epochs[1]) == (not shuffle), "each epoch has an order of its own"
+    assert (epochs[0] == epochs[1]) == (not shuffle), "each epoch has its own order"
 
 
-def test_what_was_done_is_not_read_again():
+def test_items_of_skipped_steps_are_not_read():
     cfg, loader, dataset = make(2, 2, shuffle=True)
     dataset.read.clear()
 
@@ -83,43 +76,15 @@ def test_what_was_done_is_not_read_again():
     assert len(dataset.read) == 4
 
 
-def test_a_loader_may_be_used_again():
-    """A later epoch begins at its start, and so does another look at the same loader."""
-    cfg, loader, _ = make(3, 1, shuffle=True)
-    whole = items(step_batches(cfg, loader))
-
-    assert items(step_batches(cfg, loader, first_step=5)) == whole[4:]
-    assert items(step_batches(cfg, loader)) == whole
-
-
-def test_the_order_of_data_draws_nothing_from_the_random_state():
-    """Dropout goes on as if no epoch had begun."""
-    cfg, loader, _ = make(2, 1, shuffle=True)
-    before = torch.get_rng_state()
-
-    list(step_batches(cfg, loader))
-
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("seed", [0, 5])
-@pytest.mark.parametrize(("batch_size", "accumulation", "shuffle"), SHAPES)
-def test_the_items_of_a_step_are_those_that_it_was_given(batch_size, accumulation, shuffle, seed):
-    cfg, loader, _ = make(batch_size, accumulation, shuffle, seed=seed)
-    whole = items(step_batches(cfg, loader))
-
-    for step, batches in enumerate(whole, start=1):
-        assert step_indices(cfg, loader, step) == sorted(item for batch in batches for item in batch)
-
-
-def test_telling_items_does_not_disturb_the_loader():
-    cfg, loader, _ = make(3, 1, shuffle=True)
+@pytest.mark.parametrize(("accumulation", "shuffle", "seed"), [(1, False, 0), (2, True, 5)])
+def test_the_items_of_a_step_are_found_without_disturbing_the_loader(accumulation, shuffle, seed):
+    cfg, loader, _ = make(3, accumulation, shuffle, seed=seed)
     expected = items(step_batches(cfg, loader))
 
     found = []
     for number, step in enumerate(step_batches(cfg, loader), start=1):
         found += items([step])
-        step_indices(cfg, loader, number)
+        assert step_indices(cfg, loader, number) == sorted(item for batch in found[-1] for item in batch)
         step_indices(cfg, loader, 1)
 
     assert found == expected
@@ -133,14 +98,9 @@ def batch(labels):
 def test_tokens_to_predict_are_counted_without_the_first_of_a_row():
     agreed = agree_on_step([batch([[1, 2, -100], [3, -100, -100]]), batch([[-100, 4, 5, 6]])], stop=15)
 
-    assert agreed.num_valid == [1, 3]
-    assert agreed.num_tokens == 4
-    assert agreed.gathered == [None, None]
-    assert agreed.stop == 15
-
-
-def test_one_process_has_no_labels_to_gather():
-    assert agree_on_step([batch([[7, 7, 0, 3]])], sync_labels=True).gathered == [None]
+    assert (agreed.num_valid, agreed.num_tokens, agreed.gathered, agreed.stop) == ([1, 3], 4, [None, None], 15)
+    assert agree_on_step([batch([[7, 7, 0, 3]])], sync_labels=True).gathered == [None], "one process has no others"
+    assert agree_on_step([], stop=2) == ([], [], 0, [], 2), "after the last step only the signal is agreed on"
 
 
 def steps_of_a_rank(rank):
@@ -148,8 +108,9 @@ def steps_of_a_rank(rank):
     first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])
     second["document_ids"] = torch.tensor([[0, 0, 1 + rank]])
     assert agree_on_step([first, second]).gathered == [None, None]
-    gathered = agree_on_step([first, second], sync_labels=True).gathered
-    return [(each.labels, each.document_ids, str(each.own)) for each in gathered]
+    agreed = agree_on_step([first, second], sync_labels=True, stop=15 * rank)
+    assert (agreed.num_tokens, agreed.stop) == (4 + 3 + 2 + 2, 15)
+    return [(each.labels, each.document_ids, str(each.own)) for each in agreed.gathered]
 
 
 def test_the_labels_of_all_processes_are_gathered_shifted_and_padded(tmp_path):
@@ -164,11 +125,7 @@ def test_the_labels_of_all_processes_are_gathered_shifted_and_padded(tmp_path):
         assert own == str((slice(rank, rank + 1), slice(3)))
 
 
-def test_nothing_but_a_wish_to_stop_is_agreed_on_behind_the_last_step():
-    assert agree_on_step([], stop=2) == ([], [], 0, [], 2)
-
-
-def test_a_batch_moves_with_its_mask_of_whatever_kind():
+def test_a_batch_moves_with_its_mask_of_any_kind():
     class Mask:
         def to(self, device):
             return f"mask on {device}"

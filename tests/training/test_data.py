@@ -1,10 +1,9 @@
-"""The order and shape of the batches that a run is trained on."""
+"""Tokenizer, data set and loader of a run."""
 
 import json
 import re
 import sys
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,12 +20,10 @@ from tfidf_tune.training import (
     SetupError,
     build_dataloader,
     build_dataset,
-    build_loss,
     build_tokenizer,
     check_config,
     set_special_tokens,
 )
-from tfidf_tune.training._batches import step_batches
 from tfidf_tune.training._data import dataset_fingerprint, longest_sequence
 from tfidf_tune.weighting import GoldfishWeighting, shift_labels
 
@@ -45,51 +42,23 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def make_loader(recipe_config, *, seed=0, **overrides):
-    cfg = check_config(recipe_config(**overrides), FinetuneConfig)
-    run = replace(CPU_RUN, seed=seed)
-    return cfg, build_dataloader(cfg, Numbers(), TOKENIZER, run)
-
-
-def order(loader, epoch=0):
-    loader.sampler.set_epoch(epoch)
-    return [batch["tokens"][:, 0].tolist() for batch in loader]
+    return build_dataloader(check_config(recipe_config(**overrides), FinetuneConfig), Numbers(), TOKENIZER,
+                            replace(CPU_RUN, seed=seed))  # fmt: skip
 
 
 def test_the_order_follows_from_the_seed(recipe_config):
-    orders = [order(make_loader(recipe_config, seed=seed)[1]) for seed in (0, 0, 1)]
+    orders = [[batch["tokens"][:, 0].tolist() for batch in make_loader(recipe_config, seed=seed)] for seed in (0, 0, 1)]
 
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
 
 
-def test_each_epoch_has_an_order_of_its_own(recipe_config):
-    cfg, loader = make_loader(recipe_config, epochs=2)
+def test_short_sequences_are_padded_and_an_incomplete_batch_is_left_out(recipe_config):
+    batches = list(make_loader(recipe_config, shuffle=False))
 
-    seen = [batch["tokens"][:, 0].tolist() for [batch] in step_batches(cfg, loader)]
-
-    assert seen == order(loader, 0) + order(loader, 1)
-    assert order(loader, 0) != order(loader, 1)
-
-
-def test_without_shuffling_the_order_is_that_of_the_data_set(recipe_config):
-    _, loader = make_loader(recipe_config, shuffle=False)
-
-    assert order(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
-
-
-def test_a_last_batch_that_is_not_full_is_left_out(recipe_config):
-    _, loader = make_loader(recipe_config)
-
-    assert [len(batch["tokens"]) for batch in loader] == [4] * 5
-
-
-def test_short_sequences_are_padded_and_their_padding_is_ignored(recipe_config):
-    _, loader = make_loader(recipe_config, shuffle=False)
-
-    batch = next(islice(loader, 1))
-
-    assert batch["tokens"].tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
-    assert batch["labels"].tolist()[3] == [3, 3, 3, -100, -100]
+    assert [batch["tokens"][:, 0].tolist() for batch in batches] == [[4 * i + j for j in range(4)] for i in range(5)]
+    assert batches[0]["tokens"].tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
+    assert batches[0]["labels"].tolist()[3] == [3, 3, 3, -100, -100]
 
 
 @pytest.fixture
@@ -98,24 +67,17 @@ def model():
         return llama2(**TINY_LLAMA)
 
 
-def test_a_tokenizer_that_allows_more_than_the_model_is_refused(recipe_config, model):
-    cfg = check_config(recipe_config(**{"tokenizer.max_seq_len": 65}), FinetuneConfig)
-
-    with pytest.raises(SetupError, match="tokenizer.max_seq_len is 65, the model takes at most 64: lower it"):
-        build_tokenizer(cfg, model)
-
-
-def test_a_tokenizer_without_a_limit_gets_the_models(recipe_config, model):
-    """Else torchtune's data sets would hand over longer texts, which the model refuses in the middle of the run."""
+def test_a_tokenizer_without_a_limit_gets_that_of_the_model(recipe_config, model):
+    """Otherwise torchtune's data sets would return longer texts, which the model refuses in the middle of the run."""
     assert build_tokenizer(check_config(recipe_config(), FinetuneConfig), model).max_seq_len == 64
 
 
-def test_the_default_block_size_is_held_against_the_models_limit_too(recipe_config, model, text_file):
-    dataset = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file)}
-    cfg = check_config(recipe_config(dataset=dataset), FinetuneConfig)
+def test_a_tokenizer_with_one_id_more_than_the_model_is_refused(recipe_config):
+    with torch.device("meta"):
+        smaller = llama2(**TINY_LLAMA | {"vocab_size": 319})
 
-    with pytest.raises(SetupError, match="block_size is 256, above max_seq_len 64, the tokenizer's own or the model's"):
-        build_dataset(cfg, build_tokenizer(cfg, model))
+    with pytest.raises(SetupError, match="a token with the id 319, the model embeddings for the ids 0 to 318: use the"):
+        build_tokenizer(check_config(recipe_config(), FinetuneConfig), smaller)
 
 
 def text_section(text_file, **arguments):
@@ -163,6 +125,7 @@ def test_a_packed_data_set_gives_batches_that_keep_documents_apart(build, text_f
 
     batch = next(iter(loader))
     assert len(dataset) > 10
+    assert longest_sequence(dataset) == 64
     assert batch["tokens"].shape == batch["document_ids"].shape == batch["input_pos"].shape == (4, 64)
     assert batch["mask"].shape == (4, 64, 64)
     for tokens, labels in documents_of(batch):
@@ -182,25 +145,21 @@ QUESTION, ANSWER = "what did the sailor watch?", "the harbour"
          {"turns": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]}),
     ],
 )  # fmt: skip
-def test_torchtunes_conversations_may_be_packed(build, tmp_path, builder, row):
-    """Their prompts are masked; each answer is learnt as in a row of its own."""
+def test_conversations_of_torchtune_can_be_packed(build, tmp_path, builder, row):
+    """Their prompts are masked; each answer is learned as in a row of its own."""
     (tmp_path / "rows.json").write_text(json.dumps([row] * 40))
     files = {"source": "json", "data_files": str(tmp_path / "rows.json"), "cache_dir": str(tmp_path / "cache")}
-    alone = build({**builder, **files, "train_on_input": False})[0][0]
+    single = build({**builder, **files, "train_on_input": False})[0][0]
 
     dataset, loader = build({**builder, **files, "train_on_input": False, "packed": True})
 
     documents = documents_of(next(iter(loader)))
     assert len(documents) > 4
-    assert -100 in alone["labels"]
+    assert -100 in single["labels"]
     for tokens, labels in documents:
-        assert tokens == alone["tokens"]
-        assert labels == [*alone["labels"][1:], -100]
+        assert tokens == single["tokens"]
+        assert labels == [*single["labels"][1:], -100]
     assert len(dataset) < 40
-
-
-def test_what_is_longest_in_a_packed_data_set_is_a_row(build, text_file):
-    assert longest_sequence(build(text_section(text_file, packed=True))[0]) == 64
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -218,32 +177,10 @@ def test_several_data_sets_are_mixed(build, text_file, tmp_path, packed):
     assert str(mixed[0]) == str(parts[0][0])
     assert str(mixed[len(parts[0])]) == str(parts[1][0])
     assert ("mask" in next(iter(loader))) == packed
+    assert len(build(sections[:1])[0]) == len(parts[0]), "a list of one is that data set"
 
 
-def test_a_list_of_one_is_that_data_set(build, text_file):
-    [alone, in_a_list] = [build(dataset)[0] for dataset in (text_section(text_file), [text_section(text_file)])]
-
-    assert [*map(str, (in_a_list[i] for i in range(9)))] == [*map(str, (alone[i] for i in range(9)))]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (["x"], r"dataset\[0\] has to be a section with `_component_`$"),
-        ("x", "dataset has to be a section with `_component_`, or a list of such"),
-        ([{"_component_": "tfidf_tune.data.text_dataset", "source": "a", "sourc": 1}],
-         r"dataset\[0\]: .*text_dataset has no argument 'sourc'; did you mean 'source'"),
-        ([{"_component_": "tfidf_tune.data.text_dataset"}], r"dataset\[0\]: .*text_dataset needs source"),
-        ({"_component_": "tfidf_tune.data.text_blocks_dataset", "source": "a", "packed": True},
-         "text_blocks_dataset has no argument 'packed'"),
-    ],
-)  # fmt: skip
-def test_data_sets_that_cannot_be_are_refused_by_the_config(recipe_config, dataset, message):
-    with pytest.raises(SetupError, match=message):
-        check_config(recipe_config(dataset=dataset), FinetuneConfig)
-
-
-def packed_in_secret(tokenizer, *, max_seq_len):
+def packed_without_a_key(tokenizer, *, max_seq_len):
     """A user's own builder, of whose packing the config says nothing."""
     return PackedDataset([Numbers()[index] for index in range(len(Numbers()))], max_seq_len=max_seq_len)
 
@@ -251,23 +188,28 @@ def packed_in_secret(tokenizer, *, max_seq_len):
 @pytest.mark.parametrize(
     ("dataset", "overrides", "message"),
     [
+        ("x", {}, "dataset has to be a section with `_component_`, or a list of such"),
+        (["x"], {}, r"dataset\[0\] has to be a section with `_component_`$"),
+        (["text", "misspelled"], {}, r"dataset\[1\]: .*text_dataset has no argument 'sourc'; did you mean 'source'"),
+        (["text", "no source"], {}, r"dataset\[1\]: .*text_dataset needs source"),
+        (["text", "missing"], {}, r"dataset\[1\]: no such file or folder"),
         (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
         (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens cannot be mixed: give them one length"),
-        ("rows of 16", {"collate_fn": "torchtune.data.padded_collate_dpo"},
-         "collate_fn is torchtune.data.padded_collate_dpo, but the data set is packed, .*: leave collate_fn out"),
         ("rows of 16", {"batch_size": 8}, r"the data set has 7 packed rows, one step takes .* = 8"),
-        (["text", "missing"], {}, r"dataset\[1\]: no such file or folder"),
     ],
 )  # fmt: skip
 def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
     build, monkeypatch, tmp_path, text_file, dataset, overrides, message
 ):
-    monkeypatch.setitem(sys.modules, "users_data", SimpleNamespace(packed_in_secret=packed_in_secret))
+    monkeypatch.setitem(sys.modules, "users_data", SimpleNamespace(packed=packed_without_a_key))
     sections = {
-        "rows of 12": {"_component_": "users_data.packed_in_secret", "max_seq_len": 12},
-        "rows of 16": {"_component_": "users_data.packed_in_secret", "max_seq_len": 16},
+        "rows of 12": {"_component_": "users_data.packed", "max_seq_len": 12},
+        "rows of 16": {"_component_": "users_data.packed", "max_seq_len": 16},
         "text": text_section(text_file),
+        "misspelled": text_section(text_file, sourc=1),
+        "no source": {"_component_": "tfidf_tune.data.text_dataset"},
         "missing": text_section(tmp_path / "missing.txt"),
+        "x": "x",
     }
     section = sections[dataset] if isinstance(dataset, str) else [sections[name] for name in dataset]
 
@@ -275,84 +217,53 @@ def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
         build(section, **overrides)
 
 
-def test_a_loss_that_ignores_other_labels_than_data_sets_mark_is_refused(recipe_config):
-    with pytest.raises(SetupError, match="ignore_index is 0: ignored labels are marked by -100"):
-        build_loss(check_config(recipe_config(**{"loss.ignore_index": 0}), FinetuneConfig))
+def test_a_data_set_is_identified_by_its_contents():
+    def changed(index, **values):
+        found = [Numbers()[i] for i in range(22)]
+        found[index] = found[index] | values
+        return found
 
-
-def items(number=22, **changes):
-    """Items as :class:`Numbers` has them, some replaced: ``items(_3={...})``."""
-    found = [Numbers()[index] for index in range(number)]
-    for name, item in changes.items():
-        found[int(name[1:])] = item
-    return found
-
-
-def test_a_data_set_is_known_by_its_contents():
-    """The number of items is there to be read."""
     known = dataset_fingerprint(Numbers())
-    one = items()[3]
-
-    assert re.fullmatch(r"22 items \([0-9a-f]{16}\)", known)
-    assert dataset_fingerprint(items()) == known
-    assert (
-        dataset_fingerprint([{name: torch.tensor(value) for name, value in item.items()} for item in items()]) == known
-    )
+    assert re.fullmatch(r"22 items \([0-9a-f]{16}\)", known), "the number of items is readable"
+    assert dataset_fingerprint(changed(0, tokens=torch.tensor([0, 0, 0]))) == known, "tensors as lists"
+    assert longest_sequence(changed(3, tokens=[3] * 9)) == 9
     others = [
-        items(21),
-        items(_3=one | {"tokens": [*one["tokens"][:-1], 9]}),
-        items(_21=items()[21] | {"tokens": [0] * len(items()[21]["tokens"])}),
-        items(_3=one | {"labels": [-100, *one["labels"][1:]]}),
-        items(_3=items()[4], _4=one),
+        changed(0)[:21],
+        changed(3, tokens=[3, 3, 9]),
+        changed(21, tokens=[21] * 2 + [0]),
+        changed(3, labels=[-100, 3, 3]),
+        [*changed(0)[:3], Numbers()[4], Numbers()[3], *changed(0)[5:]],
     ]
     assert len({known, *map(dataset_fingerprint, others)}) == 6
 
 
-@pytest.mark.parametrize("number", [1, 63, 64, 65, 127, 128, 129, 1000])
-def test_a_large_data_set_is_known_by_64_items_at_most_that_lie_evenly(number):
-    asked = []
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [*((dataset_fingerprint, number) for number in (1, 63, 64, 65, 129)), (longest_sequence, 1000)],
+)
+def test_at_most_64_items_spread_evenly_are_read(function, number):
+    read = []
 
-    class Asked(Numbers):
+    class Read(Numbers):
         def __len__(self):
             return number
 
         def __getitem__(self, index):
-            asked.append(index)
+            read.append(index)
             return super().__getitem__(index)
 
-    dataset_fingerprint(Asked())
-
-    assert min(number, 32) <= len(asked) <= 64
-    assert asked[0] == 0
-    assert number - asked[-1] <= max(1, number // 32)
-
-
-@pytest.mark.parametrize("torchtunes", [False, True])
-def test_a_packed_data_set_is_known_by_its_contents_too(build, text_file, tmp_path, torchtunes):
-    section = (
-        torchtune_section(text_file, tmp_path, packed=True) if torchtunes else text_section(text_file, packed=True)
-    )
-    dataset, _ = build(section)
-    rows = [dataset[index] for index in range(len(dataset))]
-    known = dataset_fingerprint(dataset)
-    assert isinstance(rows[0]["tokens"], torch.Tensor)
-    assert dataset_fingerprint(rows) == known
-
-    rows[0] = rows[0] | {"tokens": rows[0]["tokens"].flip(0)}
-
-    assert dataset_fingerprint(rows) != known
+    function(Read())
+    assert min(number, 32) <= len(read) <= 64
+    assert read[0] == 0
+    assert number - read[-1] <= max(1, number // 32)
 
 
-def test_special_tokens_are_named_to_the_objective():
-    loss = WeightedCrossEntropyLoss(GoldfishWeighting(k=2, h=1))
-    tokenizer = SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7})
-    set_special_tokens(loss, tokenizer)
-    labels = torch.randint(9, (8, 256), generator=torch.Generator().manual_seed(0))
-    weights = loss.weighting(labels)
-    assert set(labels[weights == 0].tolist()) == {0, 1, 2, 3, 4, 6, 8}
-
-
-def test_a_tokenizer_without_special_tokens_makes_no_exception():
+def test_special_tokens_are_passed_to_the_objective():
     loss = WeightedCrossEntropyLoss(GoldfishWeighting(k=2, h=1))
     set_special_tokens(loss, SimpleNamespace())
     assert not loss.weighting.special_tokens.among(torch.arange(-1, 9)).any()
+
+    set_special_tokens(loss, SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7}))
+    labels = torch.randint(9, (8, 256), generator=torch.Generator().manual_seed(0))
+    weights = loss.weighting(labels)
+    assert set(labels[weights == 0].tolist()) == {0, 1, 2, 3, 4, 6, 8}

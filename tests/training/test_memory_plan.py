@@ -1,7 +1,6 @@
-"""The memory plan against what torch's allocator hands out in a real training step."""
+"""The memory plan against the record of torch's allocator in a real training step."""
 
 import copy
-import itertools
 from contextlib import nullcontext
 from functools import partial
 
@@ -41,8 +40,6 @@ KINDS = {
     "full": partial(llama2, **SIZES),
     "lora": partial(lora_llama2, **SIZES, **LORA),
     "nf4": partial(lora_llama2, **SIZES, **LORA, quantize_base=True),
-}
-OTHER_KINDS = {
     "gpt_neox": partial(
         lora_gpt_neox,
         **{key: value for key, value in SIZES.items() if key != "num_kv_heads"},
@@ -50,16 +47,17 @@ OTHER_KINDS = {
         quantize_base=True,
     ),
 }
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 
 def build(kind="full", dtype=torch.float32, device="meta", **overrides):
     torch.manual_seed(0)
     with set_default_dtype(dtype), torch.device(device):
-        model = (KINDS | OTHER_KINDS)[kind](**overrides)
+        model = KINDS[kind](**overrides)
     if kind != "full":
         train_adapters_only(model)
-    if dtype is torch.float16:  # as the recipe has it: fp16 is for what is frozen
+    if dtype is torch.float16:  # as in the recipe: fp16 is for frozen weights
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -114,14 +112,19 @@ def make_ready(model, *, head, is_checkpointed):
 @pytest.mark.parametrize(
     ("kind", "dtype", "is_checkpointed", "num_batches", "head"),
     [
-        *itertools.product(KINDS, [torch.float32, torch.bfloat16], [False, True], [1, 2], ["fused"]),
-        *itertools.product(OTHER_KINDS, [torch.float32, torch.bfloat16], [False, True], [1], ["fused"]),
-        *itertools.product(KINDS, [torch.float32, torch.bfloat16], [False], [1, 2], ["chunked"]),
-        ("lora", torch.float16, False, 1, "fused"),  # slow on a CPU
+        ("full", FP32, False, 1, "fused"),
+        ("full", BF16, True, 2, "fused"),
+        ("full", FP32, False, 2, "chunked"),
+        ("lora", FP32, True, 1, "fused"),
+        ("lora", BF16, False, 2, "fused"),
+        ("nf4", FP32, True, 2, "fused"),
+        ("nf4", BF16, False, 1, "chunked"),
+        ("gpt_neox", BF16, False, 1, "fused"),
+        ("lora", FP16, False, 1, "fused"),
     ],
     ids=str,
 )
-def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_batches, head):
+def test_the_plan_agrees_with_the_allocations_of_a_real_step(kind, dtype, is_checkpointed, num_batches, head):
     autocast_dtype = torch.float16 if dtype is torch.float16 else None
     found = plan(
         build(kind, dtype),
@@ -161,20 +164,23 @@ def test_the_plan_is_what_a_real_step_takes(kind, dtype, is_checkpointed, num_ba
     assert not found.not_estimated
 
 
-@pytest.mark.parametrize("is_checkpointed", [False, True], ids=["", "checkpointed"])
 @pytest.mark.parametrize(
-    ("dtype", "autocast_dtype"),
+    ("kind", "dtype", "autocast_dtype", "is_checkpointed", "head"),
     [
-        (torch.float32, None),
-        (torch.bfloat16, None),
-        (torch.float32, torch.float16),
-        (torch.float16, torch.float16),
+        ("full", FP32, None, False, "fused"),
+        ("full", BF16, None, True, "chunked"),
+        ("full", FP32, FP16, True, "fused"),
+        ("lora", FP32, None, True, "chunked"),
+        ("lora", FP16, FP16, False, "chunked"),
+        ("lora", FP16, FP16, True, "fused"),
+        ("nf4", BF16, None, False, "fused"),
+        ("nf4", FP32, FP16, False, "chunked"),
     ],
-    ids=["fp32", "bf16", "fp32-autocast-fp16", "fp16-autocast-fp16"],
+    ids=str,
 )
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head", ["fused", "chunked"])
-def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autocast_dtype, is_checkpointed, head):
+def test_activations_and_loss_agree_with_the_allocations_of_the_forward_pass(
+    kind, dtype, autocast_dtype, is_checkpointed, head
+):
     found = plan(
         build(kind, dtype), enable_activation_checkpointing=is_checkpointed, autocast_dtype=autocast_dtype, head=head
     )
@@ -194,24 +200,6 @@ def test_activations_and_loss_are_what_the_forward_pass_keeps(kind, dtype, autoc
     assert found.loss == pytest.approx(loss_bytes, rel=0.01)
 
 
-def test_attention_is_linear_in_the_length():
-    """The meta device would keep the probabilities, [b, h, s, s], as no fused kernel does."""
-    short, long = (plan(build(), seq_len=length).activations for length in (32, 64))
-
-    assert long == 2 * short
-
-
-@pytest.mark.parametrize("head", ["fused", "chunked"])
-def test_activation_checkpointing_keeps_the_input_of_each_layer(head):
-    found = plan(build(), enable_activation_checkpointing=True, head=head)
-
-    tokens, width = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"]
-    # Of each layer its input; of the last norm its input, the root of its squares, its values before and after scaling
-    # (these as chunks that the output projection copied); the logits, if the model makes them.
-    kept = SIZES["num_layers"] * width + 3 * width + 1 + (SIZES["vocab_size"] if head == "chunked" else 0)
-    assert found.activations == 4 * tokens * kept
-
-
 def test_cuda_keeps_less_where_its_kernels_do():
     """Fused norms keep no normalized values, but only for input and scale of one dtype; dropout keeps one byte."""
     tokens, width, num_layers = NUM_SEQUENCES * LENGTH, SIZES["embed_dim"], SIZES["num_layers"]
@@ -229,7 +217,7 @@ def test_cuda_keeps_less_where_its_kernels_do():
     assert on_cpu.activations - on_cuda.activations == num_dropouts * tokens * width * (2 - 1)
 
 
-def test_a_model_in_eval_mode_is_planned_as_it_trains():
+def test_a_model_in_eval_mode_is_planned_for_training():
     models = build("lora", lora_dropout=0.1), build("lora", lora_dropout=0.1).eval(), build("lora")
     training, evaluating, without_dropout = map(plan, models)
 
@@ -241,12 +229,10 @@ def test_a_model_in_eval_mode_is_planned_as_it_trains():
     ("optimizer", "bytes_per_parameter"),
     [
         (partial(torch.optim.SGD, lr=1.0), 0),
-        (partial(torch.optim.SGD, lr=1.0, momentum=0.9), 4),
-        (partial(torch.optim.AdamW, lr=1.0, fused=True), 8),
         (partial(torch.optim.AdamW, lr=1.0, amsgrad=True), 12),
         (partial(torch.optim.Adafactor, lr=1.0), 0),
     ],
-    ids=["sgd", "momentum", "fused", "amsgrad", "adafactor"],
+    ids=["sgd", "amsgrad", "adafactor"],
 )
 def test_the_optimizer_state_is_measured(optimizer, bytes_per_parameter):
     model = build()
@@ -277,8 +263,7 @@ def test_parameters_of_several_dtypes_have_their_own_state():
     assert not found.not_estimated
 
 
-@pytest.mark.parametrize("accumulate_gradients", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "accumulate_gradients"), [("full", True), ("nf4", False)])
 def test_planning_leaves_everything_as_it_was(kind, accumulate_gradients):
     model, loss = build(kind).eval(), TFIDFCrossEntropyLoss()
     before = {name: (id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()}
@@ -307,7 +292,7 @@ def test_planning_leaves_everything_as_it_was(kind, accumulate_gradients):
 
 
 class ReadsValues(nn.Module):
-    """What the meta device cannot do."""
+    """A model that the meta device cannot run."""
 
     def __init__(self, inner):
         super().__init__()
@@ -328,8 +313,15 @@ def test_a_model_that_does_not_run_on_meta_is_planned_without_activations():
     assert (found.activations, found.loss) == (None, None)
     assert found.step == found.gradients == expected.gradients
     assert found.total == expected.weights + expected.optimizer + expected.gradients
-    assert "not estimated: activations and loss (RuntimeError: Tensor.item() cannot be called on meta" in str(found)
+    assert "not estimated: activations and loss (RuntimeError: Tensor.item() cannot be called on meta" in found.table(0)
     check_fits(found, found.total)
+
+
+def test_optimizer_state_of_several_tensors_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+    assert plan(build(), partial(AdamW8bit, lr=1e-3)).quantized_state == "OptimState8bit"
+    assert plan(build()).quantized_state is None
 
 
 def test_an_optimizer_that_takes_no_step_is_planned_without_state():
@@ -339,22 +331,22 @@ def test_an_optimizer_that_takes_no_step_is_planned_without_state():
 
     found = plan(build(), partial(Broken, lr=1.0))
 
-    assert found.optimizer is None
+    assert found.optimizer is found.quantized_state is None
     assert found.total == found.weights + found.step
     assert found.activations == plan(build()).activations
-    assert "not estimated: optimizer state (ValueError: no such kernel)" in str(found).splitlines()
-    assert "optimizer state  " not in str(found)
+    assert "not estimated: optimizer state (ValueError: no such kernel)" in found.table(0).splitlines()
+    assert "optimizer state  " not in found.table(0)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_the_objectives_state_counts_in_memory_and_in_what_is_saved_to_resume(num_shards):
+def test_the_state_of_the_objective_counts_in_memory_and_in_resume_checkpoints(num_shards):
     without = plan(build(), num_shards=num_shards)
     found = plan(build(), num_shards=num_shards, objective_state=3 * 2**20)
 
     assert found.total == without.total + 3 * 2**20
     assert found.saved_to_resume == without.saved_to_resume + num_shards * 3 * 2**20
-    assert "objective state      3.00 MiB" in str(found).splitlines()
-    assert "objective state" not in str(without)
+    assert "objective state      3.00 MiB" in found.table(0).splitlines()
+    assert "objective state" not in without.table(0)
 
 
 PLAN = MemoryPlan(
@@ -381,14 +373,11 @@ def test_the_table():
         "needed at least     19.00 GiB  at one time: gradients come as activations go",
         "available           24.00 GiB",
     ]
-    assert str(PLAN) == "\n".join(PLAN.table(available=0).splitlines()[:-1])
 
 
-def test_what_fits_is_not_refused():
+def test_a_run_that_cannot_fit_is_refused_with_parts_and_remedies():
     check_fits(PLAN, 19 * 2**30)
 
-
-def test_what_cannot_fit_is_refused_with_parts_and_remedies():
     with pytest.raises(SetupError) as refusal:
         check_fits(PLAN, 19 * 2**30 - 1)
 
@@ -407,11 +396,8 @@ def test_what_cannot_fit_is_refused_with_parts_and_remedies():
         assert remedy in message
 
 
-def test_the_memory_of_the_cpu_is_what_the_system_says_is_available():
+def test_the_memory_of_a_device_is_its_free_memory(monkeypatch):
     assert 0 < available_memory(CPU) <= psutil.virtual_memory().total
-
-
-def test_the_memory_of_a_gpu_is_what_it_has_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {CUDA: (7, 80)}[device])
 
     assert available_memory(CUDA) == 7
@@ -434,23 +420,3 @@ def test_the_tightest_control_group_decides(tmp_path, monkeypatch):
     assert list(_control_group_memory(root, tmp_path / "absent")) == []
     monkeypatch.setattr("tfidf_tune.training._resources._control_group_memory", lambda: [450, 4450])
     assert available_memory(CPU) == 450
-
-
-@pytest.mark.parametrize(
-    ("build_optimizer", "expected"),
-    [(ADAMW, None), (partial(torch.optim.SGD, lr=1e-3), None), (partial(AdamW8bit, lr=1e-3), "OptimState8bit")],
-    ids=["AdamW", "SGD", "AdamW8bit"],
-)
-def test_the_plan_tells_quantized_state(monkeypatch, build_optimizer, expected):
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    found = plan(build(), build_optimizer)
-
-    assert found.quantized_state == expected
-    assert not found.not_estimated
-
-
-def test_an_optimizer_that_cannot_be_tried_has_no_quantized_state_that_is_known():
-    def refuse(parameters):
-        raise ValueError("no")
-
-    assert plan(build(), refuse).quantized_state is None

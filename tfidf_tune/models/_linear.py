@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -39,36 +39,29 @@ class LinearFactory:
         """Make the attention's layer of that name, from ``[..., in_dim]`` to ``[..., out_dim]``."""
         return self._linear(in_dim, out_dim, bias, name in self.lora_attn_modules, self.quantize_base)
 
-    def mlp(self, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
-        """Make a layer of an MLP."""
-        return self._linear(in_dim, out_dim, bias, self.apply_lora_to_mlp, self.quantize_base)
+    def mlp(self, in_dim: int, out_dim: int) -> nn.Module:
+        """Make a layer of an MLP, with a bias."""
+        return self._linear(in_dim, out_dim, True, self.apply_lora_to_mlp, self.quantize_base)
 
     def output(self, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
         """Make the output projection, which is never quantized."""
         return self._linear(in_dim, out_dim, bias, self.apply_lora_to_output, False)
 
     def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
-        layer: nn.Module
-        if lora:
-            layer = LoRALinear(
-                in_dim,
-                out_dim,
-                self.lora_rank,
-                self.lora_alpha,
-                self.lora_dropout,
-                use_bias=bias,
-                quantize_base=quantize,
-            )
-        else:
-            layer = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
-        return layer
+        if not lora:
+            plain: nn.Module = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
+            return plain
+        adapted: nn.Module = LoRALinear(
+            in_dim, out_dim, self.lora_rank, self.lora_alpha, self.lora_dropout, use_bias=bias, quantize_base=quantize
+        )
+        return adapted
 
 
 PLAIN = LinearFactory()
 
 
 def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., TransformerDecoder]:
-    """Make the LoRA form of a builder, as torchtune's ``lora_`` builders are to the others.
+    """Make the LoRA form of a builder, as torchtune's ``lora_`` builders are of its others.
 
     Args:
         builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument ``linear``.
@@ -77,20 +70,13 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
         :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
     """
-    sizes = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(builder).parameters.values()
-        if parameter.name != "linear"
-    ]
-    settings = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(LinearFactory).parameters.values()
-    ]
-    settings[0] = settings[0].replace(default=inspect.Parameter.empty)
+    lora = dict(inspect.signature(LinearFactory).parameters)
+    lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
+    own = [each for each in inspect.signature(builder).parameters.values() if each.name != "linear"]
 
     def build(**arguments: Any) -> TransformerDecoder:
-        lora = {field.name: arguments.pop(field.name) for field in fields(LinearFactory) if field.name in arguments}
-        return builder(**arguments, linear=LinearFactory(**lora))
+        settings = {name: arguments.pop(name) for name in lora if name in arguments}
+        return builder(**arguments, linear=LinearFactory(**settings))
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
     build.__module__ = builder.__module__
@@ -98,7 +84,8 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
         ":class:`~tfidf_tune.models.LinearFactory`."
     )
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own)]
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*settings, *sizes], return_annotation=TransformerDecoder
+        parameters, return_annotation=TransformerDecoder
     )
     return build

@@ -36,9 +36,7 @@ class StepBatches(NamedTuple):
 
 
 def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: int = 0) -> StepBatches:
-    """Count a step's tokens over all processes, and gather its labels, by collectives of the hosts.
-
-    No device is waited for.
+    """Count a step's tokens over all processes, and gather its labels, by collectives that wait for no device.
 
     Args:
         batches (Sequence[Batch]): mini-batches of this process; as many on every process.
@@ -69,16 +67,7 @@ def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
 
 
 def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_step: int = 1) -> Iterator[list[Batch]]:
-    """Iterate over the mini-batches of each step, epoch after epoch.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
-        first_step (int): step of the run to begin with; data of those before it is not read. Default: 1.
-
-    Yields:
-        list[Batch]: the mini-batches of one step.
-    """
+    """Iterate over the mini-batches of each step, epoch after epoch; data before ``first_step`` is not read."""
     size = cfg.gradient_accumulation_steps
     first_epoch, done = divmod(first_step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
@@ -92,16 +81,7 @@ def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_st
 
 
 def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) -> list[int]:
-    """Find which items of the data set a step was trained on, on all processes together.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
-        step (int): step of the run, from 1.
-
-    Returns:
-        list[int]: indices of the data set, ascending.
-    """
+    """Find which items of the data set a step (from 1) was trained on, on all processes together; ascending."""
     epoch, done = divmod(step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
     # Ranks take turns in one order: what they see in a step is one run of it.
@@ -114,7 +94,7 @@ def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) 
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Move a mini-batch to the model's device without waiting for it, its attention mask of whatever kind too."""
+    """Move a mini-batch to the model's device without waiting for it, its attention mask of any kind too."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
         for name, value in batch.items()

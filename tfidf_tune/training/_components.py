@@ -4,9 +4,8 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
-from torchtune import config
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
 from torchtune.modules.transforms.tokenizers import ModelTokenizer
@@ -35,25 +33,17 @@ _WORDS: dict[Any, str] = {
 }
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What a section of the config has to name.
-
-    Attributes:
-        noun (str): its name in messages.
-        base (type): classes derived from it are of this kind.
-        example (str): a component of this kind.
-        methods (tuple[str, ...]): a class that has all of these is of this kind too. Default: only ``base`` counts.
-        attributes (tuple[str, ...]): what else the recipes need of an instance. Default: none.
-        handed_over (tuple[str, ...]): arguments that the recipe gives, the positional one first. Default: none.
-    """
+class _Kind(NamedTuple):
+    """What a section of the config has to name: a class derived from ``base``, or one that has all ``methods``."""
 
     noun: str
-    base: type
     example: str
+    base: type
     methods: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    """What the recipes need of an instance, in addition to the methods."""
     handed_over: tuple[str, ...] = ()
+    """Arguments that the recipe gives, the positional one first."""
 
     def includes(self, made: Any) -> bool:
         if not inspect.isclass(made):
@@ -64,54 +54,52 @@ class _Kind:
 
 COMPONENTS = {
     "model": _Kind(
-        "a model", nn.Module, "torchtune.models.llama2.llama2", attributes=("tok_embeddings", "layers", "max_seq_len")
+        "a model", "torchtune.models.llama2.llama2", nn.Module, attributes=("tok_embeddings", "layers", "max_seq_len")
     ),
     "checkpointer": _Kind(
         "a checkpointer",
-        type(None),
         "tfidf_tune.training.HFCheckpointer",
+        NoneType,
         methods=("check_model", "load_weights", "save_model"),
     ),
     "tokenizer": _Kind(
         "a tokenizer",
-        ModelTokenizer,
         "tfidf_tune.data.hf_tokenizer",
+        ModelTokenizer,
         methods=("encode",),
         attributes=("vocab_size", "max_seq_len", "pad_id"),
     ),
     "dataset": _Kind(
         "a map-style data set",
-        Dataset,
         "tfidf_tune.data.text_blocks_dataset",
+        Dataset,  # which has no length
         methods=("__len__", "__getitem__"),
-        attributes=("__len__", "__getitem__"),  # torch's base class has no length
         handed_over=("tokenizer",),
     ),
-    "loss": _Kind("one of tfidf_tune's objectives", WeightedCrossEntropyLoss, "tfidf_tune.loss.TFIDFCrossEntropyLoss"),
+    "loss": _Kind("one of tfidf_tune's objectives", "tfidf_tune.loss.TFIDFCrossEntropyLoss", WeightedCrossEntropyLoss),
     "optimizer": _Kind(
         "an optimizer",
-        Optimizer,
         "torch.optim.AdamW",
+        Optimizer,
         methods=("step", "zero_grad"),
         attributes=("param_groups",),
         handed_over=("params",),
     ),
     "lr_scheduler": _Kind(
         "a learning-rate schedule",
-        LRScheduler,
         "transformers.get_linear_schedule_with_warmup",
+        LRScheduler,
         methods=("step",),
         handed_over=("optimizer", "num_training_steps"),
     ),
     "metric_logger": _Kind(
         "a metric logger",
-        MetricLoggerInterface,
         "torchtune.training.metric_logging.DiskLogger",
+        MetricLoggerInterface,
         methods=("log_config", "log_dict", "close"),
     ),
 }
-OPTIONAL_COMPONENTS = ("lr_scheduler",)
-_LOSS_PART = _Kind("a module", nn.Module, "tfidf_tune.weighting.TFIDFWeighting")
+_LOSS_PART = _Kind("a module", "tfidf_tune.weighting.TFIDFWeighting", nn.Module)
 
 
 def check_components(cfg: Any) -> None:
@@ -122,9 +110,9 @@ def check_components(cfg: Any) -> None:
             arguments given.
     """
     for key, kind in COMPONENTS.items():
-        if key in OPTIONAL_COMPONENTS and cfg[key] is None:
+        if key == "lr_scheduler" and cfg[key] is None:
             continue
-        for where, section in _sections(key, cfg[key]):
+        for where, section in sections(key, cfg[key]):
             _check_component(where, section, kind)
     _check_packing(cfg.dataset)
     parameters = _parameters("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
@@ -145,25 +133,30 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         **kwargs (Any): keyword arguments of the recipe.
 
     Returns:
-        Any: the component; None if the config has none under that key; a list where it has a list of sections.
+        Any: the component; a list where the config has a list of sections.
 
     Raises:
         SetupError: If it cannot be built from these settings, or lacks what the recipes need; the message names the
             key.
     """
-    components = []
-    for where, section in _sections(key, getattr(cfg, key)):
-        component = _build(where, section, *args, composed=key == "loss", **kwargs)
+    kind, components = COMPONENTS[key], []
+    for where, section in sections(key, getattr(cfg, key)):
+        component = _build(where, section, *args, builds_parts=key == "loss", **kwargs)
         with setup_errors(f"config: {where}"):
-            kind = COMPONENTS[key]
-            lacking = [name for name in (*kind.methods, *kind.attributes) if not hasattr(component, name)]
-            if component is not None and lacking:
+            if lacking := [name for name in (*kind.methods, *kind.attributes) if not hasattr(component, name)]:
                 raise SetupError(
                     f"config: {key}: {section['_component_']} has no {', '.join(lacking)}: take, for example, "
                     f"{kind.example}"
                 )
         components.append(component)
     return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
+
+
+def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
+    """Return the sections of a component by their names: one, or for data sets those of a list."""
+    if key == "dataset" and OmegaConf.is_list(value):
+        return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
+    return [(key, value)]
 
 
 def is_own(where: str, section: Any) -> bool:
@@ -176,7 +169,7 @@ def find_component(where: str, path: Any) -> Any:
     """Import a class or function by its dotted path.
 
     Raises:
-        SetupError: If there is none; the message begins with ``where``.
+        SetupError: If it does not exist; the message begins with ``where``.
     """
     if not isinstance(path, str):
         raise SetupError(
@@ -191,6 +184,34 @@ def find_component(where: str, path: Any) -> Any:
     return component
 
 
+def _check_component(where: str, section: Any, kind: _Kind) -> None:
+    if not OmegaConf.is_dict(section) or not section.get("_component_"):
+        alternative = ", or a list of such" if where == "dataset" else ""
+        raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
+    path = section["_component_"]
+    component = find_component(where, path)
+    parameters = _parameters(where, path, component)
+    check_kind(where, path, component, kind)
+    given = {str(name): value for name, value in section.items() if name != "_component_"}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for name in given.keys() - parameters.keys():
+            raise SetupError(f"config: {where}: {path} has no argument '{name}'{suggestion(name, parameters)}")
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in (*given, *kind.handed_over)
+    ]
+    if missing:
+        raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
+    with setup_errors(f"config: {where}"):
+        check_argument_types(component, given)
+    if kind in (COMPONENTS["loss"], _LOSS_PART):
+        for name, part in _parts(section):
+            _check_component(f"{where}.{name}", part, _LOSS_PART)
+
+
 def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:
     """Refuse a class or function that does not make what its section needs, without calling it.
 
@@ -200,7 +221,7 @@ def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind
     Raises:
         SetupError: If it makes something else, or does not declare what it makes.
     """
-    made = _what_it_makes(component)
+    made = _types_made(component)
     if made is None:
         if kind.handed_over and kind.handed_over[0] in inspect.signature(component).parameters:
             return
@@ -211,6 +232,19 @@ def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind
     if not made or not all(map(kind.includes, made)):
         names = " or ".join(getattr(each, "__name__", str(each)) for each in made) or "nothing"
         raise SetupError(f"config: {where}: {path} makes {names}, not {kind.noun}: take, for example, {kind.example}")
+
+
+def _types_made(component: Callable[..., Any]) -> list[Any] | None:
+    """The possible types of what a class or function makes; None where its annotations do not say."""
+    if inspect.isclass(component):
+        return [component]
+    try:
+        annotation = inspect.signature(component, eval_str=True).return_annotation
+    except NameError:  # a name that is imported for type checkers only
+        return None
+    if annotation is inspect.Signature.empty:
+        return None
+    return [get_origin(each) or each for each in _alternatives(annotation) if each not in (None, NoneType)]
 
 
 def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -257,9 +291,12 @@ def _is_excluded(annotation: Any, value: Any) -> bool:
     return False
 
 
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
 def _in_words(annotation: Any) -> str:
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return " or ".join(_word(part) for part in parts if part is not Tensor)
+    return " or ".join(_word(part) for part in _alternatives(annotation) if part is not Tensor)
 
 
 def _word(annotation: Any) -> str:
@@ -271,49 +308,6 @@ def _word(annotation: Any) -> str:
     return _WORDS.get(str if origin is Literal else annotation) or inspect.formatannotation(annotation)
 
 
-def _what_it_makes(component: Callable[..., Any]) -> list[Any] | None:
-    """The possible types of what a class or function makes; None where its annotations do not say."""
-    if inspect.isclass(component):
-        return [component]
-    try:
-        annotation = inspect.signature(component, eval_str=True).return_annotation
-    except NameError:  # a name that is imported for type checkers only
-        return None
-    if annotation is inspect.Signature.empty:
-        return None
-    possible = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return [get_origin(each) or each for each in possible if each not in (None, NoneType)]
-
-
-def _check_component(where: str, section: Any, kind: _Kind) -> None:
-    if not OmegaConf.is_dict(section) or not section.get("_component_"):
-        alternative = ", or a list of such" if where == "dataset" else ""
-        raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
-    path = section["_component_"]
-    component = find_component(where, path)
-    parameters = _parameters(where, path, component)
-    check_kind(where, path, component, kind)
-    given = {str(name): value for name, value in section.items() if name != "_component_"}
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        for name in given.keys() - parameters.keys():
-            raise SetupError(f"config: {where}: {path} has no argument '{name}'{suggestion(name, parameters)}")
-    missing = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in given
-        and name not in kind.handed_over
-    ]
-    if missing:
-        raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
-    with setup_errors(f"config: {where}"):
-        check_argument_types(component, given)
-    if kind.base is WeightedCrossEntropyLoss or kind is _LOSS_PART:
-        for name, part in _parts(section):
-            _check_component(f"{where}.{name}", part, _LOSS_PART)
-
-
 def _parameters(where: str, path: str, component: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(component).parameters
@@ -322,23 +316,14 @@ def _parameters(where: str, path: str, component: Any) -> Mapping[str, inspect.P
 
 
 def _check_packing(dataset: Any) -> None:
-    sections = _sections("dataset", dataset)
-    if not sections:
+    is_packed = {where: bool(section.get("packed")) for where, section in sections("dataset", dataset)}
+    if not is_packed:
         raise SetupError("config: dataset is an empty list: name one data set or more")
-    packed = [where for where, section in sections if section.get("packed")]
-    if packed and len(packed) < len(sections):
-        others = [where for where, _ in sections if where not in packed]
+    if len({*is_packed.values()}) > 1:
+        packed, others = (", ".join(where for where in is_packed if is_packed[where] is kind) for kind in (True, False))
         raise SetupError(
-            f"config: {', '.join(packed)} packed, {', '.join(others)} not: of the data sets that are mixed, "
-            "all have to be packed or none"
+            f"config: {packed} packed, {others} not: of the data sets that are mixed, all have to be packed or none"
         )
-
-
-def _sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
-    """The sections of a component by their names: one, or for data sets those of a list."""
-    if key == "dataset" and OmegaConf.is_list(value):
-        return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
-    return [(key, value)]
 
 
 def _parts(section: Any) -> Iterator[tuple[str, Any]]:
@@ -348,12 +333,10 @@ def _parts(section: Any) -> Iterator[tuple[str, Any]]:
             yield str(name), part
 
 
-def _build(where: str, section: Any, *args: Any, composed: bool, **kwargs: Any) -> Any:
-    """Build a component; torchtune does not build components within it, so they are built first."""
-    within = _parts(section) if composed else ()
-    parts = {name: _build(f"{where}.{name}", part, composed=True) for name, part in within}
-    given = {str(name): value for name, value in (section or {}).items() if name not in ("_component_", *parts)}
+def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: Any) -> Any:
+    parts = dict(_parts(section)) if builds_parts else {}
+    values: Any = OmegaConf.to_container(section, resolve=True)
+    given = {str(name): value for name, value in values.items() if name not in ("_component_", *parts)}
+    built = {name: _build(f"{where}.{name}", part, builds_parts=True) for name, part in parts.items()}
     with setup_errors(f"config: {where}", given):
-        if parts:
-            return find_component(where, section["_component_"])(*args, **given, **parts, **kwargs)
-        return config.instantiate(section, *args, **kwargs)
+        return find_component(where, section["_component_"])(*args, **given | built | kwargs)

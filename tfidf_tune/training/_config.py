@@ -1,4 +1,4 @@
-"""The keys of a recipe's config, and their check before any work begins."""
+"""The keys of a recipe's config, checked before any work begins."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yaml import YAMLError
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune.training._components import DEFAULT_COLLATE, OPTIONAL_COMPONENTS, check_components
+from tfidf_tune.training._components import DEFAULT_COLLATE, check_components
 from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 
@@ -37,7 +37,7 @@ _FSDPDtype = Literal["bf16", "fp32"]
 
 
 class FinetuneConfig(BaseModel):
-    """Keys of both recipes; named as in torchtune where it has the same thing.
+    """Keys of both recipes, named as in torchtune where it has the same key.
 
     Components (``model``, ``loss``, ...) are sections with ``_component_`` and keyword arguments.
     """
@@ -63,7 +63,7 @@ class FinetuneConfig(BaseModel):
     seed: _Int | None = None
     shuffle: bool = True
     batch_size: _Count
-    """Sequences of a mini-batch: what the loss sees at once."""
+    """Sequences of a mini-batch, which the loss sees at once."""
     gradient_accumulation_steps: _Count = 1
     epochs: _Count = 1
     max_steps: _Count | None = None
@@ -99,7 +99,7 @@ class FinetuneConfig(BaseModel):
     log_peak_memory_stats: bool = False
 
     @model_validator(mode="after")
-    def _keeps_what_it_saves(self) -> "FinetuneConfig":
+    def _check_resume_checkpoints(self) -> "FinetuneConfig":
         if self.save_every_n_steps is not None and self.keep_last_n_checkpoints == 0:
             raise ValueError(
                 f"save_every_n_steps is {self.save_every_n_steps}, but keep_last_n_checkpoints is 0, which keeps none: "
@@ -135,8 +135,8 @@ class _ModelSizes(BaseModel):
     lora_dropout: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, lt=1)] = 0.0
 
 
-# Words of pydantic's messages, and ours.
-_PLAINER = {
+# Replacements in pydantic's messages.
+_WORDS = {
     "Input should": "it has to",
     "a valid integer": "a whole number",
     "a valid string": "a text",
@@ -168,16 +168,16 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             raise SetupError(f"config: no key {key!r}{hint or suggestion(key, fields)}")
     missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
     with setup_errors("config"):
-        missing |= set(_marked_as_missing(OmegaConf.to_container(cfg, resolve=False)))
+        missing |= set(_missing_keys(OmegaConf.to_container(cfg, resolve=False)))
         if missing:  # before anything refers to it
             raise SetupError(f"config: missing {', '.join(sorted(missing))}")
         defaults = {name: field.get_default() for name, field in fields.items() if not field.is_required()}
         filled = cast(DictConfig, OmegaConf.merge(defaults, cfg))
-        _settle(filled)
+        _resolve_defaults(filled)
         content = cast(dict[str, Any], OmegaConf.to_container(filled, resolve=True))
-    checked = OmegaConf.create(_validated(schema, content))
+    checked = OmegaConf.create(_validate(schema, content))
     check_components(checked)
-    _validated(_ModelSizes, content["model"], "model: ")
+    _validate(_ModelSizes, content["model"], "model: ")
     return cast(Schema, checked)
 
 
@@ -191,14 +191,13 @@ def mixed_precision_dtype(name: str | None) -> torch.dtype | None:
     return {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}[name]
 
 
-def _validated(schema: type[BaseModel], content: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Validate values; the first problem is reported."""
+def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "") -> dict[str, Any]:
     try:
         return schema.model_validate(content).model_dump()
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
-        for theirs, ours in _PLAINER.items():
+        for theirs, ours in _WORDS.items():
             message = message.replace(theirs, ours)
         if not problem["loc"]:
             raise SetupError(f"config: {message}") from error
@@ -211,16 +210,15 @@ def _validated(schema: type[BaseModel], content: dict[str, Any], where: str = ""
         raise SetupError(f"config: {where}{name} is {problem['input']!r}, {message[0].lower()}{message[1:]}") from error
 
 
-def _settle(cfg: DictConfig) -> None:
-    """Set what other keys refer to: the full name of the folder, a random seed, components given as null."""
+def _resolve_defaults(cfg: DictConfig) -> None:
+    """Set what other keys refer to: the full path of the folder and a random seed."""
     if cfg.output_dir is not None:
         cfg.output_dir = str(Path(str(cfg.output_dir)).expanduser())
     if cfg.seed is None:
         cfg.seed = _choose_seed(cfg)
-    for key in OPTIONAL_COMPONENTS:
-        # `key=null` on the command line arrives as a section whose component is null.
-        if OmegaConf.is_dict(cfg[key]) and cfg[key].get("_component_") is None:
-            cfg[key] = None
+    # `lr_scheduler=null` on the command line arrives as a section whose component is null.
+    if OmegaConf.is_dict(cfg.lr_scheduler) and cfg.lr_scheduler.get("_component_") is None:
+        cfg.lr_scheduler = None
 
 
 def _choose_seed(cfg: DictConfig) -> int:
@@ -238,11 +236,11 @@ def _choose_seed(cfg: DictConfig) -> int:
     return random.SystemRandom().randrange(2**31)
 
 
-def _marked_as_missing(value: Any, name: str = "") -> Iterator[str]:
-    """Names of the values that are given as ``???``."""
+def _missing_keys(value: Any, name: str = "") -> Iterator[str]:
+    """Names of the values ``???``; OmegaConf.missing_keys() fails where another value refers to one."""
     if value == MISSING:
         yield name
     for key, inner in value.items() if isinstance(value, dict) else ():
-        yield from _marked_as_missing(inner, f"{name}.{key}" if name else str(key))
+        yield from _missing_keys(inner, f"{name}.{key}" if name else str(key))
     for index, inner in enumerate(value) if isinstance(value, list) else ():
-        yield from _marked_as_missing(inner, f"{name}[{index}]")
+        yield from _missing_keys(inner, f"{name}[{index}]")

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
@@ -23,11 +22,12 @@ from tfidf_tune._files import require_writable
 from tfidf_tune.data import InjectedCorpusDataset, collate_packed, injected_corpus_dataset, is_packed, write_probe_file
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
-from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate
+from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate, sections
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process, main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._run import Run
+from tfidf_tune.weighting import IGNORE_INDEX
 
 _NUM_SAMPLES = 64
 
@@ -47,17 +47,12 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     """
     tokenizer = instantiate(cfg, "tokenizer")
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
-    if tokenizer.vocab_size > vocab_size:
-        raise SetupError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model embeddings for {vocab_size}: "
-            "take the tokenizer that belongs to the model"
-        )
     # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
     largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
     if largest >= vocab_size:
         raise SetupError(
             f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 to {vocab_size - 1}: "
-            "take the tokenizer that belongs to the model"
+            "use the tokenizer that belongs to the model"
         )
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
@@ -68,13 +63,7 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
 
 
 def set_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
-    """Pass the tokenizer's special tokens to the objective, so that one that hides tokens never hides these.
-
-    Args:
-        loss (WeightedCrossEntropyLoss): the objective.
-        tokenizer (Any): a torchtune tokenizer; its ``special_tokens``, BOS, EOS and padding are used as far as it has
-            them.
-    """
+    """Pass the tokenizer's special tokens, BOS, EOS and padding to the objective, which then never hides these."""
     loss.weighting.set_special_tokens(_special_ids(tokenizer))
 
 
@@ -101,9 +90,10 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             be written.
     """
     without_probe_files = copy.deepcopy(cfg)
-    for section in filter(_writes_probe_file, _sections(without_probe_files)):
-        require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
-        section.probe_file = None
+    for where, section in sections("dataset", without_probe_files.dataset):
+        if _writes_probe_file(where, section):
+            require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
+            section.probe_file = None
     with main_process_first():
         dataset = _mix(instantiate(without_probe_files, "dataset", tokenizer))
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
@@ -120,7 +110,8 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             f"the data set has {found} {unit}, one step takes batch_size x gradient_accumulation_steps{processes} = "
             f"{needed}: lower batch_size or gradient_accumulation_steps, or add data"
         )
-    if not any(_has_label(dataset[index]) for index in range(found)):  # usually the first one has
+    # The shift of labels drops the first. Usually the first sequence has a label.
+    if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(found)):
         raise SetupError(
             f"none of the {found} sequences has a label to learn from: all are masked, or cut off behind a long "
             "prompt; raise the limit of tokens, or unmask some"
@@ -131,24 +122,14 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
     """Write the injected passages of a data set of :func:`build_dataset` to the file that the config names."""
     if is_main_process():
-        is_mix = OmegaConf.is_list(cfg.dataset)
-        for section, part in zip(_sections(cfg), dataset._datasets if is_mix else [dataset], strict=True):
-            if _writes_probe_file(section):
+        parts = dataset._datasets if OmegaConf.is_list(cfg.dataset) else [dataset]
+        for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
+            if _writes_probe_file(where, section):
                 write_probe_file(section.probe_file, part.passages)
 
 
-def _sections(cfg: FinetuneConfig) -> list[Any]:
-    return list(cfg.dataset) if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]
-
-
-def _writes_probe_file(section: Any) -> bool:
-    component = find_component("dataset", section._component_)
-    return component is injected_corpus_dataset and bool(section.get("probe_file"))
-
-
-def _has_label(sample: Mapping[str, Any]) -> bool:
-    """Return whether a label is left after the shift of labels, which drops the first."""
-    return any(label != CROSS_ENTROPY_IGNORE_IDX for label in sample["labels"][1:])
+def _writes_probe_file(where: str, section: Any) -> bool:
+    return find_component(where, section._component_) is injected_corpus_dataset and bool(section.get("probe_file"))
 
 
 def _mix(built: Dataset[Any] | list[Dataset[Any]]) -> Dataset[Any]:
@@ -208,11 +189,10 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
     sampler = StatefulDistributedSampler(
         dataset, num_replicas=world_size, rank=rank, shuffle=cfg.shuffle, seed=run.seed, drop_last=True
     )
-    collate: Callable[..., Any] = (
-        partial(collate_packed, device=run.device)
-        if is_packed(dataset)
-        else partial(find_component("collate_fn", cfg.collate_fn), padding_idx=tokenizer.pad_id, ignore_idx=-100)
-    )
+    collate: Callable[..., Any] = partial(collate_packed, device=run.device)
+    if not is_packed(dataset):
+        component = find_component("collate_fn", cfg.collate_fn)
+        collate = partial(component, padding_idx=tokenizer.pad_id, ignore_idx=IGNORE_INDEX)
     _try_collate(cfg, dataset, collate)
     return DataLoader(
         dataset,
@@ -226,17 +206,17 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
 
 
 def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:
-    """Make a batch of one item; a data set and a ``collate_fn`` of the user may raise anything."""
+    """Make a batch of one item; a data set or a ``collate_fn`` of the user may raise anything."""
     try:
         batch = collate([dataset[0]])
         found = {name: tuple(batch[name].shape) for name in ("tokens", "labels")}
     except Exception as error:
         raise SetupError(
             f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
-            f"({cause_of(error)}): take one that belongs to the data set"
+            f"({cause_of(error)}): use one that belongs to the data set"
         ) from error
     if len(set(found.values())) > 1 or len(found["tokens"]) != 2:
         raise SetupError(
             f"config: collate_fn: {cfg.collate_fn} makes tokens of shape {found['tokens']} and labels of "
-            f"{found['labels']}, they have to be [b, s] both: take one that belongs to the data set"
+            f"{found['labels']}, they have to be [b, s] both: use one that belongs to the data set"
         )

@@ -33,22 +33,18 @@ class LoRASettings:
             return None
         others = {type(module).__name__ for module in adapters.values() if not isinstance(module, LoRALinear)}
         if others:
-            raise ValueError(f"the model has adapters of the kind {', '.join(sorted(others))}; supported is only LoRA")
+            raise ValueError(f"the model has adapters of the class {', '.join(sorted(others))}; only LoRA is supported")
         settings = {(m.rank, m.alpha, float(getattr(m.dropout, "p", 0.0))) for m in adapters.values()}
         if len(settings) > 1:
             raise ValueError(f"LoRA layers differ in (rank, alpha, dropout): {sorted(settings)}; give all the same")
-        (rank, alpha, dropout) = settings.pop()
+        rank, alpha, dropout = settings.pop()
         if rank < 1:
             raise ValueError(f"lora_rank is {rank}, it has to be at least 1")
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
 
     @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":
-        """Read the settings off a model that must have LoRA.
-
-        Raises:
-            ValueError: If it has none.
-        """
+        """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a ValueError."""
         settings = cls.of(model)
         if settings is None:
             raise ValueError(
@@ -59,11 +55,7 @@ class LoRASettings:
 
 
 def require_no_lora(model: nn.Module) -> None:
-    """Check that a model for full fine-tuning is a plain one.
-
-    Raises:
-        ValueError: If the model has LoRA layers.
-    """
+    """Refuse a model with LoRA layers for full fine-tuning, by a ValueError."""
     if LoRASettings.of(model) is not None:
         raise ValueError(
             "the model of the config has LoRA layers: name a plain builder (for example "
@@ -72,11 +64,7 @@ def require_no_lora(model: nn.Module) -> None:
 
 
 def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
-    """Check that the model's attention has the layers named in ``lora_attn_modules``; torchtune ignores unknown names.
-
-    Raises:
-        ValueError: If it lacks one.
-    """
+    """Refuse layers that the model's attention lacks, which torchtune would ignore, by a ValueError."""
     attention = model.get_submodule("layers.0.attn")
     possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
     for name in attn_modules:

@@ -20,11 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from torchtune import modules, training
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._errors import first_line
+from tfidf_tune.training._errors import cause_of
 from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._sharding import plain_tensors
 
-_PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those, and large, because others pad
+_PROBE_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for those; large, because others pad
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MemoryPlan:
         saved_to_resume (int): bytes of a resume checkpoint on disk: trained weights, optimizer state, and the
             objective's state of each process.
         objective_state (int): bytes of the objective's state, a window for example, when it is full.
-        quantized_state (str | None): class of optimizer state that is made of several tensors. None: there is none.
+        quantized_state (str | None): class of optimizer state that is made of several tensors. None: all is plain.
         not_estimated (tuple[str, ...]): what is missing in the above, and why.
     """
 
@@ -79,19 +79,13 @@ class MemoryPlan:
         """Bytes needed at one time, a lower bound."""
         return self.weights + (self.optimizer or 0) + self.objective_state + self.step
 
-    def table(self, available: int | None = None) -> str:
-        """Format the plan, one part per line; ``available`` bytes are shown if given."""
-        sizes = {**self.parts, "needed at least": self.total}
-        if available is not None:
-            sizes["available"] = available
+    def table(self, available: int) -> str:
+        """Format the plan and the available bytes, one part per line."""
+        sizes = {**self.parts, "needed at least": self.total, "available": available}
         notes = {"needed at least": "  at one time: gradients come as activations go"}
         lines = [f"parameters       {self.num_trained:,} trained, {self.num_frozen:,} frozen"]
         lines += [f"{name:<15} {format_bytes(size):>13}{notes.get(name, '')}" for name, size in sizes.items()]
-        lines += [f"not estimated: {reason}" for reason in self.not_estimated]
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.table()
+        return "\n".join([*lines, *(f"not estimated: {reason}" for reason in self.not_estimated)])
 
 
 def plan_memory(
@@ -132,15 +126,14 @@ def plan_memory(
         state of an optimizer that does not take a step.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = sum(parameter.nbytes for parameter in trained)
+    step = gradients = sum(parameter.nbytes for parameter in trained)
     optimizer = quantized_state = activations = loss_bytes = None
-    step = gradients
     not_estimated = []
     # A model or optimizer of the user may raise anything here, which need not prevent training.
     try:
         optimizer, quantized_state = _measure_optimizer(build_optimizer, trained, device)
     except Exception as error:
-        not_estimated.append(f"optimizer state ({type(error).__name__}: {first_line(error)})")
+        not_estimated.append(f"optimizer state ({cause_of(error)})")
     try:
         activations, loss_bytes, step = _simulate_step(
             model,
@@ -151,7 +144,7 @@ def plan_memory(
             enable_activation_checkpointing=enable_activation_checkpointing,
         )
     except Exception as error:
-        not_estimated.append(f"activations and loss ({type(error).__name__}: {first_line(error)})")
+        not_estimated.append(f"activations and loss ({cause_of(error)})")
     if loss.head == "torch":
         not_estimated.append("temporary memory of PyTorch's linear_cross_entropy")
     # A gradient has the size of its weight; each process saves its own objective.
@@ -192,10 +185,9 @@ def _measure_optimizer(
         optimizer = build_optimizer([probe])
         optimizer.step()
         state = [value for value in optimizer.state[probe].values() if isinstance(value, Tensor)]
-        same = [parameter for parameter in trained if parameter.dtype == dtype]
-        total += _num_bytes(value for value in state if value.dim() == 0) * len(same)
-        scale = sum(parameter.numel() for parameter in same) / probe.numel()
-        total += _num_bytes(value for value in state if value.dim()) * scale
+        sizes = [parameter.numel() for parameter in trained if parameter.dtype == dtype]
+        total += _num_bytes(value for value in state if value.dim() == 0) * len(sizes)
+        total += _num_bytes(value for value in state if value.dim()) * sum(sizes) / probe.numel()
         quantized = next((type(v).__name__ for v in state if is_traceable_wrapper_subclass(v)), quantized)
     return round(total), quantized
 
@@ -221,14 +213,12 @@ def _simulate_step(
             # The backward pass runs layers again, outside of the mode.
             checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=lambda: (nullcontext(), kernels)),
         )
-    gradients = 0
+    gradients = []
     if accumulate_gradients:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
-                gradients += parameter.nbytes
-    known = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    with _LiveBytes(known) as live:
+        for parameter in filter(lambda each: each.requires_grad, model.parameters()):
+            parameter.grad = torch.empty_like(parameter)
+            gradients.append(parameter.grad)
+    with _LiveBytes([*model.parameters(), *model.buffers(), *gradients]) as live:
         with kernels:
             logits = model(tokens)
         activations = live.now
@@ -236,7 +226,7 @@ def _simulate_step(
         loss_bytes = live.now - activations
         del logits  # as in training, where nothing but the graph holds them
         torch.autograd.backward(objective)
-    return activations, loss_bytes, gradients + live.most
+    return activations, loss_bytes, _num_bytes(gradients) + live.most
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,7 +32,7 @@ class JSONLinesLogger:
     """torchtune metric logger that appends one JSON object per line: ``{"step": 1, "loss": 2.5, ...}``.
 
     Args:
-        path (Path): the file; its folder is made.
+        path (Path): the file.
         last_step (int): lines of an earlier run are kept up to this step. Default: 0, none.
     """
 
@@ -74,55 +75,46 @@ def _lines_up_to(path: Path, last_step: int) -> Iterator[str]:
             yield f"{line.decode()}\n"
 
 
+@dataclass
 class ProgressLog:
     """Reports training steps to the loggers and on a progress bar with loss, tokens/s and time left.
 
-    Args:
+    Attributes:
         loggers (list[Any]): torchtune metric loggers; none on processes other than rank 0.
         total_steps (int): optimizer steps of the run.
         log_every_n_steps (int): steps between two entries; the last step always gets one.
         first_step (int): step to begin with. Default: 1.
-        tokens_seen (int): label tokens of earlier steps. Default: 0.
+        tokens_seen (int): label tokens of the whole run so far, on all processes. Default: 0.
         memory_device (torch.device | None): CUDA device whose peak memory is logged. Default: None.
-
-    Attributes:
-        tokens_seen (int): label tokens of the whole run so far, on all processes.
     """
 
-    def __init__(
-        self,
-        loggers: list[Any],
-        *,
-        total_steps: int,
-        log_every_n_steps: int,
-        first_step: int = 1,
-        tokens_seen: int = 0,
-        memory_device: torch.device | None = None,
-    ) -> None:
-        self._loggers = loggers
-        self._total_steps = total_steps
-        self._first_step = first_step
-        self._every = log_every_n_steps
-        self._memory_device = memory_device
-        self._bar: Any = None  # made by start(): loading shows a bar of its own
-        self._tokens = 0  # since the last entry
-        self.tokens_seen = tokens_seen
-        self._start = time.perf_counter()
+    loggers: list[Any]
+    total_steps: int
+    log_every_n_steps: int
+    first_step: int = 1
+    tokens_seen: int = 0
+    memory_device: torch.device | None = None
+    _bar: Any = field(default=None, init=False)  # made by start(): loading shows a bar of its own
 
     def start(self) -> None:
         """Start bar and clock: loading the model does not count for the speed."""
         self._bar = tqdm(
-            total=self._total_steps,
-            initial=self._first_step - 1,
+            total=self.total_steps,
+            initial=self.first_step - 1,
             unit="step",
             dynamic_ncols=True,
             disable=not is_main_process(),
         )
         self.restart_clock()
 
+    def restart_clock(self) -> None:
+        """Exclude what was done since the last entry, such as saving, from the tokens per second."""
+        self._tokens = 0  # since the last entry
+        self._start = time.perf_counter()
+
     def is_due(self, step: int) -> bool:
         """Return whether a step gets an entry."""
-        return step % self._every == 0 or step == self._total_steps
+        return step % self.log_every_n_steps == 0 or step == self.total_steps
 
     def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: int) -> None:
         """Count a finished step; its metrics are read off the device only when an entry is due.
@@ -135,12 +127,12 @@ class ProgressLog:
         Raises:
             TrainingError: If, at an entry, ten steps (or the whole run) had no token at all.
         """
-        self._tokens = self._tokens + num_tokens
-        self.tokens_seen = self.tokens_seen + num_tokens
+        self._tokens += num_tokens
+        self.tokens_seen += num_tokens
         self._bar.update()
         if not self.is_due(step):
             return
-        if not self.tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self._total_steps):
+        if not self.tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self.total_steps):
             raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
         on_device = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
         # One transfer for all: each would wait for the device.
@@ -149,9 +141,9 @@ class ProgressLog:
         num_processes, _ = get_world_size_and_rank()
         tokens_per_second = self._tokens / num_processes / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
-        if self._memory_device is not None:
-            values |= training.get_memory_stats(device=self._memory_device)
-        for logger in self._loggers:
+        if self.memory_device is not None:
+            values |= training.get_memory_stats(device=self.memory_device)
+        for logger in self.loggers:
             logger.log_dict(values, step=step)
         self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
         self.restart_clock()
@@ -163,20 +155,15 @@ class ProgressLog:
 
     def sync_to_disk(self) -> None:
         """Bring ``metrics.jsonl`` to the disk."""
-        for logger in self._loggers:
+        for logger in self.loggers:
             if isinstance(logger, JSONLinesLogger):
                 logger.sync_to_disk()
-
-    def restart_clock(self) -> None:
-        """Exclude what was done since the last entry, such as saving, from the tokens per second."""
-        self._tokens = 0
-        self._start = time.perf_counter()
 
     def close(self) -> None:
         """Close loggers and bar."""
         if self._bar is not None:
             self._bar.close()
-        for logger in self._loggers:
+        for logger in self.loggers:
             logger.close()
 
 
@@ -206,14 +193,8 @@ def open_progress(
         with atomic_file(run.output_dir / "config.yaml") as file:
             OmegaConf.save(cast(DictConfig, cfg), file)
         loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=first_step - 1), metric_logger]
-    progress = ProgressLog(
-        loggers,
-        total_steps=total_steps,
-        log_every_n_steps=cfg.log_every_n_steps,
-        first_step=first_step,
-        tokens_seen=tokens_seen,
-        memory_device=run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None,
-    )
+    memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
+    progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, first_step, tokens_seen, memory_device)
     try:
         yield progress
     finally:

@@ -52,7 +52,7 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
 
 
 def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None:
-    """Give a model of :func:`build_model`, perhaps sharded, the checkpoint's weights and fresh adapters; in place."""
+    """Load the checkpoint's weights and initialize adapters of a model of :func:`build_model`, perhaps sharded."""
     checkpointer.load_weights(model, device=run.device, dtype=run.dtype, storage_device=run.storage_device)
     # Adapters depend only on the seed, and are the same on every process.
     with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
@@ -78,7 +78,7 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
 
 
 def build_rope_tables(model: nn.Module, device: torch.device) -> None:
-    """Build the tables of rotary embeddings, which are in no checkpoint; on the meta device only their sizes."""
+    """Build the tables of rotary embeddings, which no checkpoint has; on the meta device only their shapes."""
     module: Any
     for module in model.modules():
         if not hasattr(module, "rope_init"):
@@ -88,7 +88,7 @@ def build_rope_tables(model: nn.Module, device: torch.device) -> None:
                 module.rope_init()
             module.to(device)
         elif next(module.buffers(), None) is None:
-            # Llama 3's rope_init builds no table on the meta device. One row is built here, the whole might not fit.
+            # Llama 3's rope_init builds no table on the meta device. Here it builds one row: all might not fit.
             max_seq_len, module.max_seq_len = module.max_seq_len, 1
             with torch.device("cpu"):
                 module.rope_init()

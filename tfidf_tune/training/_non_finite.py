@@ -10,7 +10,7 @@ from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._sharding import local_tensor, parameters_by_name
 
 _REMEDY = "try a lower learning rate, fp32, clipping"
-# This many bad steps in a row are no accident: even if batches are so small that one step in ten has no token left, ten
+# This many bad steps in a row are not chance: even if batches are so small that one step in ten has no token left, ten
 # in a row come once in 10 billion steps.
 _MAX_IN_A_ROW = 10
 _MAX_INDICES_SHOWN = 32
@@ -101,14 +101,10 @@ class StepGuard:
 
 
 def require_finite(model: nn.Module, step: int) -> None:
-    """Refuse to save a model with weights that are not finite; every process of the run has to call.
-
-    Args:
-        model (nn.Module): torchtune model, perhaps sharded.
-        step (int): optimizer steps done.
+    """Refuse to save a model after ``step`` steps if a trained weight is not finite; every process has to call.
 
     Raises:
-        TrainingError: If a trained weight is not finite.
+        TrainingError: If a trained weight of any process is not finite.
     """
     trained = ((name, value) for name, value in parameters_by_name(model).items() if value.requires_grad)
     lost = next((name for name, value in trained if not local_tensor(value).isfinite().all()), None)

@@ -24,7 +24,7 @@ def build_loss(cfg: FinetuneConfig) -> WeightedCrossEntropyLoss:
     loss = instantiate(cfg, "loss")
     if not isinstance(loss, WeightedCrossEntropyLoss):
         raise SetupError(
-            f"loss is {cfg.loss['_component_']}: these recipes take tfidf_tune's objectives, for example "
+            f"loss is {cfg.loss['_component_']}: these recipes need one of tfidf_tune's objectives, for example "
             "tfidf_tune.loss.TFIDFCrossEntropyLoss or tfidf_tune.loss.CrossEntropyLoss"
         )
     return loss
@@ -63,19 +63,11 @@ def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
 
 
 def check_loss(cfg: FinetuneConfig) -> None:
-    """Try to build the objective, unless it has a component of the user.
-
-    Raises:
-        SetupError: If it cannot be built.
-    """
+    """Refuse an objective that cannot be built, unless it has a component of the user, which is not called here."""
     if is_own("loss", cfg.loss):
         build_loss(cfg)
 
 
 def check_optimizer(cfg: FinetuneConfig) -> None:
-    """Try to build optimizer and schedule, on a dummy parameter.
-
-    Raises:
-        SetupError: If one of them cannot be built.
-    """
+    """Refuse an optimizer or schedule that cannot be built, on a dummy parameter."""
     build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

@@ -52,9 +52,6 @@ def check_resources(
     world_size, _ = get_world_size_and_rank()
     seq_len = longest_sequence(dataset)
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
-    objective_state = loss.weighting.num_state_bytes(
-        cfg.batch_size, seq_len, vocab_size=vocab_size, num_ranks=world_size
-    )
     plan = plan_memory(
         model,
         loss,
@@ -66,7 +63,9 @@ def check_resources(
         enable_activation_checkpointing=cfg.enable_activation_checkpointing or cfg.compile,
         autocast_dtype=torch.float16 if run.dtype is torch.float16 else None,
         num_shards=world_size,
-        objective_state=objective_state,
+        objective_state=loss.weighting.num_state_bytes(
+            cfg.batch_size, seq_len, vocab_size=vocab_size, num_ranks=world_size
+        ),
     )
     if plan.quantized_state and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
@@ -81,12 +80,10 @@ def check_resources(
     size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
     size += getattr(checkpointer, "companion_bytes", 0)
     number, number_to_resume = len(set(cfg.save_at_percent)), cfg.keep_last_n_checkpoints
-    # One more than are kept, while the newest is written.
-    resume_size = plan.saved_to_resume if number_to_resume else 0
-    needed = number * size + (number_to_resume + 1) * resume_size
-    checkpoints = f"{number} checkpoints of {format_bytes(size)}"
+    needed, checkpoints = number * size, f"{number} checkpoints of {format_bytes(size)}"
     if number_to_resume:
-        checkpoints += f" and {number_to_resume} to resume from of {format_bytes(resume_size)}"
+        needed += (number_to_resume + 1) * plan.saved_to_resume  # one more than are kept, while the newest is written
+        checkpoints += f" and {number_to_resume} to resume from of {format_bytes(plan.saved_to_resume)}"
     disk = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if cfg.refuse_if_too_large:
         check_fits(plan, memory)
@@ -111,17 +108,15 @@ def check_fits(plan: MemoryPlan, available: int) -> None:
     Raises:
         SetupError: If it does; the message has all parts, the largest one, and what helps.
     """
-    if plan.total <= available:
-        return
-    parts = plan.parts
-    raise SetupError(
-        f"the run needs {format_bytes(plan.total)} of memory or more, {format_bytes(available)} are available; the "
-        f"largest part is {max(parts, key=parts.__getitem__)}:\n{plan.table(available)}\n"
-        "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
-        "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; weights "
-        "with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with fewer "
-        "mini-batches in its window (num_batches); refuse_if_too_large=False tries it anyway"
-    )
+    if plan.total > available:
+        raise SetupError(
+            f"the run needs {format_bytes(plan.total)} of memory or more, {format_bytes(available)} are available; the "
+            f"largest part is {max(plan.parts, key=plan.parts.__getitem__)}:\n{plan.table(available)}\n"
+            "activations and loss shrink with a smaller batch_size (and more gradient_accumulation_steps), with "
+            "enable_activation_checkpointing=True and shorter sequences; gradients and optimizer state with LoRA; "
+            "weights with dtype=bf16, or with LoRA and model.quantize_base=True; objective state with fewer "
+            "mini-batches in its window (num_batches); refuse_if_too_large=False tries it anyway"
+        )
 
 
 def available_memory(device: torch.device) -> int:

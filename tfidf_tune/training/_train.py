@@ -102,7 +102,7 @@ def train_step(
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
         terms = loss.terms(logits, labels, batch.get("document_ids"), gathered and gathered.to(device))
-        del logits  # otherwise they would stay whole while the backward pass frees them chunk by chunk
+        del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share
@@ -214,10 +214,11 @@ def train(
                 _report_overflow(state.scaler, step, progress)
             if not result.skipped and state.lr_scheduler is not None:
                 state.lr_scheduler.step()
-            saves_resume = resume.is_kept and (step in milestones or _is_multiple(step, cfg.save_every_n_steps))
+            is_regular_save = cfg.save_every_n_steps is not None and step % cfg.save_every_n_steps == 0
+            saves_resume = resume.is_kept and (step in milestones or is_regular_save)
             saves = saves_resume or step in milestones
             if not saves:
-                batches = next_batches()  # before metrics are read: until then a GPU is still at work
+                batches = next_batches()  # before metrics are read, which waits for a GPU
             if saves or guard.looks_at_each_step or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
@@ -254,12 +255,8 @@ def _warn_skipped_milestones(
 
 
 def _next_step(steps: Iterator[list[Batch]], request: StopRequest, *, sync_labels: bool) -> StepBatches:
-    """Fetch the mini-batches of the next step, none after the last; the processes agree whether to begin it."""
+    """Fetch the mini-batches of the next step, none after the last; the processes agree on whether to begin it."""
     return agree_on_step(next(steps, []), sync_labels=sync_labels, stop=request.signal_number)
-
-
-def _is_multiple(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
 
 
 def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
@@ -274,7 +271,7 @@ def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: Progress
 
 @contextmanager
 def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
-    """Name the last checkpoint in errors that end a run, the loss of another process included."""
+    """Name the last checkpoint in errors that end a run, including the loss of another process."""
     try:
         yield
     except TrainingError as error:
@@ -289,6 +286,6 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
         if not is_lost_process(error):
             raise
         raise LostProcessError(
-            "another process of the run was lost, torchrun's report or that process's own message says why; "
+            "another process of the run was lost; torchrun's report or that process's own message says why; "
             f"{resume.last_checkpoint()}"
         ) from error

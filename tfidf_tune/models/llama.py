@@ -1,11 +1,46 @@
-"""Llama checkpoints, and those of the architectures that share Llama's names."""
+"""TinyLlama, and the checkpoints of Llama and of the architectures that share its names.
+
+Llama-2 7B and 13B are torchtune's own ``llama2_7b``, ``llama2_13b`` and their ``lora_`` forms.
+"""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torchtune.models.llama2 import llama2, lora_llama2
+from torchtune.modules import TransformerDecoder
 
 from tfidf_tune.models._family import HFConfig, ModelFamily
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+
+# https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
+_TINYLLAMA_1_1B: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "num_layers": 22,
+    "num_heads": 32,
+    "num_kv_heads": 4,
+    "embed_dim": 2048,
+    "max_seq_len": 2048,
+    "intermediate_dim": 5632,
+    "attn_dropout": 0.0,
+    "norm_eps": 1e-5,
+}
+
+
+def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
+    """Build TinyLlama 1.1B, "TinyLlama: An Open-Source Small Language Model" (https://arxiv.org/abs/2401.02385).
+
+    Args:
+        linear (LinearFactory): settings of LoRA. Default: plain linear layers.
+
+    Returns:
+        TransformerDecoder: the model, randomly initialised.
+    """
+    return llama2(**_TINYLLAMA_1_1B) if linear == PLAIN else lora_llama2(**asdict(linear), **_TINYLLAMA_1_1B)
+
+
+lora_tinyllama_1_1b = with_lora(tinyllama_1_1b)
 
 
 class LlamaFamily(ModelFamily):
@@ -107,3 +142,6 @@ def _head_dim(config: HFConfig) -> int:
 
 def _layout_name(rotates_halves: bool) -> str:
     return "halves" if rotates_halves else "adjacent pairs"
+
+
+__all__ = ["LlamaFamily", "lora_tinyllama_1_1b", "tinyllama_1_1b"]

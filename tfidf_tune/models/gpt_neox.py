@@ -1,0 +1,238 @@
+"""GPT-NeoX and Pythia: builders, and the checkpoints' names.
+
+"GPT-NeoX-20B: An Open-Source Autoregressive Language Model", https://arxiv.org/abs/2204.06745; "Pythia: A Suite for
+Analyzing Large Language Models", https://arxiv.org/abs/2304.01373.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
+from torchtune.modules import FeedForward, MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
+
+from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
+from tfidf_tune.models._family import HFConfig, ModelFamily
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+
+
+class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
+    """Multi-head attention with one linear layer for queries, keys and values, as GPT-NeoX checkpoints have it.
+
+    It stays one layer because that is what PEFT adapts: one LoRA A for queries, keys and values. The output of
+    ``query_key_value`` has, for each head, its query, key and value. Caches are those of torchtune's attention.
+
+    Args:
+        embed_dim (int): dimension d of the embeddings.
+        num_heads (int): heads of queries, keys and values alike.
+        query_key_value (nn.Module): ``[..., d]`` to ``[..., 3 * d]``.
+        output_proj (nn.Module): ``[..., d]`` to ``[..., d]``.
+        pos_embeddings (nn.Module): positional embeddings of queries and keys.
+        attn_dropout (float): dropout of the attention weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        embed_dim: int,
+        num_heads: int,
+        query_key_value: nn.Module,
+        output_proj: nn.Module,
+        pos_embeddings: nn.Module,
+        attn_dropout: float,
+    ) -> None:
+        super().__init__(
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=embed_dim // num_heads,
+            q_proj=None,
+            k_proj=None,
+            v_proj=None,
+            output_proj=None,
+            attn_dropout=attn_dropout,
+        )
+        # In this order, which is that of the parameters in resume checkpoints and of random draws.
+        self.query_key_value = query_key_value
+        self.output_proj = output_proj
+        self.pos_embeddings = pos_embeddings
+
+    def forward(self, x: Tensor, y: Tensor, *, mask: Any = None, input_pos: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x (Tensor): ``[b, s, d]``.
+            y (Tensor): the same as ``x``: self-attention has one input.
+            mask (Any): boolean ``[b, s, s]`` or a BlockMask, True where attended to. Default: None, causal.
+            input_pos (Tensor | None): positions of the tokens. Default: None, in order.
+
+        Returns:
+            Tensor: ``[b, s, d]``.
+        """
+        b, s, d = x.shape
+        # [b, s, n_h, 3 * h_d] -> three of [b, s, n_h, h_d]
+        q, k, v = self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
+        q = self.pos_embeddings(q, input_pos=input_pos).transpose(1, 2)
+        k = self.pos_embeddings(k, input_pos=input_pos).transpose(1, 2)
+        v = v.transpose(1, 2)
+        if self.kv_cache is not None and self.cache_enabled:
+            k, v = self.kv_cache.update(k, v)
+        attended = self._attention_call(
+            q,
+            k,
+            v,
+            mask=mask,
+            dropout_p=self.attn_dropout if self.training else 0.0,
+            is_causal=self.kv_cache is None and mask is None,
+        )
+        output: Tensor = self.output_proj(attended.transpose(1, 2).reshape(b, s, d))
+        return output
+
+
+def gpt_neox(
+    vocab_size: int,
+    num_layers: int,
+    num_heads: int,
+    embed_dim: int,
+    intermediate_dim: int,
+    max_seq_len: int,
+    rotary_pct: float = 0.25,
+    rope_base: float = 10_000.0,
+    norm_eps: float = 1e-5,
+    attn_dropout: float = 0.0,
+    attention_bias: bool = True,
+    use_parallel_residual: bool = True,
+    linear: LinearFactory = PLAIN,
+) -> TransformerDecoder:
+    """Build a GPT-NeoX decoder.
+
+    Args:
+        vocab_size (int): rows of the embedding, padding included.
+        num_layers (int): number of layers.
+        num_heads (int): number of attention heads.
+        embed_dim (int): dimension of the embeddings.
+        intermediate_dim (int): dimension inside the MLPs.
+        max_seq_len (int): longest sequence.
+        rotary_pct (float): part of each head that is rotated, in halves. Default: 0.25.
+        rope_base (float): base of the rotary frequencies. Default: 10000.
+        norm_eps (float): epsilon of the layer norms. Default: 1e-5.
+        attn_dropout (float): dropout of the attention weights. Default: 0.0.
+        attention_bias (bool): whether the attention's linear layers have a bias. Default: True.
+        use_parallel_residual (bool): attention and MLP side by side, not one after the other. Default: True.
+        linear (LinearFactory): makes the linear layers. Default: plain ones.
+
+    Returns:
+        TransformerDecoder: the model, randomly initialised.
+    """
+    head_dim = embed_dim // num_heads
+    pos_embeddings = PartialRotaryEmbeddings(
+        Qwen2RotaryPositionalEmbeddings(int(head_dim * rotary_pct), max_seq_len, rope_base)
+    )
+    layer_class = ParallelSelfAttentionLayer if use_parallel_residual else TransformerSelfAttentionLayer
+    layers = [
+        layer_class(
+            attn=GPTNeoXAttention(
+                embed_dim=embed_dim,
+                num_heads=num_heads,
+                query_key_value=linear.attention("query_key_value", embed_dim, 3 * embed_dim, bias=attention_bias),
+                output_proj=linear.attention("output_proj", embed_dim, embed_dim, bias=attention_bias),
+                pos_embeddings=pos_embeddings,
+                attn_dropout=attn_dropout,
+            ),
+            mlp=FeedForward(
+                gate_proj=linear.mlp(embed_dim, intermediate_dim),
+                down_proj=linear.mlp(intermediate_dim, embed_dim),
+                activation=nn.GELU(),
+            ),
+            sa_norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+            mlp_norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+        )
+        for _ in range(num_layers)
+    ]
+    return TransformerDecoder(
+        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
+        layers=layers,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+        output=linear.output(embed_dim, vocab_size, bias=False),
+    )
+
+
+# vocab_size, num_layers, num_heads, embed_dim of https://huggingface.co/EleutherAI/pythia-70m and so on. MLPs are four
+# times as wide; all have 2,048 positions.
+_PYTHIA: dict[str, tuple[int, int, int, int]] = {
+    "70m": (50_304, 6, 8, 512),
+    "160m": (50_304, 12, 12, 768),
+    "410m": (50_304, 24, 16, 1024),
+    "1b": (50_304, 16, 8, 2048),
+    "1.4b": (50_304, 24, 16, 2048),
+    "2.8b": (50_304, 32, 32, 2560),
+    "6.9b": (50_432, 32, 32, 4096),
+    "12b": (50_688, 36, 40, 5120),
+}
+
+
+def pythia(size: str, linear: LinearFactory = PLAIN) -> TransformerDecoder:
+    """Build a Pythia model.
+
+    Args:
+        size (str): ``70m``, ``160m``, ``410m``, ``1b``, ``1.4b``, ``2.8b``, ``6.9b`` or ``12b``.
+        linear (LinearFactory): makes the linear layers. Default: plain ones.
+
+    Returns:
+        TransformerDecoder: the model, randomly initialised.
+
+    Raises:
+        ValueError: If the size is another one.
+    """
+    if size not in _PYTHIA:
+        raise ValueError(f"no Pythia has the size '{size}': possible are {', '.join(_PYTHIA)}")
+    vocab_size, num_layers, num_heads, embed_dim = _PYTHIA[size]
+    return gpt_neox(vocab_size, num_layers, num_heads, embed_dim, 4 * embed_dim, max_seq_len=2048, linear=linear)
+
+
+lora_gpt_neox = with_lora(gpt_neox)
+lora_pythia = with_lora(pythia)
+
+
+class GPTNeoXFamily(ModelFamily):
+    """The ``gpt_neox`` architecture of transformers. Only names differ, not layouts."""
+
+    modules: ClassVar = {
+        "gpt_neox.embed_in": "tok_embeddings",
+        "gpt_neox.layers.{}.input_layernorm": "layers.{}.sa_norm",
+        "gpt_neox.layers.{}.post_attention_layernorm": "layers.{}.mlp_norm",
+        "gpt_neox.layers.{}.attention.query_key_value": "layers.{}.attn.query_key_value",
+        "gpt_neox.layers.{}.attention.dense": "layers.{}.attn.output_proj",
+        "gpt_neox.layers.{}.mlp.dense_h_to_4h": "layers.{}.mlp.w1",
+        "gpt_neox.layers.{}.mlp.dense_4h_to_h": "layers.{}.mlp.w2",
+        "gpt_neox.final_layer_norm": "norm",
+        "embed_out": "output",
+        "lm_head": "output",
+    }
+    lora_targets: ClassVar = {
+        "query_key_value": "query_key_value",
+        "output_proj": "dense",
+        "w1": "dense_h_to_4h",
+        "w2": "dense_4h_to_h",
+        "output": "lm_head",
+    }
+    ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+
+    def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
+        """Yield rotary embedding, norms and residual in addition to what every family has."""
+        yield from super().settings(model, config)
+        rope_config = config["rope_parameters"]
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
+        yield "rotary dimensions of a head", int(head_dim * rope_config["partial_rotary_factor"]), rotary.dim
+        yield "rope_base", float(rope_config["rope_theta"]), float(rotary.base)
+        yield "rope type", rope_config["rope_type"], "default"
+        layer: Any = model.get_submodule("layers.0")
+        yield "norm_eps", float(config["layer_norm_eps"]), float(layer.sa_norm.eps)
+        yield "use_parallel_residual", config["use_parallel_residual"], isinstance(layer, ParallelSelfAttentionLayer)
+
+
+__all__ = ["GPTNeoXAttention", "GPTNeoXFamily", "gpt_neox", "lora_gpt_neox", "lora_pythia", "pythia"]

@@ -1,0 +1,138 @@
+"""GPT-J: builders, and the checkpoints' names.
+
+The architecture is that of https://github.com/kingoflolz/mesh-transformer-jax.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch import nn
+from torchtune.modules import FeedForward, MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
+
+from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
+from tfidf_tune.models._family import HFConfig, ModelFamily
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+
+
+def gptj(
+    vocab_size: int,
+    num_layers: int,
+    num_heads: int,
+    embed_dim: int,
+    max_seq_len: int,
+    rotary_dim: int,
+    intermediate_dim: int | None = None,
+    norm_eps: float = 1e-5,
+    attn_dropout: float = 0.0,
+    linear: LinearFactory = PLAIN,
+) -> TransformerDecoder:
+    """Build a GPT-J decoder.
+
+    Args:
+        vocab_size (int): rows of the embedding, padding included.
+        num_layers (int): number of layers.
+        num_heads (int): number of attention heads.
+        embed_dim (int): dimension of the embeddings.
+        max_seq_len (int): longest sequence.
+        rotary_dim (int): dimensions of each head that are rotated, in adjacent pairs.
+        intermediate_dim (int | None): dimension inside the MLPs. Default: None, four times ``embed_dim``.
+        norm_eps (float): epsilon of the layer norms. Default: 1e-5.
+        attn_dropout (float): dropout of the attention weights. Default: 0.0.
+        linear (LinearFactory): makes the linear layers. Default: plain ones.
+
+    Returns:
+        TransformerDecoder: the model, randomly initialised.
+    """
+    head_dim = embed_dim // num_heads
+    hidden_dim = intermediate_dim or 4 * embed_dim
+    pos_embeddings = PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len))
+    layers = [
+        ParallelSelfAttentionLayer(  # without an mlp_norm: attention and MLP share one
+            attn=MultiHeadAttention(
+                embed_dim=embed_dim,
+                num_heads=num_heads,
+                num_kv_heads=num_heads,
+                head_dim=head_dim,
+                **{
+                    name: linear.attention(name, embed_dim, embed_dim, bias=False)
+                    for name in ("q_proj", "k_proj", "v_proj", "output_proj")
+                },
+                pos_embeddings=pos_embeddings,
+                max_seq_len=max_seq_len,
+                attn_dropout=attn_dropout,
+            ),
+            mlp=FeedForward(
+                gate_proj=linear.mlp(embed_dim, hidden_dim),
+                down_proj=linear.mlp(hidden_dim, embed_dim),
+                activation=nn.GELU(approximate="tanh"),
+            ),
+            sa_norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+        )
+        for _ in range(num_layers)
+    ]
+    return TransformerDecoder(
+        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
+        layers=layers,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+        output=linear.output(embed_dim, vocab_size, bias=True),
+    )
+
+
+def gptj_6b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
+    """Build GPT-J 6B, with the sizes of https://huggingface.co/EleutherAI/gpt-j-6b/blob/main/config.json.
+
+    Args:
+        linear (LinearFactory): makes the linear layers. Default: plain ones.
+
+    Returns:
+        TransformerDecoder: the model, randomly initialised.
+    """
+    return gptj(
+        vocab_size=50_400, num_layers=28, num_heads=16, embed_dim=4096, max_seq_len=2048, rotary_dim=64, linear=linear
+    )
+
+
+lora_gptj = with_lora(gptj)
+lora_gptj_6b = with_lora(gptj_6b)
+
+
+class GPTJFamily(ModelFamily):
+    """The ``gptj`` architecture of transformers. Only names differ, not layouts."""
+
+    modules: ClassVar = {
+        "transformer.wte": "tok_embeddings",
+        "transformer.h.{}.ln_1": "layers.{}.sa_norm",
+        "transformer.h.{}.attn.q_proj": "layers.{}.attn.q_proj",
+        "transformer.h.{}.attn.k_proj": "layers.{}.attn.k_proj",
+        "transformer.h.{}.attn.v_proj": "layers.{}.attn.v_proj",
+        "transformer.h.{}.attn.out_proj": "layers.{}.attn.output_proj",
+        "transformer.h.{}.mlp.fc_in": "layers.{}.mlp.w1",
+        "transformer.h.{}.mlp.fc_out": "layers.{}.mlp.w2",
+        "transformer.ln_f": "norm",
+        "lm_head": "output",
+    }
+    lora_targets: ClassVar = {
+        "q_proj": "attn.q_proj",
+        "k_proj": "attn.k_proj",
+        "v_proj": "attn.v_proj",
+        "output_proj": "attn.out_proj",
+        "w1": "mlp.fc_in",
+        "w2": "mlp.fc_out",
+        "output": "lm_head",
+    }
+    ignored = (".attn.bias", ".attn.masked_bias")
+
+    def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
+        """Yield rotary embedding and norms in addition to what every family has."""
+        yield from super().settings(model, config)
+        rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
+        yield "rotary_dim", config["rotary_dim"], rotary.dim
+        yield "rope_base", 10_000.0, float(rotary.base)  # fixed in transformers
+        norm: Any = model.norm
+        yield "norm_eps", float(config["layer_norm_epsilon"]), float(norm.eps)
+
+
+__all__ = ["GPTJFamily", "gptj", "gptj_6b", "lora_gptj", "lora_gptj_6b"]
