@@ -19,12 +19,12 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
-DAMAGED = rf"base/{WEIGHTS} is damaged \(.*\): fetch or write it again"
+DAMAGED = rf"base/{WEIGHTS} is damaged \(.*\): download or write it again"
 MISMATCH = (
-    r"base/config\.json and the weights do not belong together, so transformers could not load the checkpoints of the "
-    r"run:\n.*{}.*\ncorrect config\.json, or fetch"
+    r"base/config\.json and the weights do not match, so transformers could not load the checkpoints of the "
+    r"run:\n.*{}.*\ncorrect config\.json, or download"
 )
-UNFIT = r"does not fit the checkpoint .*{}.*change `model` or `checkpointer\.checkpoint_dir`.*fetch it again"
+UNFIT = r"does not fit the checkpoint .*{}.*change `model` or `checkpointer\.checkpoint_dir`.*download it again"
 
 
 def checkpoint(edit: Callable[[Path], None], **overrides: Any) -> Callable[[Site], DictConfig]:
@@ -201,7 +201,7 @@ FILES = [
     BadInput(
         "a shard outside the folder",
         sharded(shard_outside),
-        r"names '\.\./elsewhere\.safetensors', which is not a file of the same folder: fetch",
+        r"names '\.\./elsewhere\.safetensors', which is not a file of the same folder: download",
     ),
     BadInput(
         "a folder for a file of the tokenizer",
@@ -216,7 +216,7 @@ FILES = [
     BadInput(
         "a link that leads nowhere",
         checkpoint(lambda folder: (folder / "merges.txt").symlink_to("blob")),
-        r"base/merges\.txt is a link to .*/base/blob, which does not exist: fetch or remove the file",
+        r"base/merges\.txt is a link to .*/base/blob, which does not exist: download or remove the file",
     ),
     BadInput(
         "a link to a file outside the folder",
@@ -232,17 +232,17 @@ FILES = [
     BadInput(
         "an index without a weight_map",
         sharded(written(INDEX, "{}")),
-        r"index\.json has no weight_map: fetch or write it again",
+        r"index\.json has no weight_map: download or write it again",
     ),
     BadInput(
         "a list for a weight_map",
         sharded(written(INDEX, '{"weight_map": ["a"]}')),
-        r"index\.json has no weight_map: fetch or write it again",
+        r"index\.json has no weight_map: download or write it again",
     ),
     BadInput(
         "a pickle that runs code",
         checkpoint(payload),
-        r"pytorch_model\.bin is damaged, or in PyTorch's format of before 2020.*convert it to safetensors",
+        r"pytorch_model\.bin is damaged, or in PyTorch's format before 1.*convert it to safetensors",
     ),
     BadInput(
         "a zipped pickle that runs code", checkpoint(zipped_payload), r"pytorch_model\.bin .*convert it to safetensors"
@@ -250,7 +250,7 @@ FILES = [
     BadInput(
         "a pickle of numbers",
         checkpoint(no_tensors),
-        r"pytorch_model\.bin does not hold weights by their names: convert it to safetensors",
+        r"pytorch_model\.bin does not hold weights by name: convert it to safetensors",
     ),
 ]
 
@@ -290,7 +290,7 @@ CONTENTS = [
     BadInput(
         "padding beyond the vocabulary",
         checkpoint(settings(pad_token_id=999)),
-        r"base/config\.json: transformers cannot build a model from it \(.*Padding_idx.*\): correct it, or fetch",
+        r"base/config\.json: transformers cannot build a model from it \(.*Padding_idx.*\): correct it, or download",
     ),
     BadInput(
         "model.max_seq_len: 10**12",
@@ -320,19 +320,19 @@ CONTENTS = [
     BadInput(
         "whole numbers for weights",
         checkpoint(weights(lambda w: w.update({NORM: torch.ones(32, dtype=torch.int64)}))),
-        r"weight model\.norm\.weight is of torch\.int64, not floating point: take a checkpoint that",
+        r"weight model\.norm\.weight is of torch\.int64, not floating point: use a checkpoint that",
         leaves=OPENED,
     ),
     BadInput(
         "a weight that is NaN",
         checkpoint(weights(lambda w: w[EMBEDDING].view(-1)[7].fill_(torch.nan))),
-        r"weight model\.embed_tokens\.weight is not finite in torch\.float32: fetch",
+        r"weight model\.embed_tokens\.weight is not finite in torch\.float32: download",
         leaves=OPENED,
     ),
     BadInput(
         "an infinite weight",
         checkpoint(weights(lambda w: w[EMBEDDING].view(-1)[7].fill_(torch.inf))),
-        r"weight model\.embed_tokens\.weight is not finite in torch\.float32: fetch",
+        r"weight model\.embed_tokens\.weight is not finite in torch\.float32: download",
         leaves=OPENED,
     ),
     BadInput(
@@ -368,9 +368,9 @@ OUTPUT = [
         r"output_dir .*/run already holds checkpoint_100pct: choose another output_dir, or",
     ),
     BadInput(
-        "nothing to go on from",
+        "nothing to resume",
         nothing_to_resume,
-        r"output_dir .*/run holds checkpoint_10pct, but no resume checkpoint to go on from: choose another output_dir",
+        r"output_dir .*/run holds checkpoint_10pct, but no resume checkpoint: choose another output_dir",
     ),
     BadInput(
         "a file for output_dir",

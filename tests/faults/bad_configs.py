@@ -133,7 +133,7 @@ FILES = [
     BadInput(
         "an option that is none",
         changed({}),
-        r"there are no options --batch_size=3; keys are given as key=value",
+        r"unknown options --batch_size=3: write keys as key=value",
         arguments=("--config", "{folder}/mine.yaml", "--batch_size=3"),
     ),
 ]

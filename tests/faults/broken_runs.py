@@ -166,7 +166,7 @@ def _damaged_checkpoints() -> Iterator[Break]:
                 yield Break(
                     f"{name} of the newest checkpoint {how}",
                     job,
-                    rf"step_8 is damaged: [^\n]*{re.escape(name)}[^\n]*the one before it is used\n.*going on from "
+                    rf"step_8 is damaged: [^\n]*{re.escape(name)}[^\n]*the previous one is used\n.*resuming from "
                     r"[^\n]*step_6",
                     prepare=lambda run, name=name, damage=damage: damage(run / "resume" / "step_8" / name),
                     goes_on=True,
@@ -180,7 +180,7 @@ def _damaged_checkpoints() -> Iterator[Break]:
         yield Break(
             what,
             JOB_FULL,
-            rf"step_8 is damaged: [^\n]*{re.escape(message)}[^\n]*the one before it is used\n.*going on from "
+            rf"step_8 is damaged: [^\n]*{re.escape(message)}[^\n]*the previous one is used\n.*resuming from "
             r"[^\n]*step_6",
             prepare=lambda run, damage=damage: damage(run / "resume" / "step_8"),
             goes_on=True,
@@ -189,14 +189,14 @@ def _damaged_checkpoints() -> Iterator[Break]:
         yield Break(
             f"stray {name} in the newest checkpoint",
             JOB_FULL,
-            r"going on from [^\n]*step_8",
+            r"resuming from [^\n]*step_8",
             prepare=lambda run, name=name: _add_weights(run / "resume" / "step_8", name),
             goes_on=True,
         )
     yield Break(
         "every checkpoint damaged",
         JOB_FULL,
-        r"error: no resume checkpoint is whole: [^\n]*step_8[^\n]*step_6[^\n]*",
+        r"error: no resume checkpoint is intact: [^\n]*step_8[^\n]*step_6[^\n]*",
         prepare=lambda run: [_truncate(file) for file in run.glob("resume/*/shard-*")],  # type: ignore[func-returns-value]
         mend=shutil.rmtree,
     )
@@ -343,7 +343,7 @@ def _signals() -> Iterator[Break]:
             job,
             r"stopped after step 10 of 20; the last good checkpoint is [^\n]*step_10[^\n]*",
             codes=(143,),
-            before=Calling("checkpointer", "_write_on_main_process", sigterm),
+            before=Calling("checkpointer", "HFCheckpointer._write", sigterm),
             leaves_step=10,
         )
     yield Break(

@@ -63,7 +63,7 @@ def test_a_loss_that_one_process_loses_stops_both(make_run, tmp_path):
     assert f"the last good checkpoint is {run.folder / 'resume' / 'step_4'}" in ended.output
     assert resume_checkpoints(run) == {"step_2", "step_4"}
     assert last_step(run) == 5
-    assert f"going on from {run.folder / 'resume' / 'step_4'}" in goes_on(run, tmp_path)
+    assert f"resuming from {run.folder / 'resume' / 'step_4'}" in goes_on(run, tmp_path)
 
 
 def test_a_loss_that_one_process_loses_is_skipped_by_both(make_run, tmp_path):
@@ -100,7 +100,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step(make_run, tmp_pa
     checkpoint = run.folder / "resume" / "step_5"
     assert ended.output.count(f"stopped after step 5 of 8; the last good checkpoint is {checkpoint}") == 1, ended.output
     assert "Traceback" not in ended.output
-    assert f"going on from {checkpoint}" in goes_on(run, tmp_path)
+    assert f"resuming from {checkpoint}" in goes_on(run, tmp_path)
 
 
 def test_a_milestone_that_cannot_be_written_ends_both(make_run, tmp_path):

@@ -117,7 +117,7 @@ def test_killed_and_resumed_on_two_processes_not_a_bit_differs(make_run, tmp_pat
     killed.cfg.resume_from_checkpoint = True
     output = run_to_the_end([killed], tmp_path / "resumed")
 
-    assert output.count(f"going on from {killed.folder / 'resume' / 'step_16'}\n") == 1
+    assert output.count(f"resuming from {killed.folder / 'resume' / 'step_16'}\n") == 1
     state, expected = read_state(killed), read_state(whole)
     assert {key.partition(".")[0] for key in expected} == {"model", "state"}
     assert state.keys() == expected.keys()
@@ -169,7 +169,7 @@ def test_another_step_size_is_refused_with_both(make_run, whole_runs, tmp_path, 
     ended = Processes([run], tmp_path / "processes", num_processes=num_processes).wait()
 
     assert 0 not in ended.codes
-    message = f"batch_size x processes was 4, is {4 + num_processes}. Set them back"
+    message = f"batch_size x processes was 4, is {4 + num_processes}. Change them back"
     assert ended.output.count(message) == 1, ended.output
     assert "Traceback" not in ended.output
     assert not (run.folder / "metrics.jsonl").exists()

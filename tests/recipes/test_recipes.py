@@ -346,7 +346,7 @@ def test_a_run_that_is_ended_saves_and_leaves_no_half_checkpoint(recipe_config, 
     checkpoint = tmp_path / "run" / "resume" / f"step_{steps}"
     assert stderr.strip().splitlines()[-1] == (
         f"stopped after step {steps} of 10000; the last good checkpoint is {checkpoint}: "
-        "resume_from_checkpoint=True goes on from there"
+        "set resume_from_checkpoint=True to resume from it"
     )
     assert (checkpoint / "manifest.json").is_file()
     assert "Traceback" not in stderr

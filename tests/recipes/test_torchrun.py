@@ -89,7 +89,7 @@ def test_stopped_and_resumed_by_the_command_two_processes_leave_what_one_leaves(
     else:
         OmegaConf.update(run.cfg, "resume_from_checkpoint", True)
         resumed = run_to_the_end([run], tmp_path / "resumed")
-    assert resumed.count(f"going on from {checkpoint}\n") == 1
+    assert resumed.count(f"resuming from {checkpoint}\n") == 1
 
     alone.here()
     expected = read_losses(alone.folder)

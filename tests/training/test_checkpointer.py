@@ -239,7 +239,7 @@ def test_what_shapes_do_not_show_is_compared_too(tiny_checkpoint, tmp_path, sett
     ("content", "message"),
     [
         ("[]", "holds a list, not an object"),
-        ('{"model_type": "llama"}', "weights and config.json .* do not belong together"),
+        ('{"model_type": "llama"}', "weights and config.json .* do not match"),
     ],
 )
 def test_a_config_without_the_essentials_is_refused(tiny_checkpoint, tmp_path, content, message):

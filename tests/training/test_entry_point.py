@@ -73,7 +73,7 @@ def test_too_little_memory_for_the_text_is_one_message(start, error, told):
     def main(cfg):
         raise error
 
-    assert start(main) == f"error: out of the computer's memory{told}: use less text or a smaller model"
+    assert start(main) == f"error: out of host memory{told}: use less text or a smaller model"
 
 
 def test_another_runtime_error_keeps_its_traceback(start):
@@ -135,7 +135,7 @@ def test_an_interrupt_ends_with_its_exit_code(start, capsys):
         raise KeyboardInterrupt
 
     assert start(body) == 130
-    assert "checkpoints written so far are whole" in capsys.readouterr().err
+    assert "checkpoints written so far are complete" in capsys.readouterr().err
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
@@ -251,7 +251,9 @@ def test_a_list_of_sections_takes_the_place_of_the_bases(tmp_path):
 def test_a_part_of_a_list_cannot_be_changed_from_outside(tmp_path, override):
     write_configs(tmp_path, parent="dataset: [{_component_: x}]", child="base: parent.yaml\ndataset: {source: a}")
 
-    with pytest.raises(SetupError, match=r"config: dataset.*source=a: dataset is a list, and only whole lists"):
+    with pytest.raises(
+        SetupError, match=r"config: dataset.*source=a: dataset is a list, which is only replaced as a whole"
+    ):
         load_config(str(tmp_path / "parent.yaml"), [override])
-    with pytest.raises(SetupError, match=r"child\.yaml: dataset is a list in parent\.yaml, which a section cannot"):
+    with pytest.raises(SetupError, match=r"child\.yaml: dataset is a list, which is only replaced"):
         load_config(str(tmp_path / "child.yaml"))

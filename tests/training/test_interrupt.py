@@ -123,7 +123,7 @@ def test_a_run_finishes_its_step_saves_and_says_where_it_can_go_on(
         .err.rstrip()
         .endswith(
             f"stopped after step 3 of 20; the last good checkpoint is {run / 'resume' / 'step_3'}: "
-            "resume_from_checkpoint=True goes on from there"
+            "set resume_from_checkpoint=True to resume from it"
         )
     )
 

@@ -260,7 +260,7 @@ def test_a_finished_run_says_so_and_changes_nothing(small_config, capsys):
     run(small_config(), resume=True)
 
     told = capsys.readouterr().err.splitlines()
-    assert f"going on from {folder / 'resume' / 'step_12'}" in told
+    assert f"resuming from {folder / 'resume' / 'step_12'}" in told
     assert "all 12 steps are done already" in told
     assert len(before) > 10
     assert contents(folder) == before
@@ -279,7 +279,7 @@ def test_a_folder_that_can_go_on_is_not_started_anew(small_config, end_after, tm
 
     with pytest.raises(
         SetupError,
-        match=r"run already holds a run that can go on, step_2 of its folder resume: set resume_from_checkpoint=True",
+        match="already holds a run that can be resumed, from step_2 of its folder resume: set resume_from_checkpoint=True",
     ):
         run(small_config())
     assert newest(tmp_path / "run").name == "step_2"
@@ -288,7 +288,7 @@ def test_a_folder_that_can_go_on_is_not_started_anew(small_config, end_after, tm
 def test_milestones_without_a_resume_checkpoint_are_not_gone_on_from(small_config):
     run(small_config(keep_last_n_checkpoints=0))
 
-    with pytest.raises(SetupError, match="checkpoint_100pct, checkpoint_30pct, but no resume checkpoint to go on from"):
+    with pytest.raises(SetupError, match="checkpoint_100pct, checkpoint_30pct, but no resume checkpoint"):
         run(small_config(keep_last_n_checkpoints=0), resume=True)
 
 
@@ -297,7 +297,9 @@ def test_a_run_that_keeps_none_writes_none(small_config, end_after):
 
     told = end_after(3, cfg, how=signal.SIGTERM)
 
-    assert told == "stopped after step 3 of 12; no resume checkpoint was written; milestones written so far are whole"
+    assert (
+        told == "stopped after step 3 of 12; no resume checkpoint was written; milestones written so far are complete"
+    )
     assert not (Path(cfg.output_dir) / "resume").exists()
 
 
@@ -329,7 +331,7 @@ def test_other_settings_are_refused_by_name(small_config, end_after, overrides, 
         run(small_config(**overrides), resume=True)
 
     assert f"step_2 is of a run with other settings: {told}" in str(refusal.value)
-    assert "Set them back, or choose another output_dir" in str(refusal.value)
+    assert "Change them back, or choose another output_dir" in str(refusal.value)
 
 
 def test_a_data_set_that_has_grown_is_refused(small_config, end_after, monkeypatch):
@@ -340,7 +342,7 @@ def test_a_data_set_that_has_grown_is_refused(small_config, end_after, monkeypat
 
     with pytest.raises(
         SetupError,
-        match=r"was written with other inputs: data set was .24 items \(\w+\).*, is .48 items \(\w+\).*\. Bring them",
+        match=r"was written with other inputs: data set was .24 items \(\w+\).*, is .48 items \(\w+\).*\. Restore them",
     ):
         run(small_config(), resume=True)
 
@@ -468,8 +470,8 @@ def test_a_pickle_that_would_do_something_is_refused(small_config, end_after, tm
     run(small_config(), resume=True)
 
     assert (
-        "step_5 is damaged: process_00000.pt holds something other than tensors and plain values, which is never "
-        "loaded; the one before it is used"
+        "step_5 is damaged: process_00000.pt holds objects other than tensors and plain values, which are never "
+        "loaded; the previous one is used"
     ) in capsys.readouterr().err
     assert not (tmp_path / "done").exists()
 
@@ -547,8 +549,8 @@ def test_a_checkpoint_that_lacks_something_is_named_and_the_one_before_used(
     assert_same_run(run(small_config(), resume=True), expected)
 
     said = capsys.readouterr().err
-    assert re.search(rf"step_6 is damaged: {re.escape(message)}.*; the one before it is used\n", said)
-    assert re.search(r"going on from .*step_4\n", said)
+    assert re.search(rf"step_6 is damaged: {re.escape(message)}.*; the previous one is used\n", said)
+    assert re.search(r"resuming from .*step_4\n", said)
 
 
 @pytest.mark.parametrize("name", ["zz-extra.safetensors", "._shard-00001-model-00001-of-00001.safetensors"])
@@ -585,8 +587,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(small_config, end
     run(cfg, resume=True)
 
     told = capsys.readouterr().err.splitlines()
-    assert f"{broken} is damaged: settings.yaml is missing; the one before it is used" in told
-    assert f"going on from {broken.with_name('step_4')}" in told
+    assert f"{broken} is damaged: settings.yaml is missing; the previous one is used" in told
+    assert f"resuming from {broken.with_name('step_4')}" in told
     assert_same_run(tmp_path / "run", expected)
 
 
@@ -627,7 +629,7 @@ def test_an_error_while_training_names_the_checkpoint_to_go_on_from(small_config
     assert str(error.value).startswith("not finite: loss nan and gradient norm nan at step 6 (items ")
     checkpoint = tmp_path / "run" / "resume" / "step_4"
     assert str(error.value).endswith(
-        f"the last good checkpoint is {checkpoint}: resume_from_checkpoint=True goes on from there"
+        f"the last good checkpoint is {checkpoint}: set resume_from_checkpoint=True to resume from it"
     )
 
 
@@ -652,7 +654,7 @@ def test_a_checkpoint_of_a_run_that_cannot_be_written_ends_it_and_leaves_the_one
 
     assert str(error.value) == (
         f"resume checkpoint {folder / 'step_4'} could not be written: [Errno 28] No space left on device; the last "
-        f"good checkpoint is {folder / 'step_2'}: resume_from_checkpoint=True goes on from there"
+        f"good checkpoint is {folder / 'step_2'}: set resume_from_checkpoint=True to resume from it"
     )
     assert [path.name for path in folder.iterdir()] == ["step_2"]
 
@@ -753,7 +755,7 @@ def test_tensors_go_into_several_files_by_size(monkeypatch):
     monkeypatch.setattr(_snapshot, "_FILE_BYTES", 40)
     sizes = {"a": 4, "b": 6, "c": 1, "d": 30, "e": 3, "f": 7, "g": 1}  # of 4 bytes; d has more than a file
 
-    numbers = _snapshot.file_numbers({name: torch.zeros(size) for name, size in sizes.items()})
+    numbers = _snapshot._file_numbers({name: torch.zeros(size) for name, size in sizes.items()})
 
     assert numbers == {"a": 1, "b": 1, "c": 2, "d": 3, "e": 4, "f": 4, "g": 5}
 
@@ -902,7 +904,7 @@ def test_a_second_run_is_refused_and_leaves_all_as_it_is(small_config, end_after
         run(small_config(), resume=resume)
 
     assert str(refusal.value) == (
-        f"another process is writing into output_dir {folder}: wait for its end, or choose another output_dir"
+        f"another process is writing into output_dir {folder}: wait until it ends, or choose another output_dir"
     )
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before
@@ -932,7 +934,7 @@ def test_a_data_set_with_other_contents_is_refused_with_both(small_config, end_a
 
     with pytest.raises(SetupError) as refusal:
         run(small_config(), resume=True)
-    found = re.search(r'data set was "24 items \((\w{16})\)", is "24 items \((\w{16})\)"\. Bring', str(refusal.value))
+    found = re.search(r'data set was "24 items \((\w{16})\)", is "24 items \((\w{16})\)"\. Restore', str(refusal.value))
     assert found
     assert found[1] != found[2]
     assert "base weights" not in str(refusal.value)
@@ -947,7 +949,7 @@ def test_base_weights_that_were_replaced_are_refused_with_both(small_config, end
 
     with pytest.raises(SetupError) as refusal:
         run(cfg, resume=True)
-    found = re.search(r'other inputs: base weights was "(\w{16})", is "(\w{16})"\. Bring them back', str(refusal.value))
+    found = re.search(r'other inputs: base weights was "(\w{16})", is "(\w{16})"\. Restore them', str(refusal.value))
     assert found
     assert found[1] != found[2]
 
@@ -976,10 +978,10 @@ def test_too_little_memory_while_training_is_one_message(small_config, monkeypat
         run(small_config(save_every_n_steps=every))
 
     left = (
-        f"the last good checkpoint is {tmp_path / 'run' / 'resume' / 'step_2'}: resume_from_checkpoint=True goes on "
-        "from there"
+        f"the last good checkpoint is {tmp_path / 'run' / 'resume' / 'step_2'}: set resume_from_checkpoint=True to "
+        "resume from it"
         if every
-        else "no resume checkpoint was written; milestones written so far are whole"
+        else "no resume checkpoint was written; milestones written so far are complete"
     )
     assert str(error.value) == (
         "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.): try enable_activation_checkpointing=True, "

@@ -18,7 +18,7 @@ def write_files(folder, files=FILES):
         (folder / name).write_bytes(content)
 
 
-def nothing_lacks(checkpoint, names):
+def nothing_lacks(checkpoint):
     """Whatever the manifest lists is enough."""
     assert (checkpoint / "manifest.json").is_file()
 
@@ -57,11 +57,12 @@ def test_the_newest_is_that_of_the_highest_step(resume):
 def test_a_checkpoint_that_lacks_something_is_damaged(resume):
     asked = []
 
-    def find_problem(checkpoint, names):
-        asked.append(names)
-        return "its manifest does not list b" if checkpoint.name == "step_10" else None
+    def check(checkpoint):
+        asked.append(checkpoint_files(checkpoint))
+        if checkpoint.name == "step_10":
+            raise ValueError("its manifest does not list b")
 
-    assert resume.newest_intact(find_problem) == (
+    assert resume.newest_intact(check) == (
         resume.folder / "step_9",
         [f"{resume.folder / 'step_10'} is damaged: its manifest does not list b"],
     )
@@ -227,7 +228,7 @@ def test_when_none_is_whole_all_are_named(resume):
         resume.newest_intact(nothing_lacks)
 
     message = str(refusal.value)
-    assert message.startswith(f"no resume checkpoint is whole: {resume.folder / 'step_10'} is damaged: settings.yaml")
+    assert message.startswith(f"no resume checkpoint is intact: {resume.folder / 'step_10'} is damaged: settings.yaml")
     assert all(f"step_{step} is damaged" in message for step in (2, 9))
     assert "to start from the beginning" in message
 
