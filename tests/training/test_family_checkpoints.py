@@ -13,14 +13,13 @@ import torch
 import transformers
 from omegaconf import OmegaConf
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import FAMILY_MODELS, MODELS
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune import config, modules, training
 
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
-from tfidf_tune.training import _hf_files as hf_files
 from tfidf_tune.training._hf_files import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
@@ -61,9 +60,9 @@ def assert_same_but_for_rounding(found, expected):
     )
 
 
-@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "60KB"}], ids=["whole", "shards"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_was_loaded_and_what_was_saved_is_the_model_of_transformers(name, shards, tmp_path):
+def test_a_model_that_was_loaded_or_saved_is_that_of_transformers(name, tmp_path):
+    shards = {"max_shard_size": "60KB"} if list(MODELS).index(name) % 2 else {}
     base = make_checkpoint(name, tmp_path / "base", **shards)
     checkpointer = HFCheckpointer(checkpoint_dir=str(base), **shards)
     model = make_model(name, checkpointer)
@@ -75,15 +74,14 @@ def test_what_was_loaded_and_what_was_saved_is_the_model_of_transformers(name, s
     torch.testing.assert_close(hf_logits(saved), logits(model))
     assert {file.name for file in saved.iterdir()} >= {"config.json", "generation_config.json"}
     assert (len(list(saved.glob("*.safetensors"))) > 1) is bool(shards)
-    # Not a bit is lost between a checkpoint that was not trained and its copy, nor a name
     weights = [{k: v for file in f.glob("*.safetensors") for k, v in load_file(file).items()} for f in (base, saved)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("name", FAMILY_MODELS)
-def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logits(name, everywhere, tmp_path):
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_an_adapter_in_peft_and_a_merged_model_give_the_same_logits(name, everywhere, tmp_path):
     flags = {"apply_lora_to_mlp": True} | ({} if MODELS[name].tied else {"apply_lora_to_output": True})
     base = make_checkpoint(name, tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
@@ -102,15 +100,16 @@ def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logit
     assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "checkpoint_25pct"), logits(model))
     adapter_config = json.loads((tmp_path / "run" / "checkpoint_10pct" / "adapter_config.json").read_text())
     assert (adapter_config["r"], adapter_config["lora_alpha"]) == (4, 12)
+    assert not (tmp_path / "run" / "checkpoint_10pct" / "config.json").exists()
     if not everywhere:
         assert set(adapter_config["target_modules"]) == set(MODELS[name].peft_targets)
         assert adapter_config["lora_dropout"] == 0.1
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", FAMILY_MODELS)
-def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, dtype, tmp_path):
-    """Loaded as torchao quantizes them, saved as what they stand for with the adapter merged in."""
+def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, tmp_path):
+    """Loaded as torchao quantizes them, saved dequantized with the adapter merged."""
+    dtype = ("fp32", "bf16")[list(FAMILY_MODELS).index(name) % 2]
     base = make_checkpoint(name, tmp_path / "base", dim=256)
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
     model = make_model(name, checkpointer, dim=256, dtype=dtype, lora=True, quantize_base=True)
@@ -133,10 +132,9 @@ def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, dtype, tmp_path):
     torch.testing.assert_close(saved, ours, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("name", ["gptj", "gpt_neox"])
-def test_fp16_bases_have_adapters_in_fp32(name, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(name, tmp_path / "base")))
-    model = make_model(name, checkpointer, dtype="fp16", lora=True)
+def test_fp16_bases_have_adapters_in_fp32(tmp_path):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
+    model = make_model("gptj", checkpointer, dtype="fp16", lora=True)
 
     dtypes = {"lora" in key: value.dtype for key, value in model.named_parameters()}
     assert dtypes == {True: torch.float32, False: torch.float16}
@@ -148,19 +146,15 @@ def test_fp16_bases_have_adapters_in_fp32(name, tmp_path):
     assert {value.dtype for value in adapter.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_pytorchs_own_format_is_read_where_there_is_no_other(sharded, tmp_path):
+def test_bin_files_are_read_where_there_are_no_safetensors(tmp_path):
     """GPT-J's repository on the hub has nothing else."""
     base = make_checkpoint("gptj", tmp_path / "base")
     expected = hf_logits(base)
     weights = load_file(base / "model.safetensors")
     (base / "model.safetensors").unlink()
-    if sharded:
-        parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
-        index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
-        (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    else:
-        parts = {"pytorch_model.bin": weights}
+    parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
+    index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
+    (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     for file, part in parts.items():
         torch.save(part, base / file)
 
@@ -170,23 +164,6 @@ def test_pytorchs_own_format_is_read_where_there_is_no_other(sharded, tmp_path):
 
     torch.testing.assert_close(logits(model), expected)
     assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
-
-
-class Payload:
-    def __reduce__(self):
-        return (print, ("unpickled!",))
-
-
-def test_nothing_but_tensors_is_unpickled(tmp_path, capsys):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    (base / "model.safetensors").unlink()
-    torch.save({"transformer.wte.weight": Payload()}, base / "pytorch_model.bin")
-    with torch.device("meta"):
-        model = MODELS["gptj"].build()
-
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin is damaged.*convert it to safetensors"):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-    assert "unpickled!" not in capsys.readouterr().out
 
 
 def test_weights_that_were_stored_transposed_are_made_contiguous(tmp_path):
@@ -204,63 +181,17 @@ def test_weights_that_were_stored_transposed_are_made_contiguous(tmp_path):
     torch.testing.assert_close(logits(model), expected)
 
 
-@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
-def test_a_damaged_file_is_named(form, tmp_path):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    if form == "pytorch_model.bin":
-        torch.save(load_file(base / "model.safetensors"), base / form)
-        (base / "model.safetensors").unlink()
-    (base / form).write_bytes((base / form).read_bytes()[:-3000])
-    with torch.device("meta"):
-        model = MODELS["gptj"].build()
-
-    with pytest.raises(ValueError, match=rf"{form} is damaged"):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2-tied", "gpt_neox"])
-def test_a_head_that_is_tied_may_stand_in_the_file_or_not(name, tmp_path):
-    """transformers leaves it out; others write it."""
-    base = make_checkpoint(name, tmp_path / "base")
+def test_a_tied_head_may_be_in_the_file(tmp_path):
+    """transformers leaves it out; other libraries write it."""
+    base = make_checkpoint("qwen2-tied", tmp_path / "base")
     weights = load_file(base / "model.safetensors")
-    heads = [key for key in weights if key in ("lm_head.weight", "embed_out.weight")]
-    assert heads == ([] if MODELS[name].tied else heads[:1])
-    if MODELS[name].tied:
-        from safetensors.torch import save_file
+    assert "lm_head.weight" not in weights
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
 
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-        save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-
-    model = make_model(name, HFCheckpointer(checkpoint_dir=str(base)))
+    model = make_model("qwen2-tied", HFCheckpointer(checkpoint_dir=str(base)))
 
     torch.testing.assert_close(logits(model), hf_logits(base))
-
-
-def test_shards_are_written_as_soon_as_they_are_complete(tmp_path, monkeypatch):
-    """A model that is saved never stands in memory a second time: at most one shard and one layer wait."""
-    base = make_checkpoint("llama", tmp_path / "base")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="60KB")
-    model = make_model("llama", checkpointer)
-    taken, seen = [], []
-    parts, write = checkpointer._hf_parts, hf_files.save_file
-
-    def counted_parts(model, device):
-        for part in parts(model, device):
-            if device == "cpu":
-                taken.append(sum(value.nbytes for value in part.values()))
-            yield part
-
-    def counted_write(shard, path, metadata):
-        seen.append(sum(taken) - sum(value.nbytes for file in path.parent.glob("*.safetensors")
-                                     for value in load_file(file).values()))  # fmt: skip
-        write(shard, path, metadata=metadata)
-
-    monkeypatch.setattr(checkpointer, "_hf_parts", counted_parts)
-    monkeypatch.setattr(hf_files, "save_file", counted_write)
-    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
-
-    assert len(seen) > 3
-    assert max(seen) <= 60_000 + max(taken) < 0.8 * sum(taken)
 
 
 def test_weights_are_converted_one_by_one(tmp_path, monkeypatch):
@@ -284,11 +215,8 @@ def test_weights_are_converted_one_by_one(tmp_path, monkeypatch):
     ("checkpoint", "model", "message"),
     [
         ("llama", "gpt_neox", r"architecture 'llama':\n  the model of the config is of another architecture\n"),
-        ("gpt_neox", "llama", r"architecture 'gpt_neox':\n  the model of the config is of another architecture\n"),
-        ("gptj", "gpt_neox", r"architecture 'gptj':\n  the model of the config is of another architecture\n"),
         ("qwen2", "llama", r"weight layers.0.attn.k_proj.bias is not in the model"),
         ("llama", "gemma-tied", r"tie_word_embeddings is False in the checkpoint, True in the model"),
-        ("llama3_2-tied", "llama", r"tie_word_embeddings is True in the checkpoint, False in the model"),
         ("gpt_neox", "gpt_neox-sequential", r"use_parallel_residual is True in the checkpoint, False in the model"),
         ("gptj", "gptj-full-rotary", r"rotary_dim is 8 in the checkpoint, 16 in the model"),
     ],
@@ -333,8 +261,6 @@ def test_a_config_of_other_weights_is_refused(name, setting, message, tmp_path):
 
 def test_a_head_that_config_json_ties_but_that_differs_is_refused(tmp_path):
     """transformers then uses both weights, and the run would train a model with one."""
-    from safetensors.torch import save_file
-
     base = make_checkpoint("qwen2-tied", tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * 2
@@ -346,10 +272,8 @@ def test_a_head_that_config_json_ties_but_that_differs_is_refused(tmp_path):
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
-@pytest.mark.parametrize("name", FAMILY_MODELS)
+@pytest.mark.parametrize("name", ["gptj", "gemma-tied"])
 def test_a_missing_and_an_unknown_weight_are_named(name, tmp_path):
-    from safetensors.torch import save_file
-
     base = make_checkpoint(name, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     with torch.device("meta"):
@@ -368,8 +292,6 @@ def test_a_missing_and_an_unknown_weight_are_named(name, tmp_path):
 
 def test_older_names_in_config_json_are_understood(tmp_path):
     """Pythia's files on the hub say rotary_pct and rotary_emb_base, and have buffers among the weights."""
-    from safetensors.torch import save_file
-
     base = make_checkpoint("gpt_neox", tmp_path / "base")
     expected = hf_logits(base)
     config = json.loads((base / "config.json").read_text())
@@ -395,15 +317,15 @@ def test_older_names_in_config_json_are_understood(tmp_path):
         assert not any("inv_freq" in key or "masked_bias" in key for key in file.keys())  # noqa: SIM118
 
 
-def test_a_hub_id_is_fetched_in_the_format_that_it_has(tmp_path, monkeypatch):
-    """The older format only where there are no safetensors; revision and patterns reach the hub's client."""
+def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch):
+    """The older format only where there are no safetensors."""
     base = make_checkpoint("gptj", tmp_path / "base")
     bare = shutil.copytree(base, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(base / "model.safetensors"), bare / "pytorch_model.bin")
     asked = []
 
     def download(repo_id, *, revision, allow_patterns):
-        asked.append((repo_id, revision, allow_patterns[0]))
+        asked.append((repo_id, revision, allow_patterns))
         return str(bare if repo_id == "some/old" else base)
 
     monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", download)
@@ -412,24 +334,20 @@ def test_a_hub_id_is_fetched_in_the_format_that_it_has(tmp_path, monkeypatch):
     old = HFCheckpointer(checkpoint_dir="some/old", revision="float16")
 
     assert old.weight_files == [bare / "pytorch_model.bin"]
+    others = ["config.json", "*.index.json", *COMPANIONS]
     assert asked == [
-        ("some/new", None, "*.safetensors"),
-        ("some/old", "float16", "*.safetensors"),
-        ("some/old", "float16", "pytorch_model*.bin"),
+        ("some/new", None, ["*.safetensors", *others]),
+        ("some/old", "float16", ["*.safetensors", *others]),
+        ("some/old", "float16", ["pytorch_model*.bin", *others]),
     ]
     old.save_adapter(make_model("gptj", old, lora=True), tmp_path / "run" / "adapter")
     adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
     assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == ("some/old", "float16")
 
 
-def test_a_revision_of_a_local_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="revision 'float16' is given for the local folder"):
-        HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")), revision="float16")
-
-
 @pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
-def test_a_loaded_model_does_not_hang_on_its_file(form, tmp_path):
-    """Files are mapped into memory; whoever writes a checkpoint anew must not reach into a run."""
+def test_a_loaded_model_does_not_depend_on_its_file(form, tmp_path):
+    """Files are mapped into memory; writing a checkpoint again must not change a run."""
     base = make_checkpoint("gpt_neox", tmp_path / "base")
     if form == "pytorch_model.bin":
         torch.save(load_file(base / "model.safetensors"), base / form)
@@ -445,23 +363,20 @@ def test_a_loaded_model_does_not_hang_on_its_file(form, tmp_path):
     assert all(torch.equal(value, before[key]) for key, value in model.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj"])
-@pytest.mark.parametrize("max_seq_len", [32, 64, 65])
-def test_a_model_may_be_shorter_than_its_checkpoint_but_not_longer(name, max_seq_len, tmp_path):
+def test_a_model_may_be_shorter_than_its_checkpoint_but_not_longer(tmp_path):
     """GPT-J's config calls the limit n_positions."""
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(name, tmp_path / "base")))
-    section = MODELS[name].section() | {"max_seq_len": max_seq_len}
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
+    shorter, equal, longer = (MODELS["gptj"].section() | {"max_seq_len": size} for size in (32, 64, 65))
     with torch.device("meta"):
-        model = config.instantiate(OmegaConf.create(section))
+        shorter, equal, longer = (config.instantiate(OmegaConf.create(each)) for each in (shorter, equal, longer))
 
-    if max_seq_len <= 64:
-        checkpointer.check_model(model)
-    else:
-        with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
-            checkpointer.check_model(model)
+    checkpointer.check_model(shorter)
+    checkpointer.check_model(equal)
+    with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
+        checkpointer.check_model(longer)
 
 
-def test_of_many_differences_five_are_told_and_the_rest_counted(tmp_path):
+def test_of_many_differences_five_are_listed_and_the_rest_counted(tmp_path):
     checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
     section = MODELS["gptj"].section() | {"num_layers": 3}
     with torch.device("meta"):
@@ -487,7 +402,7 @@ def test_a_sharded_base_may_be_saved_as_one_file(tmp_path):
     HFCheckpointer(checkpoint_dir=str(tmp_path / "run" / "merged"))
 
 
-def test_what_a_tokenizer_consists_of_goes_along(tmp_path):
+def test_only_the_files_of_tokenizer_and_generation_are_copied(tmp_path):
     base = make_checkpoint("llama", tmp_path / "base")
     (base / "additional_chat_templates").mkdir()
     companions = {"tokenizer.model", "merges.txt", "chat_template.jinja", "tokenizer_config.json"}
@@ -510,9 +425,9 @@ def test_what_a_tokenizer_consists_of_goes_along(tmp_path):
         assert names - {"generation_config.json"} == companions | own
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma", "Qwen2", "GPTNeoX", "GPT2", "T5", "Bert"])
-def test_the_files_of_a_tokenizer_go_along(name):
-    assert {*getattr(transformers, f"{name}Tokenizer").vocab_files_names.values()} <= {*COMPANIONS}
+def test_the_files_of_all_tokenizers_are_copied():
+    for name in ("Llama", "Gemma", "Qwen2", "GPTNeoX", "GPT2", "T5", "Bert"):
+        assert {*getattr(transformers, f"{name}Tokenizer").vocab_files_names.values()} <= {*COMPANIONS}, name
 
 
 def test_a_checkpoint_may_change_and_vanish_once_it_is_loaded(tmp_path):
@@ -557,19 +472,6 @@ def test_a_file_too_large_for_a_tokenizer_is_refused(tmp_path):
         HFCheckpointer(checkpoint_dir=str(base))
 
 
-def test_the_tokenizer_is_fetched_with_the_weights(tmp_path, monkeypatch):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    asked = []
-    monkeypatch.setattr(
-        "tfidf_tune.training._checkpointer.snapshot_download",
-        lambda repo_id, *, revision, allow_patterns: asked.append(allow_patterns) or str(base),
-    )
-
-    HFCheckpointer(checkpoint_dir="some/model")
-
-    assert asked == [["*.safetensors", "config.json", "*.index.json", *COMPANIONS]]
-
-
 def test_safetensors_are_preferred_to_pytorchs_format(tmp_path):
     """The hub's copies of a model in both; of the second nothing is read."""
     base = make_checkpoint("gptj", tmp_path / "base")
@@ -595,7 +497,7 @@ def test_an_adapter_names_a_base_that_was_given_by_a_relative_path_in_full(tmp_p
     assert written["base_model_name_or_path"] == str(base)
 
 
-def test_pytorchs_format_is_mapped_not_read_whole(tmp_path, monkeypatch):
+def test_bin_files_are_mapped_into_memory(tmp_path, monkeypatch):
     """A file of 24 GB (GPT-J's) is opened twice, for the check and for the weights."""
     base = make_checkpoint("gptj", tmp_path / "base")
     torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
@@ -624,7 +526,7 @@ def test_a_model_under_activation_checkpointing_is_saved_under_plain_names(tmp_p
     assert not any("checkpoint" in name for name in names)
 
 
-def test_what_is_written_is_let_go(tmp_path, monkeypatch):
+def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch):
     """Merged weights are copies; of those at most a shard and the layers at hand are alive at a time."""
     layers = {"num_hidden_layers": 8}, {"num_layers": 8}
     tiny = MODELS["llama"]
@@ -667,7 +569,7 @@ def test_an_index_says_how_large_the_model_is(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        {"model": {"a": torch.zeros(1)}, "step": 3},
+        {"model": {"a": torch.zeros(1)}},
         [torch.zeros(1)],
         {3: torch.zeros(1)},
         {"transformer.wte.weight": torch.eye(4).to_sparse()},
@@ -684,13 +586,3 @@ def test_a_bin_file_of_something_else_is_named(content, tmp_path):
 
     with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-
-def test_a_download_that_fails_without_a_word_is_told(monkeypatch):
-    def fail(*_, **__):
-        raise TimeoutError
-
-    monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", fail)
-
-    with pytest.raises(FileNotFoundError, match=r"could not be downloaded from the Hugging Face hub \(TimeoutError"):
-        HFCheckpointer(checkpoint_dir="some/model")
