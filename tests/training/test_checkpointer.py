@@ -214,3 +214,5 @@ def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tiny_checkpoint, 
         file.write_bytes(changed)
         found.add(checkpointer.fingerprint())
     assert len(found) == 1 + len(checkpointer.weight_files) + 6
+    file.write_bytes(content[: 3 * 2**19] + b"x" + content[3 * 2**19 + 1 :])  # in between, which is not read
+    assert checkpointer.fingerprint() in found
