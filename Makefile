@@ -20,7 +20,7 @@ test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 faults: install
-	$(BIN)/python tests/faults/run.py
+	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults
 
 lint: install
 	$(BIN)/ruff check .

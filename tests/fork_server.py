@@ -1,4 +1,4 @@
-"""The fork server of a test process: what it forks need not do the imports, which take seconds."""
+"""A fork server with all imports, which take seconds, for processes that tests start."""
 
 import multiprocessing
 

@@ -1,121 +1,141 @@
-"""What tests do to one process of a run; handed to it as ``partial(hook, ...)``, called with its rank."""
+"""What tests do to the processes of a run: each hook is called in a process with its rank, before the run begins.
 
+``partial(at_call, "_train.train_step", partial(send, signal.SIGTERM), nth=5, ranks=(1,))``
+"""
+
+import itertools
 import os
+import resource
 import signal
-from collections.abc import Callable
-from functools import wraps
+import sys
+from collections.abc import Callable, Collection
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 from torchao.dtypes.nf4tensor import NF4Tensor
 
-from tfidf_tune import training
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training import HFCheckpointer, TrainState, _checkpointer, _snapshot, _train
+from tfidf_tune.training import TrainState
 from tfidf_tune.training._sharding import local_tensor, parameters_by_name
 
 
-def _before_call(owner: Any, name: str, number: int, work: Callable[..., None]) -> None:
-    """Do something with the arguments of a function before its call of that number, from 1."""
-    function, calls = getattr(owner, name), 0
+def at_call(
+    name: str, action: Callable[..., object], rank: int, *, nth: int = 1, ranks: Collection[int] = (0, 1)
+) -> None:
+    """Call an action with the arguments of the n-th call of a function of ``tfidf_tune.training``, before that call."""
+    *owners, last = name.split(".")
+    owner: Any = import_module("tfidf_tune.training")
+    for inner in owners:
+        owner = import_module(f"tfidf_tune.training.{inner}") if inner[0] == "_" else getattr(owner, inner)
+    original, calls = getattr(owner, last), itertools.count(1)
 
-    @wraps(function)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            work(*args, **kwargs)
-        return function(*args, **kwargs)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == nth:
+            action(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    setattr(owner, name, counted)
-
-
-def send_itself(number: signal.Signals, step: int, ranks: tuple[int, ...], rank: int) -> None:
-    """Send these processes a signal when a step begins."""
     if rank in ranks:
-        _before_call(_train, "train_step", step, lambda *_, **__: os.kill(os.getpid(), number))
+        setattr(owner, last, function)
 
 
-def lose_loss(step: int, rank: int) -> None:
-    """Let the loss of rank 1 be NaN in a step of one mini-batch."""
-    if rank != 1:
-        return
-    terms, calls = WeightedCrossEntropyLoss.terms, 0
-
-    def lost(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        found = terms(*args)
-        return found._replace(loss=found.loss * torch.nan) if calls == step else found
-
-    WeightedCrossEntropyLoss.terms = lost
+def send(number: signal.Signals, *_: object, **__: object) -> None:
+    """Send this process a signal."""
+    os.kill(os.getpid(), number)
 
 
-def lose_weights(first_steps: tuple[int, ...], rank: int) -> None:
-    """Let the weights of each rank be 0 from a step of its own on, in steps of one mini-batch."""
-    terms, calls = WeightedCrossEntropyLoss.terms, 0
-
-    def lost(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        found = terms(*args)
-        return found._replace(loss=found.loss * 0, weights=found.weights * 0) if calls >= first_steps[rank] else found
-
-    WeightedCrossEntropyLoss.terms = lost
+def at_step(step: int, number: signal.Signals, rank: int, *, ranks: Collection[int] = (0, 1)) -> None:
+    """Send these processes a signal in a step, counted from the start of the process."""
+    at_call("_train.train_step", lambda *_, **__: send(number), rank, nth=step, ranks=ranks)
 
 
-def overflow_shard(step: int, rank: int) -> None:
-    """Let a gradient be infinite in the shard of rank 1 when a step's gradients are unscaled."""
-
-    def overflow(_: Any, optimizer: torch.optim.Optimizer) -> None:
-        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-        assert all(isinstance(gradient, DTensor) for gradient in gradients)
-        gradients[0]._local_tensor.fill_(torch.inf)
-
-    if rank == 1:
-        _before_call(torch.amp.GradScaler, "unscale_", step, overflow)
+def hang_up(before: Callable[[int], None], nohup: bool, rank: int) -> None:
+    """Set how SIGHUP is handled at the start, as nohup does or not, then call another hook."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+    before(rank)
 
 
-def _refuse(*_: Any, **__: Any) -> None:
+def spoil_terms(fields: tuple[str, ...], factor: float, steps: dict[int, range], rank: int) -> None:
+    """Multiply terms of the loss by a factor in some steps of some ranks; each step is one mini-batch."""
+    original, calls = WeightedCrossEntropyLoss.terms, itertools.count(1)
+
+    def terms(*args: Any) -> Any:
+        found = original(*args)
+        if next(calls) in steps.get(rank, ()):
+            found = found._replace(**{name: getattr(found, name) * factor for name in fields})
+        return found
+
+    WeightedCrossEntropyLoss.terms = terms  # type: ignore[method-assign]
+
+
+def refuse(*_: object, **__: object) -> None:
+    """Fail as a full disk does."""
     raise OSError(28, "No space left on device")
 
 
-def fail_milestone(rank: int) -> None:
-    """Let rank 0 write one layer of its second milestone, then fail."""
-
-    def fail(folder: Path, meta: Any, parts: Any, **_: Any) -> None:
-        next(parts)
-        _refuse()
-
-    if rank == 0:
-        _before_call(_checkpointer, "write_weights", 2, fail)
+def write_one_part(folder: Path, meta: Any, parts: Any, **_: Any) -> None:
+    """Take one layer of a checkpoint, then fail."""
+    next(parts)
+    refuse()
 
 
-def fail_resume_file(failing_rank: int, rank: int) -> None:
-    """Let a process fail at its own file of the second resume checkpoint."""
-    if rank == failing_rank:
-        _before_call(_snapshot.torch, "save", 2, _refuse)
+def refuse_checkpoint(*_: object) -> None:
+    """Fail as a damaged base checkpoint does."""
+    raise ValueError("the copy of this machine is damaged")
 
 
-def refuse_checkpoint(rank: int) -> None:
-    """Let rank 1 alone find its checkpoint unreadable."""
+def limit_files(*_: object, **__: object) -> None:
+    """Let this process write no file above 8 KiB: a log, but no weights."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**13, 2**13))
 
-    def refuse(*_: Any) -> None:
-        raise ValueError("the copy of this machine is damaged")
 
-    if rank == 1:
-        _before_call(HFCheckpointer, "check_model", 1, refuse)
+def obstruct_milestone(*_: object, **__: object) -> None:
+    """Create a file where the milestone of 50% will be written."""
+    Path(OmegaConf.load(sys.argv[-1]).output_dir, "checkpoint_50pct").touch()
+
+
+def overflow_shard(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Make a gradient infinite in the shard of this process."""
+    gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+    assert all(isinstance(gradient, DTensor) for gradient in gradients)
+    gradients[0]._local_tensor.fill_(torch.inf)
+
+
+def overflow_at(step: int, rank: int) -> None:
+    """Let rank 1 overflow when a step's gradients are unscaled."""
+    unscale, calls = torch.amp.GradScaler.unscale_, itertools.count(1)
+
+    def unscale_(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if next(calls) == step and rank == 1:
+            overflow_shard(scaler, optimizer)
+        unscale(scaler, optimizer)
+
+    torch.amp.GradScaler.unscale_ = unscale_
 
 
 def save_random_state(folder: Path, rank: int) -> None:
-    """Write down the state of the generator that dropout draws from."""
+    """Save the state of the generator that dropout draws from."""
     torch.save(torch.get_rng_state(), folder / f"random_state_{rank}.pt")
 
 
-def save_what_is_loaded(folder: Path, rank: int) -> None:
-    """Write down what this process holds of each weight when training begins: values, and bytes of memory."""
+def save_dropped_tokens(folder: Path, rank: int) -> None:
+    """Save which tokens have a weight of 0 in the first step."""
+    original = WeightedCrossEntropyLoss.terms
+
+    def terms(*args: Any) -> Any:
+        found = original(*args)
+        if not (folder / f"dropped_{rank}.pt").exists():
+            torch.save(found.weights == 0, folder / f"dropped_{rank}.pt")
+        return found
+
+    WeightedCrossEntropyLoss.terms = terms  # type: ignore[method-assign]
+
+
+def save_loaded_weights(folder: Path, rank: int) -> None:
+    """Save what this process holds of each weight when training begins: values, and bytes of memory."""
 
     def save(_: Any, state: TrainState, *__: Any, **___: Any) -> None:
         held = {name: local_tensor(value) for name, value in parameters_by_name(state.model).items()}
@@ -123,7 +143,7 @@ def save_what_is_loaded(folder: Path, rank: int) -> None:
         num_bytes = {name: _num_bytes(value) for name, value in held.items()}
         torch.save({"values": values, "num_bytes": num_bytes}, folder / f"loaded_{rank}.pt")
 
-    _before_call(training, "train", 1, save)
+    at_call("train", save, rank)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:

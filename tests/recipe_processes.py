@@ -1,8 +1,7 @@
-"""Recipes in several processes, as torchrun starts them; forked from a process that has done the imports."""
+"""Recipes in several processes, as torchrun starts them, forked from a process with all imports."""
 
 import importlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from fork_server import CONTEXT
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed import TCPStore
 
-# Protects only from a hang: no result depends on how fast a machine is.
+# Protects from a hang; no result depends on how fast a machine is.
 _HANG_SECONDS = 3600.0
 _POLL_SECONDS = 0.005
 _TORCHRUN_POLL_SECONDS = 0.1
@@ -21,28 +20,23 @@ _TORCHRUN_POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class RecipeRun:
-    """A run of a recipe.
-
-    Attributes:
-        cfg (DictConfig): its config.
-        lora (bool): which recipe.
-    """
+    """A run of lora_finetune or full_finetune."""
 
     cfg: DictConfig
     lora: bool = False
 
     @property
     def recipe(self) -> str:
-        """The recipe's name."""
+        """Return the recipe's name."""
         return "lora_finetune" if self.lora else "full_finetune"
 
     @property
     def folder(self) -> Path:
-        """What the run writes to."""
+        """Return the folder of the run."""
         return Path(self.cfg.output_dir)
 
     def here(self) -> Path:
-        """Run in this process alone; gives the folder."""
+        """Run in this process; return the folder."""
         module = importlib.import_module(f"tfidf_tune.recipes.{self.recipe}")
         module.recipe_main.__wrapped__(self.cfg)
         return self.folder
@@ -50,31 +44,25 @@ class RecipeRun:
 
 @dataclass(frozen=True)
 class Ended:
-    """How processes ended.
-
-    Attributes:
-        codes (list[int]): exit codes in the order of ranks, negative ones are signals.
-        output (str): what they wrote to stdout and stderr.
-    """
+    """Exit codes in the order of ranks, negative for signals; stdout and stderr of all."""
 
     codes: list[int]
     output: str
 
 
 def nothing(rank: int) -> None:
-    """Leave everything as it is."""
+    """Change nothing."""
 
 
 class Processes:
     """Processes that run recipes one after another, each run in a process group of its own.
 
     Args:
-        runs (Sequence[RecipeRun]): what they do.
-        folder (Path): takes configs and output.
+        runs (Sequence[RecipeRun]): each process does them in this order.
+        folder (Path): gets configs and output.
         num_processes (int): as torchrun's ``nproc_per_node``. Default: 2.
         before (Callable[[int], None]): a function of a module, called in each process with its rank at the start.
-            Default: nothing.
-        after (Callable[[int], None]): likewise, when all runs are done. Default: nothing.
+        after (Callable[[int], None]): the same, when all runs are done.
     """
 
     def __init__(
@@ -88,7 +76,7 @@ class Processes:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "output.txt"
-        # As with torchrun, the store of a run is not one of its processes', which may be killed.
+        # As under torchrun, the store of a run is not in its processes, which may be killed.
         self._stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in runs]
         work = []
         for number, (run, store) in enumerate(zip(runs, self._stores, strict=True)):
@@ -101,38 +89,22 @@ class Processes:
         for process in self._processes:
             process.start()
 
-    def send(self, number: signal.Signals, *ranks: int) -> None:
-        """Send a signal to some of them."""
-        for rank in ranks:
-            os.kill(self._processes[rank].pid, number)
-
     def is_running(self) -> bool:
-        """Tell whether one of them is still there."""
+        """Return whether a process is running."""
         return any(process.is_alive() for process in self._processes)
 
     def kill(self) -> None:
-        """End all at once, without a chance to say or save anything."""
+        """Kill all processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
             process.join()
 
-    def wait_for(self, has_happened: Callable[[], bool]) -> None:
-        """Wait until something has happened.
-
-        Raises:
-            RuntimeError: If all processes end before.
-        """
-        while not has_happened():
-            if not self.is_running():
-                raise RuntimeError(f"it did not happen; the processes said:\n{self._log.read_text()}")
-            time.sleep(_POLL_SECONDS)
-
     def wait(self) -> Ended:
-        """Wait for the end of all; as with torchrun, a process that fails ends the others.
+        """Wait until all have ended; as under torchrun, a process that fails ends the others.
 
         Raises:
-            TimeoutError: If one hangs; it is killed.
+            TimeoutError: If one hangs.
         """
         deadline = time.monotonic() + _HANG_SECONDS
         asked_to_end = False
@@ -145,21 +117,21 @@ class Processes:
             if time.monotonic() > deadline:
                 self.kill()
                 raise TimeoutError(
-                    f"{len(running)} still ran after {_HANG_SECONDS} s and said:\n{self._log.read_text()}"
+                    f"{len(running)} still ran after {_HANG_SECONDS} s and wrote:\n{self._log.read_text()}"
                 )
             time.sleep(_POLL_SECONDS)
         return Ended([process.exitcode for process in self._processes], self._log.read_text(errors="replace"))
 
 
 def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: int = 2, **hooks: Callable) -> str:
-    """Run recipes in several processes, which have to succeed; gives what they said."""
+    """Run recipes in several processes, which have to succeed; return their output."""
     ended = Processes(runs, folder, num_processes=num_processes, **hooks).wait()
     assert ended.codes == [0] * num_processes, ended.output
     return ended.output
 
 
 def run_command_line(recipe: str, arguments: Sequence[str], cwd: Path) -> Ended:
-    """Start a recipe by its arguments in a folder, as one process without torchrun, and wait for its end."""
+    """Run a recipe by its arguments in a folder, in one process without torchrun."""
     log = cwd / "output.txt"
     process = CONTEXT.Process(target=_run_arguments, args=(recipe, list(arguments), cwd, log))
     process.start()
@@ -175,7 +147,7 @@ def _run_arguments(recipe: str, arguments: list[str], cwd: Path, log: Path) -> N
 
 
 def _begin(log: Path) -> None:
-    """Compute on one thread, and have everything said in a file."""
+    """Compute on one thread, and redirect output to a file."""
     import torch
 
     torch.set_num_threads(1)

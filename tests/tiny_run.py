@@ -12,7 +12,7 @@ from tfidf_tune._files import file_sha256
 
 
 def write_documents(file: Path) -> Path:
-    """Write sentences of a small grammar, one document a line: learnable, and no two documents alike."""
+    """Write sentences of a small grammar, one document a line: learnable, and all different."""
     rng = random.Random(0)
     subjects = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
     verbs = ["watched", "painted", "forgot", "carried", "followed", "described"]

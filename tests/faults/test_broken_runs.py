@@ -1,34 +1,294 @@
-"""A short form of the fault table: one process, full fine-tuning, a third of the damaged files.
+"""A run that breaks ends in one message, and resumes to the end of a run that did not break, bit for bit."""
 
-What befalls one process of two is in tests/recipes/test_distributed_faults.py; `make faults` tries every row.
-"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
-from broken_runs import JOB_FULL, all_breaks, end_of_run_alone, try_break
-from kills import make_inputs
+from jobs import ALL, Job, can_mount, end_state, finish, make_inputs, mount, newest_step, start
+from process_hooks import (
+    at_call,
+    at_step,
+    hang_up,
+    limit_files,
+    obstruct_milestone,
+    refuse,
+    refuse_checkpoint,
+    send,
+    spoil_terms,
+    write_one_part,
+)
+from recipe_processes import nothing
 
-DAMAGED = [row for row in all_breaks() if "newest checkpoint" in row.what and row.job.num_processes == 1]
-ROWS = [*DAMAGED[::4], *(row for row in all_breaks() if row.job == JOB_FULL)]
+FULL, LORA, TWO, LORA_TWO = Job(), Job(lora=True), Job(num_processes=2), Job(lora=True, num_processes=2)
+STEP = 9  # after the checkpoints of steps 6 and 8, before that of 10
+SHARD = "shard-0000{}-model-00001-of-00001.safetensors"
+STOPPED = r"stopped after step {} of 20; the last good checkpoint is [^\n]*step_{}: "
+
+
+@dataclass(frozen=True)
+class Break:
+    """A way to break a run.
+
+    Attributes:
+        what (str): happens.
+        job (Job): to which run.
+        message (str): regular expression of what has to be said exactly once; empty: anything.
+        before (Callable[[int], None]): hook of the processes.
+        code (int | None): exit code after a signal; None: an error, unless the run succeeds.
+        prepare (Callable[[Path], object] | None): called with the folder of a run that was stopped after step 8.
+        repair (Callable[[Path], object]): called with the run's folder before it is resumed.
+        overrides (dict[str, Any]): of the broken run's config.
+        newest (int | None): step of the newest resume checkpoint afterwards.
+        succeeds (bool): whether the run reaches its end.
+        same_end (bool): whether it has to end as one that did not break.
+    """
+
+    what: str
+    job: Job
+    message: str
+    before: Callable[[int], None] = nothing
+    code: int | None = None
+    prepare: Callable[[Path], object] | None = None
+    repair: Callable[[Path], object] = lambda run: None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    newest: int | None = None
+    succeeds: bool = False
+    same_end: bool = True
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def damaged_checkpoints() -> Iterator[Break]:
+    common = ("manifest.json", "settings.yaml", "process_00000.pt", SHARD.format(1))
+    every = [
+        (job, name, damage)
+        for job, names in ((LORA, common), (TWO, (*common, "process_00001.pt", SHARD.format(2))))
+        for name in names
+        for damage in (truncate, zero, Path.unlink)
+    ]
+    for job, name, damage in every if ALL else [(LORA, SHARD.format(1), zero), (TWO, "process_00001.pt", Path.unlink)]:
+        yield Break(
+            f"{damage.__name__} {name} of the newest checkpoint",
+            job,
+            rf"step_8 is damaged: [^\n]*{re.escape(name)}[^\n]*; the previous one is used\n.*resuming from \S*step_6",
+            prepare=lambda run, name=name, damage=damage: damage(run / "resume" / "step_8" / name),
+            succeeds=True,
+        )
+    yield Break(
+        "every checkpoint damaged",
+        FULL,
+        r"error: no resume checkpoint is intact: [^\n]*step_8[^\n]*step_6[^\n]*",
+        prepare=lambda run: [truncate(file) for file in run.glob("resume/*/shard-*")],
+        repair=shutil.rmtree,
+    )
+    yield Break(
+        "a checkpoint of other settings",
+        FULL,
+        r"error: [^\n]*step_8 is of a run with other settings: optimizer.lr was 0.01, is 0.02[^\n]*",
+        prepare=lambda run: None,
+        overrides={"optimizer.lr": 0.02},
+        newest=8,
+    )
+
+
+def full_disks() -> Iterator[Break]:
+    for job in (FULL, LORA, TWO) if ALL else (FULL,):
+        for what, name, overrides in (
+            ("a milestone", "checkpoint [^\n]*checkpoint_50pct", {}),
+            ("a resume checkpoint", "resume checkpoint [^\n]*step_10", {"save_at_percent": [100]}),
+        ):
+            message = rf"error: {name} could not be written: [^\n]*{{}}[^\n]*step_8[^\n]*"
+            yield Break(
+                f"a quota is met by {what}",
+                job,
+                message.format("File too large"),
+                before=partial(at_call, "_train.train_step", limit_files, nth=STEP),
+                overrides=overrides,
+                newest=8,
+            )
+            if can_mount():
+                yield Break(
+                    f"{what} fills the disk",
+                    job,
+                    message.format("No space left on device"),
+                    prepare=move_to_full_disk,
+                    repair=lambda run: mount(run, "remount,size=64m"),
+                    overrides={"refuse_if_too_large": False, **overrides},
+                    newest=8,
+                )
+    yield Break(
+        "a file is in the way of a milestone",
+        FULL,
+        r"error: [^\n]*checkpoint_50pct[^\n]*",
+        before=partial(at_call, "_train.train_step", obstruct_milestone, nth=STEP),
+        repair=lambda run: (run / "checkpoint_50pct").unlink(),
+        newest=8,
+    )
+
+
+def move_to_full_disk(run: Path) -> None:
+    """Move a run to a file system of its own, with room for some lines of a log but not for a checkpoint."""
+    shutil.move(run, run.with_name("moved"))
+    run.mkdir()
+    mount(run, "size=64m")
+    shutil.copytree(run.with_name("moved"), run, dirs_exist_ok=True)
+    used = int(subprocess.run(["df", "--output=used", "-k", run], capture_output=True, check=True).stdout.split()[-1])
+    mount(run, f"remount,size={used + 16}k")
+
+
+def signals() -> Iterator[Break]:
+    terminate, hangup = partial(send, signal.SIGTERM), partial(send, signal.SIGHUP)
+    load_data = partial(at_call, "_data.instantiate", nth=2)
+    yield Break("SIGTERM while data are loaded", FULL, r"ended by SIGTERM\n", partial(load_data, terminate), 143)
+    yield Break(
+        "SIGHUP while data are loaded",
+        FULL,
+        r"ended by SIGHUP\n",
+        partial(hang_up, partial(load_data, hangup), False),
+        129,
+    )
+    yield Break(
+        "SIGTERM while weights are read",
+        FULL,
+        r"ended by SIGTERM\n",
+        partial(at_call, "_checkpointer.HFCheckpointer.load_weights", terminate),
+        143,
+    )
+    yield Break(
+        "SIGTERM while a resume checkpoint is read",
+        FULL,
+        r"ended by SIGTERM\n",
+        partial(at_call, "_snapshot.load", terminate),
+        143,
+        prepare=lambda run: None,
+        newest=8,
+    )
+    yield Break(
+        "SIGHUP under nohup", FULL, "", partial(hang_up, partial(at_step, STEP, signal.SIGHUP), True), succeeds=True
+    )
+    for job in (FULL, LORA, TWO) if ALL else (FULL,):
+        write_resume = partial(at_call, "_snapshot.save", terminate, nth=4)
+        write_milestone = partial(at_call, "_checkpointer.HFCheckpointer._write", terminate)
+        yield Break("SIGTERM in a resume checkpoint", job, STOPPED.format(8, 8), write_resume, 143, newest=8)
+        yield Break("SIGTERM in a milestone", job, STOPPED.format(10, 10), write_milestone, 143, newest=10)
+
+
+def one_of_two_processes() -> Iterator[Break]:
+    for job in (TWO, LORA_TWO):
+        hook = partial(at_step, STEP, signal.SIGTERM, ranks=(1,))
+        yield Break(f"SIGTERM to one process, {job}", job, STOPPED.format(STEP, STEP), hook, 143, newest=STEP)
+    lost = r"error: [^\n]*another process of the run was lost[^\n]*step_{}[^\n]*"
+    kill = partial(send, signal.SIGKILL)
+    for rank, name, nth, newest in (
+        (0, "_train.train_step", STEP, 8),
+        (1, "_train.train_step", STEP, 8),
+        (0, "_resume_folder._describe_own_files", 4, 6),
+        (1, "_resume_folder._describe_own_files", 4, 6),
+    )[:: 1 if ALL else 3]:
+        hook = partial(at_call, name, kill, nth=nth, ranks=(rank,))
+        yield Break(f"process {rank} is killed in {name}", TWO, lost.format(newest), hook, newest=newest)
+    lose = partial(spoil_terms, ("loss",), float("nan"), {1: range(STEP, STEP + 1)})
+    nan = rf"not finite: loss nan and gradient norm nan at step {STEP} \(items "
+    yield Break("the loss of one process is NaN", TWO, rf"error: {nan}[^\n]*step_8[^\n]*", lose, newest=8)
+    yield Break(
+        "a step is skipped because the loss of one process is NaN",
+        LORA_TWO,
+        f"step skipped, {nan}",
+        lose,
+        overrides={"on_non_finite": "skip"},
+        succeeds=True,
+        same_end=False,
+    )
+    yield Break(
+        "all weights are 0 for ten steps, in one process from step 3 on, in the other from step 1 on",
+        TWO,
+        r"error: the weights of all tokens were 0 in 10 steps in a row, up to step 12, so that nothing was learned",
+        partial(spoil_terms, ("loss", "weights"), 0.0, {0: range(3, 21), 1: range(1, 21)}),
+        newest=10,
+        same_end=False,
+    )
+    yield Break(
+        "a milestone cannot be written",
+        TWO,
+        r"error: checkpoint [^\n]*checkpoint_100pct could not be written: \[Errno 28\] No space left on device; ",
+        partial(at_call, "_checkpointer.write_weights", write_one_part, nth=2, ranks=(0,)),
+        newest=18,
+    )
+    yield Break(
+        "one process cannot write its resume file",
+        TWO,
+        r"error: (process 1: )?resume checkpoint [^\n]*step_4 could not be written: \[Errno 28\] No space left",
+        partial(at_call, "_snapshot.torch.save", refuse, nth=2, ranks=(1,)),
+        newest=2,
+    )
+    yield Break(
+        "one process finds its base checkpoint damaged",
+        TWO,
+        r"error: process 1: the copy of this machine is damaged\n",
+        partial(at_call, "_checkpointer.HFCheckpointer.check_model", refuse_checkpoint, ranks=(1,)),
+        newest=0,
+    )
+
+
+ROWS = [*damaged_checkpoints(), *full_disks(), *signals(), *one_of_two_processes()]
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """How each job ends when it is left alone, made when a row first asks."""
-    folder = tmp_path_factory.mktemp("alone")
-    inputs, ends = make_inputs(folder / "inputs"), {}
+    """Return inputs, and the end of a job's undisturbed run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    inputs, ends = make_inputs(folder), {}
 
     def end(job):
         if job not in ends:
-            ends[job] = end_of_run_alone(job, folder / f"job_{len(ends)}", inputs)
+            ends[job] = finish(job, folder / str(len(ends)), inputs)
         return inputs, ends[job]
 
     return end
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.what}-{row.job.recipe}-{row.job.num_processes}")
-def test_a_broken_run_says_what_is_wrong_and_its_older_state_is_usable(tmp_path, expected, row):
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    yield folder
+    if os.path.ismount(folder):
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_a_broken_run_ends_in_one_message_and_resumes_to_the_same_end(tmp_path, run, expected, row):
     inputs, end = expected(row.job)
+    if row.prepare is not None:
+        start(row.job, tmp_path, inputs, "first", before=partial(at_step, STEP - 1, signal.SIGTERM)).wait()
+        row.prepare(run)
 
-    tried = try_break(row, tmp_path / "row", inputs, end)
+    ended = start(row.job, tmp_path, inputs, "broken", before=row.before, **row.overrides).wait()
 
-    assert tried.problems == ()
+    if row.succeeds or row.code:
+        assert set(ended.codes) == {row.code or 0}, ended.output
+        assert "error: " not in ended.output
+    else:
+        assert 0 not in ended.codes
+        assert ended.output.count("error: ") == 1, ended.output
+    if row.message:
+        assert len(re.findall(row.message, ended.output, re.DOTALL)) == 1, ended.output
+    assert "Traceback" not in ended.output
+    assert row.newest in (None, newest_step(run))
+    row.repair(run)
+    if not row.succeeds:
+        finish(row.job, tmp_path, inputs)
+    assert (end_state(run) == end) == row.same_end

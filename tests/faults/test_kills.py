@@ -1,17 +1,59 @@
-"""A short form of the kill table: one process and two, SIGKILL at random moments and in the middle of saves."""
+"""SIGKILL at random moments: a run that is killed again and again ends bit for bit like one that was not."""
+
+import random
+import shutil
+import time
+from itertools import product
 
 import pytest
-from fault_tables import failing_rows
-from kills import Job, kill_table
+from jobs import ALL, Job, end_state, finish, make_inputs, start
 
-JOBS = [
-    Job(lora=True, loss="TFIDFCrossEntropyLoss", num_processes=1),
-    Job(lora=False, loss="TFIDFCrossEntropyLoss", num_processes=2),
-]
+JOBS = [Job(lora=True), Job(num_processes=2)]
+if ALL:
+    losses = ("CrossEntropyLoss", "TFIDFCrossEntropyLoss")
+    JOBS = [Job(lora, number, loss) for number, lora, loss in product((1, 2), (False, True), losses)]
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.recipe}-{job.loss}-{job.num_processes}")
-def test_a_killed_run_ends_bit_for_bit_like_one_that_was_left_alone(tmp_path, job):
-    table = kill_table(tmp_path, num_kills=4 if job.num_processes == 1 else 2, jobs=[job])
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(tmp_path, job):
+    (tmp_path / "inputs").mkdir()
+    inputs, rng = make_inputs(tmp_path / "inputs"), random.Random(0)
+    began = time.monotonic()
+    expected = finish(job, tmp_path / "undisturbed", inputs)
+    duration = time.monotonic() - began
+    num_kills, in_saves = (50 if ALL else 4 // job.num_processes), 0
+    while num_kills:
+        site = tmp_path / "killed"
+        while num_kills:
+            # Of three kills one waits until a checkpoint is being written.
+            moment = None if rng.randrange(3) == 0 else rng.uniform(0, duration)
+            processes = start(job, site, inputs, "killed")
+            if not kill(processes, site / "run", moment):
+                break
+            num_kills -= 1
+            in_saves += is_saving(site / "run")
+        else:
+            finish(job, site, inputs)
+        processes.wait()
+        assert end_state(site / "run") == expected
+        shutil.rmtree(site)
+    print(f"{in_saves} kills while a checkpoint was being written")
 
-    assert failing_rows(table) == 0, table.rows
+
+def kill(processes, run, moment):
+    """Kill at a moment, None: while a checkpoint is written; return False if the run ended before."""
+    end = time.monotonic() + (moment or 0)
+    while processes.is_running():
+        if time.monotonic() >= end if moment is not None else is_saving(run):
+            if moment is None:
+                time.sleep(random.uniform(0, 0.02))
+            if not processes.is_running():
+                return False
+            processes.kill()
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def is_saving(run):
+    return any(run.glob(".checkpoint_*")) or any(run.glob("resume/.step_*"))

@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from broken_runs import can_mount
+from jobs import can_mount
 from run_fakes import grown_runs, write_run
 
 from tfidf_tune import cli
@@ -57,10 +57,8 @@ def require_refused_and_unharmed(monkeypatch, experiment, out, reason, *options)
     assert (contents(out) if out.exists() else None) == before
 
 
-# With the smaller limit report.json is refused, with the larger one only a later file.
-@pytest.mark.parametrize(
-    ("limit", "options"), [(1_000, ()), (150_000, ()), (1_000, ["--frontier"]), (20_000, ["--frontier"])]
-)
+# With the smaller limit the first file is refused, with the larger one only a later file.
+@pytest.mark.parametrize(("limit", "options"), [(1_000, ()), (20_000, ["--frontier"])])
 def test_a_quota_that_is_met_does_no_harm(limit, options, experiment, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with files_of_at_most(limit):
@@ -80,7 +78,7 @@ def test_a_full_disk_does_no_harm(experiment, tmp_path, monkeypatch):
         used = int(
             subprocess.run(["df", "--output=used", "-k", disk], capture_output=True, check=True).stdout.split()[-1]
         )
-        for room in (0, 12, 100, used // 2):
+        for room in (0, used // 2):
             subprocess.run(["mount", "-o", f"remount,size={used + room}k", "-t", "tmpfs", "tmpfs", disk], check=True)
             for folder in (disk / "old", disk / "new"):
                 require_refused_and_unharmed(monkeypatch, experiment, folder, "No space left on device")

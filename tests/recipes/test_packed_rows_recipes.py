@@ -1,4 +1,4 @@
-"""Packed rows and several data sets through the recipes: the same run as with each document in a row of its own."""
+"""Packed rows in the recipes give the same run as each document in a row of its own."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def section(file, cache, *, torchtunes, packed):
 
 
 def run_both(recipe_config, documents, tmp_path, num_rows, *, lora=False, torchtunes=False, **overrides):
-    """All documents in each step, for four steps: each in a row of its own, and packed."""
+    """Run four steps of all documents each: in rows of their own, and packed."""
     runs = {}
     for packed, batch_size in ((False, 10), (True, num_rows)):
         cfg = recipe_config(
@@ -70,10 +70,9 @@ def num_rows(documents, tiny_checkpoint):
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
 
 
-@pytest.mark.parametrize("torchtunes", [False, True])
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(("lora", "torchtunes"), [(False, True), (True, False)])
 def test_a_packed_run_is_the_run_of_its_documents(recipe_config, documents, num_rows, tmp_path, lora, torchtunes):
-    """Metrics and weights agree to what fp32 and AdamW leave."""
+    """Metrics and weights agree up to rounding in fp32, which AdamW amplifies."""
     runs = run_both(recipe_config, documents, tmp_path, num_rows, lora=lora, torchtunes=torchtunes)
 
     alone, packed = (read_metrics(runs[packed], *METRICS) for packed in (False, True))
@@ -90,16 +89,14 @@ def test_a_packed_run_is_the_run_of_its_documents(recipe_config, documents, num_
 @pytest.mark.parametrize(
     "weighting",
     [
-        {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2},
         {"_component_": "tfidf_tune.weighting.GoldfishWeighting", "h": 3},
-        {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
         {
             "_component_": "tfidf_tune.weighting.ProductWeighting",
             "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2},
             "second": {"_component_": "tfidf_tune.weighting.FocalWeighting"},
         },
     ],
-    ids=["repetition", "goldfish", "mile", "repetition and focal"],
+    ids=["goldfish", "repetition and focal"],
 )
 def test_every_weighting_sees_the_documents_of_a_packed_row(recipe_config, documents, num_rows, tmp_path, weighting):
     loss = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": weighting}
@@ -107,7 +104,6 @@ def test_every_weighting_sees_the_documents_of_a_packed_row(recipe_config, docum
 
     alone, packed = (torch.tensor(read_metrics(runs[packed], *METRICS)) for packed in (False, True))
     assert len(alone) == 4
-    # An untrained model is about equally uncertain of every token: MiLe's weights differ by a thousandth.
     assert alone[-1, METRICS.index("weight_std")] > 1e-3, "weights differ"
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-7)
 

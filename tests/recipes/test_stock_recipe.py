@@ -4,11 +4,8 @@ import os
 import subprocess
 import sys
 
-import pytest
 
-
-@pytest.mark.parametrize("compile_", ["False", "True"])
-def test_the_stock_recipe_trains_with_the_drop_in(tmp_path, tiny_checkpoint, text_file, compile_):
+def test_the_stock_recipe_trains_with_the_drop_in(tmp_path, tiny_checkpoint, text_file):
     """The loss line is what a user changes; all else says where the tiny model and its data are."""
     overrides = {
         "loss": "tfidf_tune.loss.stock.CEWithChunkedOutputLoss",
@@ -21,7 +18,7 @@ def test_the_stock_recipe_trains_with_the_drop_in(tmp_path, tiny_checkpoint, tex
         "dataset.data_files": text_file, "dataset.column": "text", "dataset.split": "train[:16]",
         "optimizer": "torch.optim.AdamW", "optimizer.lr": 1e-2, "optimizer_in_bwd": "False",
         "output_dir": tmp_path / "run", "metric_logger.log_dir": tmp_path / "logs",
-        "metric_logger.filename": "log.txt", "device": "cpu", "dtype": "fp32", "compile": compile_, "epochs": 2,
+        "metric_logger.filename": "log.txt", "device": "cpu", "dtype": "fp32", "compile": "True", "epochs": 2,
         "batch_size": 2, "seed": 0, "enable_activation_offloading": "False",
     }  # fmt: skip
 

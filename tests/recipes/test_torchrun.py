@@ -1,4 +1,4 @@
-"""Both recipes by the commands that users type, on two processes: stopped, resumed, and the folders of one process."""
+"""The commands that users type, on two processes: stopped, resumed, and the folder of one process."""
 
 import json
 import os
@@ -7,25 +7,19 @@ import subprocess
 import sys
 import time
 
-import pytest
 import torch
 from omegaconf import OmegaConf
-from recipe_processes import Processes, RecipeRun, run_to_the_end
+from recipe_processes import RecipeRun
 from safetensors.torch import load_file
 
 NUM_STEPS = 60
-COMMANDS = {
-    "full": ("torchtune._cli.tune", "tfidf_tune/recipes/full_finetune.py"),
-    "adapters": ("tfidf_tune.cli", "lora_finetune"),
-}
 # As in test_distributed_recipes: an eps a step, of which each may grow a little.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 
 
-def start(kind, file, cwd, *overrides):
-    module, recipe = COMMANDS[kind]
+def start(module, recipe, *arguments, cwd):
     return subprocess.Popen(
-        [sys.executable, "-m", module, "run", "--nproc_per_node", "2", recipe, "--config", str(file), *overrides],
+        [sys.executable, "-m", module, "run", "--nproc_per_node", "2", recipe, "--config", "config.yaml", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -40,13 +34,7 @@ def read_losses(folder):
     return torch.tensor([json.loads(line)["loss"] for line in lines], dtype=torch.float64)
 
 
-def has_begun(run):
-    return len(read_losses(run.folder)) >= 3
-
-
-@pytest.mark.parametrize("kind", COMMANDS)
-def test_stopped_and_resumed_by_the_command_two_processes_leave_what_one_leaves(recipe_config, tmp_path, kind):
-    lora = kind == "adapters"
+def test_a_run_stopped_under_one_command_and_resumed_by_the_other_is_the_run_of_one_process(recipe_config, tmp_path):
     settings = {
         "loss.sync": True,
         "optimizer": {"_component_": "torch.optim.SGD", "lr": 0.02, "momentum": 0.9},
@@ -55,41 +43,27 @@ def test_stopped_and_resumed_by_the_command_two_processes_leave_what_one_leaves(
         "save_at_percent": [50, 100],
     }
     alone, run = (
-        RecipeRun(recipe_config(lora=lora, **settings, output_dir=str(tmp_path / name), batch_size=size), lora)
+        RecipeRun(recipe_config(**settings, output_dir=str(tmp_path / name), batch_size=size))
         for name, size in (("alone", 4), ("two", 2))
     )
     OmegaConf.save(run.cfg, tmp_path / "config.yaml")
 
-    # One kind is stopped under the command, the other resumed by it; what else there is to do, forked processes do,
-    # for each process of a command begins with seconds of imports.
-    if lora:
-        processes = Processes([run], tmp_path / "stopped")
-        processes.wait_for(lambda: has_begun(run))
-        processes.send(signal.SIGTERM, 0, 1)
-        ended = processes.wait()
-        codes, stopped = ended.codes, ended.output
-    else:
-        process = start(kind, tmp_path / "config.yaml", tmp_path)
-        while not has_begun(run) and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGTERM)
-        stopped, _ = process.communicate()
-        codes = [process.returncode]
-    assert all(codes), stopped
+    process = start("torchtune._cli.tune", "tfidf_tune/recipes/full_finetune.py", cwd=tmp_path)
+    while len(read_losses(run.folder)) < 3 and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    stopped, _ = process.communicate()
+    assert process.returncode, stopped
     (checkpoint,) = (run.folder / "resume").glob("step_*")
     step = int(checkpoint.name.removeprefix("step_"))
     assert 3 <= step < NUM_STEPS
     assert stopped.count(f"stopped after step {step} of {NUM_STEPS}; the last good checkpoint is {checkpoint}") == 1
     assert len(read_losses(run.folder)) == step
 
-    if lora:
-        process = start(kind, tmp_path / "config.yaml", tmp_path, "resume_from_checkpoint=True")
-        resumed, _ = process.communicate()
-        assert process.returncode == 0, resumed
-    else:
-        OmegaConf.update(run.cfg, "resume_from_checkpoint", True)
-        resumed = run_to_the_end([run], tmp_path / "resumed")
-    assert resumed.count(f"going on from {checkpoint}\n") == 1
+    process = start("tfidf_tune.cli", "full_finetune", "resume_from_checkpoint=True", cwd=tmp_path)
+    resumed, _ = process.communicate()
+    assert process.returncode == 0, resumed
+    assert resumed.count(f"resuming from {checkpoint}\n") == 1
 
     alone.here()
     expected = read_losses(alone.folder)

@@ -1,11 +1,9 @@
-"""Checkpoints in and out: transformers and peft are the truth for what is written."""
+"""Checkpoints of a Llama: what is written besides weights, and which models do not fit."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 import transformers
@@ -40,70 +38,13 @@ def loaded_model(checkpointer: HFCheckpointer, *, run: Run = FLOAT32_ON_CPU, lor
 
 
 def random_adapter(checkpointer: HFCheckpointer) -> nn.Module:
-    """A model whose adapters do something: B is zero at the start."""
+    """Make a model whose adapters change it: B is zero at the start."""
     model = loaded_model(checkpointer, lora=True)
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_b" in name:
             nn.init.normal_(parameter, std=0.1)
     return model
-
-
-def hf_logits(folder: Path) -> torch.Tensor:
-    with torch.no_grad():
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(TOKENS).logits
-
-
-def test_a_loaded_checkpoint_gives_the_logits_of_transformers(tiny_checkpoint, tmp_path):
-    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)))
-
-    with torch.no_grad():
-        torch.testing.assert_close(model(TOKENS), hf_logits(tiny_checkpoint))
-
-
-def test_shards_and_their_index_are_read(tmp_path):
-    sharded = make_llama(tmp_path / "sharded", max_shard_size="40KB")
-    whole = make_llama(tmp_path / "whole")
-    assert len(list(sharded.glob("*.safetensors"))) > 1
-
-    models = [loaded_model(HFCheckpointer(checkpoint_dir=str(f))) for f in (sharded, whole)]
-
-    weights = [model.state_dict() for model in models]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
-
-
-def test_a_model_can_be_loaded_in_bf16(tiny_checkpoint, tmp_path):
-    run = Run(torch.device("cpu"), torch.bfloat16, 0, tmp_path)
-
-    model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)), run=run)
-
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
-def test_changing_a_loaded_model_leaves_the_file_alone(tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
-    before = (folder / "model.safetensors").read_bytes()
-    model = loaded_model(HFCheckpointer(checkpoint_dir=str(folder)))
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-
-    assert (folder / "model.safetensors").read_bytes() == before
-
-
-def test_a_saved_model_loads_in_transformers_with_the_same_logits(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-    model = loaded_model(checkpointer)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-
-    folder = tmp_path / "checkpoint_10pct"
-    checkpointer.save_model(model, folder)
-
-    with torch.no_grad():
-        torch.testing.assert_close(hf_logits(folder), model(TOKENS))
 
 
 def test_a_saved_model_is_complete(tiny_checkpoint, tmp_path):
@@ -130,46 +71,7 @@ def test_the_saved_config_names_the_dtype_of_the_saved_weights(tiny_checkpoint, 
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
 
 
-def test_a_saved_adapter_loads_in_peft_with_the_same_logits(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-    model = random_adapter(checkpointer)
-
-    folder = tmp_path / "checkpoint_10pct"
-    checkpointer.save_adapter(model, folder)
-
-    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32)
-    adapted = peft.PeftModel.from_pretrained(base, folder).eval()
-    with torch.no_grad():
-        expected = model(TOKENS)
-        assert not torch.allclose(hf_logits(tiny_checkpoint), expected)
-        torch.testing.assert_close(adapted(TOKENS).logits, expected)
-
-
-def test_an_adapter_folder_names_its_base_and_is_not_taken_for_a_model(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-
-    folder = tmp_path / "checkpoint_10pct"
-    checkpointer.save_adapter(random_adapter(checkpointer), folder)
-
-    adapter_config = json.loads((folder / "adapter_config.json").read_text())
-    assert adapter_config["base_model_name_or_path"] == str(tiny_checkpoint)
-    assert adapter_config["lora_dropout"] == 0.25
-    assert not (folder / "config.json").exists()
-
-
-def test_a_merged_model_gives_the_logits_of_base_and_adapter(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-    model = random_adapter(checkpointer)
-    with torch.no_grad():
-        expected = model(TOKENS)
-
-    folder = tmp_path / "checkpoint_10pct"
-    checkpointer.save_model(model, folder)
-
-    torch.testing.assert_close(hf_logits(folder), expected)
-
-
-def test_merging_leaves_the_model_in_training_alone(tiny_checkpoint, tmp_path):
+def test_merging_does_not_change_the_model_in_training(tiny_checkpoint, tmp_path):
     """torchtune's merge adds to the tensors it is given, which on CPU would be the model's own."""
     checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     model = random_adapter(checkpointer)
@@ -220,11 +122,10 @@ def test_a_model_that_does_not_fit_is_refused_with_the_difference(tiny_checkpoin
     ("setting", "value", "message"),
     [
         ("hidden_act", "gelu", "hidden_act is gelu in the checkpoint, silu in the model"),
-        ("tie_word_embeddings", True, "tie_word_embeddings is True in the checkpoint, False in the model"),
         ("quantization_config", {"bits": 4}, "quantization_config is {'bits': 4} in the checkpoint, None in the model"),
     ],
 )
-def test_what_shapes_do_not_show_is_compared_too(tiny_checkpoint, tmp_path, setting, value, message):
+def test_settings_that_shapes_do_not_show_are_compared(tiny_checkpoint, tmp_path, setting, value, message):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {setting: value}))
@@ -235,25 +136,18 @@ def test_what_shapes_do_not_show_is_compared_too(tiny_checkpoint, tmp_path, sett
         HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[]", "holds a list, not an object"),
-        ('{"model_type": "llama"}', "weights and config.json .* do not belong together"),
-    ],
-)
-def test_a_config_without_the_essentials_is_refused(tiny_checkpoint, tmp_path, content, message):
+def test_a_config_without_sizes_is_refused(tiny_checkpoint, tmp_path):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
-    (folder / "config.json").write_text(content)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
     with torch.device("meta"):
         model = llama2(**TINY_LLAMA)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="weights and config.json .* do not match"):
         HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
 
 
-def test_the_size_of_heads_is_the_checkpoints(tmp_path):
-    """head_dim need not be hidden_size / num_attention_heads; torchtune's Llama-2 builder has it so, and says no."""
+def test_a_head_dim_of_the_checkpoint_that_the_builder_lacks_is_refused(tmp_path):
+    """torchtune's Llama-2 builder only knows hidden_size / num_attention_heads."""
     folder = make_llama(tmp_path / "wide_heads", head_dim=16)
     with torch.device("meta"):
         model = llama2(**TINY_LLAMA)
@@ -288,24 +182,6 @@ def test_lora_settings_are_read_off_the_model():
     assert LoRASettings.of(model) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
-def test_a_rank_of_0_is_refused():
-    with torch.device("meta"):
-        model = lora_llama2(["q_proj"], lora_rank=0, lora_alpha=12, **TINY_LLAMA)
-
-    with pytest.raises(ValueError, match="lora_rank is 0, it has to be at least 1"):
-        LoRASettings.of(model)
-
-
-def test_a_plain_model_has_no_lora_settings():
-    with torch.device("meta"):
-        model = llama2(**TINY_LLAMA)
-
-    assert LoRASettings.of(model) is None
-    with pytest.raises(ValueError, match="no LoRA layers.*full_finetune"):
-        LoRASettings.require(model)
-
-
 @pytest.mark.parametrize("attribute", ["rank", "alpha"])
 def test_lora_layers_that_differ_are_refused(attribute):
     with torch.device("meta"):
@@ -316,36 +192,27 @@ def test_lora_layers_that_differ_are_refused(attribute):
         LoRASettings.of(model)
 
 
-def test_weights_are_known_by_their_files(tiny_checkpoint, tmp_path):
-    """By size and both ends of each file, not by name or time; 3 MiB stand for the gigabytes of a real one."""
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "a")
-    elsewhere = shutil.copytree(tiny_checkpoint, tmp_path / "b")
-    known = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)).fingerprint()
-    assert re.fullmatch("[0-9a-f]{16}", known)
-    assert HFCheckpointer(checkpoint_dir=str(elsewhere)).fingerprint() == known
-
-    content = bytes(3 * 2**20)
-    changes = {"first": 0, "of the first MiB": 2**20 - 1, "of the last MiB": 2**21, "last": len(content) - 1}
-    changed = [content, content + bytes(1), content[:-1]]
-    changed += [content[:place] + b"x" + content[place + 1 :] for place in changes.values()]
-    checkpointer = HFCheckpointer(checkpoint_dir=str(folder))
-    found = set()
-    for other in changed:
-        (folder / "model.safetensors").write_bytes(other)
-        found.add(checkpointer.fingerprint())
-    assert len({known, *found}) == 8
-
-
-def test_each_file_of_weights_counts(tiny_checkpoint, tmp_path):
+def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tiny_checkpoint, tmp_path):
+    """Not of name or time; 3 MiB stand for the gigabytes of a real file."""
     model = loaded_model(HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)))
     HFCheckpointer(checkpoint_dir=str(tiny_checkpoint), max_shard_size="50KB").save_model(model, tmp_path / "sharded")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tmp_path / "sharded"))
+    copy = shutil.copytree(tmp_path / "sharded", tmp_path / "copy")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(copy))
+    known = HFCheckpointer(checkpoint_dir=str(tmp_path / "sharded")).fingerprint()
+    assert checkpointer.fingerprint() == known
+    assert len(known) == 16
     assert len(checkpointer.weight_files) > 2
-    found = {checkpointer.fingerprint()}
 
+    found = {known}
     for file in checkpointer.weight_files:
         content = file.read_bytes()
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         found.add(checkpointer.fingerprint())
-
-    assert len(found) == 1 + len(checkpointer.weight_files)
+    content = bytes(3 * 2**20)
+    places = (0, 2**20 - 1, 2**21, len(content) - 1)  # of the first MiB and the last MiB
+    for changed in (content, content + bytes(1), *(content[:i] + b"x" + content[i + 1 :] for i in places)):
+        file.write_bytes(changed)
+        found.add(checkpointer.fingerprint())
+    assert len(found) == 1 + len(checkpointer.weight_files) + 6
+    file.write_bytes(content[: 3 * 2**19] + b"x" + content[3 * 2**19 + 1 :])  # in between, which is not read
+    assert checkpointer.fingerprint() in found

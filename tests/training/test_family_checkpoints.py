@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import FAMILY_MODELS, MODELS
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
-from torchtune import config
+from torchtune import config, modules, training
 
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
-from tfidf_tune.training import _hf_files as hf_files
 from tfidf_tune.training._hf_files import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
@@ -102,6 +101,7 @@ def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logit
     assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "checkpoint_25pct"), logits(model))
     adapter_config = json.loads((tmp_path / "run" / "checkpoint_10pct" / "adapter_config.json").read_text())
     assert (adapter_config["r"], adapter_config["lora_alpha"]) == (4, 12)
+    assert not (tmp_path / "run" / "checkpoint_10pct" / "config.json").exists()
     if not everywhere:
         assert set(adapter_config["target_modules"]) == set(MODELS[name].peft_targets)
         assert adapter_config["lora_dropout"] == 0.1
@@ -153,12 +153,9 @@ def test_the_format_of_pytorch_is_read_where_no_other_exists(sharded, tmp_path):
     expected = hf_logits(base)
     weights = load_file(base / "model.safetensors")
     (base / "model.safetensors").unlink()
-    if sharded:
-        parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
-        index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
-        (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    else:
-        parts = {"pytorch_model.bin": weights}
+    parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
+    index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
+    (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     for file, part in parts.items():
         torch.save(part, base / file)
 
@@ -198,24 +195,21 @@ def test_a_file_may_hold_a_tied_head(tmp_path):
     torch.testing.assert_close(logits(model), hf_logits(base))
 
 
-def test_weights_are_read_one_by_one(tmp_path, monkeypatch):
-    """In addition to the model at most one weight is held, so that a large model is not in memory twice."""
+def test_weights_are_converted_one_by_one(tmp_path, monkeypatch):
+    """Files are mapped into memory: a large one is never in memory in addition to the model."""
     base = make_checkpoint("gpt_neox", tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    asked = []
-    read = hf_files.read_weights
-    monkeypatch.setattr(
-        "tfidf_tune.training._checkpointer.read_weights",
-        lambda file: ((asked.append(key), (key, value))[1] for key, value in read(file)),
-    )
     converted = []
     convert = checkpointer.family.hf_to_tune
-    monkeypatch.setattr(checkpointer.family, "hf_to_tune", lambda state, config: (
-        converted.append((len(asked), len(state))), convert(state, config))[1])  # fmt: skip
+    monkeypatch.setattr(
+        checkpointer.family,
+        "hf_to_tune",
+        lambda state, config: (converted.append(len(state)), convert(state, config))[1],
+    )
 
     make_model("gpt_neox", checkpointer)
 
-    assert converted[2:] == [(i + 1, 1) for i in range(len(asked))]  # the first two are checks, on meta tensors
+    assert converted[2:] == [1] * len(load_file(base / "model.safetensors"))  # the first two are checks
 
 
 @pytest.mark.parametrize(
@@ -325,8 +319,8 @@ def test_older_names_in_config_json_are_understood(tmp_path):
         assert not any("inv_freq" in key or "masked_bias" in key for key in file.keys())  # noqa: SIM118
 
 
-def test_a_hub_id_is_fetched_in_the_format_that_it_has(tmp_path, monkeypatch):
-    """The older format only where there are no safetensors; revision and patterns reach the hub's client."""
+def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch):
+    """The older format only where there are no safetensors."""
     base = make_checkpoint("gptj", tmp_path / "base")
     bare = shutil.copytree(base, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(base / "model.safetensors"), bare / "pytorch_model.bin")
@@ -342,13 +336,11 @@ def test_a_hub_id_is_fetched_in_the_format_that_it_has(tmp_path, monkeypatch):
     old = HFCheckpointer(checkpoint_dir="some/old", revision="float16")
 
     assert old.weight_files == [bare / "pytorch_model.bin"]
+    others = ["config.json", "*.index.json", *COMPANIONS]
     assert asked == [
-        (name, revision, [weights, "config.json", "*.index.json", *COMPANIONS])
-        for name, revision, weights in (
-            ("some/new", None, "*.safetensors"),
-            ("some/old", "float16", "*.safetensors"),
-            ("some/old", "float16", "pytorch_model*.bin"),
-        )
+        ("some/new", None, ["*.safetensors", *others]),
+        ("some/old", "float16", ["*.safetensors", *others]),
+        ("some/old", "float16", ["pytorch_model*.bin", *others]),
     ]
     old.save_adapter(make_model("gptj", old, lora=True), tmp_path / "run" / "adapter")
     adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
@@ -376,16 +368,15 @@ def test_a_loaded_model_does_not_depend_on_its_file(form, tmp_path):
 @pytest.mark.parametrize(("name", "max_seq_len"), [("llama", 32), ("gptj", 64), ("llama", 65), ("gptj", 65)])
 def test_a_model_may_be_shorter_than_its_checkpoint_but_not_longer(name, max_seq_len, tmp_path):
     """GPT-J's config calls the limit n_positions."""
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(name, tmp_path / "base")))
-    section = MODELS[name].section() | {"max_seq_len": max_seq_len}
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
+    shorter, equal, longer = (MODELS["gptj"].section() | {"max_seq_len": size} for size in (32, 64, 65))
     with torch.device("meta"):
-        model = config.instantiate(OmegaConf.create(section))
+        shorter, equal, longer = (config.instantiate(OmegaConf.create(each)) for each in (shorter, equal, longer))
 
-    if max_seq_len <= 64:
-        checkpointer.check_model(model)
-    else:
-        with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
-            checkpointer.check_model(model)
+    checkpointer.check_model(shorter)
+    checkpointer.check_model(equal)
+    with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
+        checkpointer.check_model(longer)
 
 
 def test_of_many_differences_five_are_listed_and_the_rest_counted(tmp_path):
@@ -523,8 +514,23 @@ def test_the_format_of_pytorch_is_mapped_into_memory(tmp_path, monkeypatch):
     assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
 
 
-def test_written_weights_are_freed(tmp_path, monkeypatch):
-    """Merged weights are copies, of which at most a shard and two layers are alive at a time."""
+def test_a_model_under_activation_checkpointing_is_saved_under_plain_names(tmp_path):
+    base = make_checkpoint("gptj", tmp_path / "base")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("gptj", checkpointer, lora=True)
+    expected = logits(model)
+    training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
+
+    torch.testing.assert_close(hf_logits(tmp_path / "run" / "merged"), expected)
+    names = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors").keys()
+    assert not any("checkpoint" in name for name in names)
+
+
+def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch):
+    """Merged weights are copies; of those at most a shard and the layers at hand are alive at a time."""
     layers = {"num_hidden_layers": 8}, {"num_layers": 8}
     tiny = MODELS["llama"]
     monkeypatch.setitem(MODELS, "llama", replace(
@@ -582,13 +588,3 @@ def test_a_bin_file_without_weights_is_refused(content, tmp_path):
 
     with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-
-def test_a_download_that_fails_without_a_message_is_named(monkeypatch):
-    def fail(*_, **__):
-        raise TimeoutError
-
-    monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", fail)
-
-    with pytest.raises(FileNotFoundError, match=r"could not be downloaded from the Hugging Face hub \(TimeoutError"):
-        HFCheckpointer(checkpoint_dir="some/model")

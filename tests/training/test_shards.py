@@ -4,14 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from process_hooks import save_what_is_loaded
+from process_hooks import save_loaded_weights
 from recipe_processes import RecipeRun, run_to_the_end
 from tiny_llama import make_tokenizer
 from tiny_models import MODELS
 from tiny_run import run_config
 
 KINDS = {
-    "full": {},
     "tied": {"model": "qwen2-tied"},
     "nf4 and adapters": {"lora": True, "dim": 256, "quantize_base": True},
 }
@@ -31,7 +30,7 @@ def load(kind, num_processes, tmp_path, text_file):
         [RecipeRun(cfg, lora)],
         tmp_path / f"processes {num_processes}",
         num_processes=num_processes,
-        before=partial(save_what_is_loaded, folder),
+        before=partial(save_loaded_weights, folder),
     )
     return [torch.load(folder / f"loaded_{rank}.pt") for rank in range(num_processes)]
 

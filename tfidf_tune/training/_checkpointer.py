@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: checked against the model, read and written part by part."""
+"""Hugging Face checkpoints: compared with the model, loaded and saved part by part."""
 
 import hashlib
 import re
@@ -25,8 +25,6 @@ from tfidf_tune.training._hf_files import (
     find_weight_files,
     read_companions,
     read_json,
-    read_meta,
-    read_weight,
     read_weights,
     write_json,
     write_weights,
@@ -42,16 +40,15 @@ _WEIGHTS = (
     "adapter_model.safetensors",
 )
 _SAMPLE_BYTES = 2**20
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class HFCheckpointer:
     """Reads a Hugging Face checkpoint folder and writes folders of the same kind.
 
-    Weights are read one by one into a model on the meta device, from safetensors or, where there are none, from
-    PyTorch's ``.bin`` files, of which only tensors are unpickled. Checkpoints have the names and layout of transformers
-    (full models, layer by layer) or of PEFT (adapters), with config and tokenizer files, and are written atomically.
-    Those files are read when the checkpointer is made, weights when they are loaded: after that, the folder may change.
+    Weights are loaded one by one, from safetensors or, if there are none, from PyTorch's ``.bin`` files, of which only
+    tensors are unpickled. Checkpoints have the names and layout of transformers (full models) or PEFT (adapters), with
+    config and tokenizer files, and are written atomically. Config and tokenizer files are read by the constructor,
+    weights by :meth:`load_weights`: after that, the folder may change.
 
     Args:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
@@ -80,8 +77,8 @@ class HFCheckpointer:
         self.weight_files = find_weight_files(self.folder)
         self._companions = read_companions(self.folder)
         self.companion_bytes = sum(map(len, self._companions.values()))
-        is_local = _local_folder(checkpoint_dir).is_dir()
-        self._base_name = str(self.folder.resolve()) if is_local else checkpoint_dir
+        # A hub id stays one: the folder of its snapshot is of this machine only.
+        self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
 
     def fingerprint(self) -> str:
         """Identify the weights, in 16 hexadecimal digits, by the files' sizes and their first and last MiB."""
@@ -96,7 +93,7 @@ class HFCheckpointer:
         return digest.hexdigest()[:16]
 
     def check_model(self, model: nn.Module) -> None:
-        """Compare a model, perhaps on the meta device, with the checkpoint, without reading weights.
+        """Compare a model, perhaps on the meta device, with the checkpoint; weights stay on disk.
 
         Raises:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
@@ -105,15 +102,13 @@ class HFCheckpointer:
         hf_weights: StateDict = {}
         files: dict[str, Path] = {}
         for file in self.weight_files:
-            in_file = read_meta(file)
+            in_file = {name: value.to("meta") for name, value in read_weights(file).items()}
             hf_weights |= in_file
             files |= dict.fromkeys(in_file, file)
         try:
             weights = self.family.hf_to_tune(hf_weights, self.hf_config)
         except (ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"weights and config.json of the checkpoint {self.folder} do not belong together: {error}"
-            ) from error
+            raise ValueError(f"weights and config.json of checkpoint {self.folder} do not match: {error}") from error
         expected = {name: value.shape for name, value in parameters_by_name(model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
         # The most informative first: names, settings, shapes.
@@ -149,18 +144,18 @@ class HFCheckpointer:
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
                 f"'{self.hf_config['model_type']}':\n{shown}{more}\n"
                 "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the "
-                "checkpoint is not whole: fetch it again"
+                "checkpoint is incomplete: download it again"
             )
         if by_config != expected:  # a run would train to its end and write checkpoints that cannot be loaded
             shown = "\n".join(f"  {problem}" for problem in self._config_problems(by_config, expected))
             raise ValueError(
-                f"{self.folder / 'config.json'} and the weights do not belong together, so transformers could not "
-                f"load the checkpoints of the run:\n{shown}\ncorrect config.json, or fetch the checkpoint again"
+                f"{self.folder / 'config.json'} and the weights do not match, so transformers could not load the "
+                f"checkpoints of the run:\n{shown}\ncorrect config.json, or download the checkpoint again"
             )
         self._check_tied_head(files)
 
     def _shapes_by_config(self) -> dict[str, torch.Size]:
-        """Shapes of the model that transformers builds from config.json, by torchtune's names."""
+        """Return the shapes of the model that transformers builds from config.json, by torchtune's names."""
         try:
             with torch.device("meta"):
                 # Other attention kernels may not be installed, and change neither names nor shapes.
@@ -169,7 +164,7 @@ class HFCheckpointer:
         except Exception as error:  # transformers and torch raise anything here
             raise ValueError(
                 f"{self.folder / 'config.json'}: transformers cannot build a model from it ({type(error).__name__}: "
-                f"{first_line(error)}): correct it, or fetch the checkpoint again"
+                f"{first_line(error)}): correct it, or download the checkpoint again"
             ) from error
 
     def _config_problems(self, by_config: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]) -> Iterator[str]:
@@ -209,12 +204,12 @@ class HFCheckpointer:
         heads = [name for name in self.family.hf_names("output.weight") if name in files]
         if not (self.hf_config["tie_word_embeddings"] and heads):
             return
-        first, second = (read_weight(files[name], name) for name in (embedding, heads[0]))
+        first, second = (read_weights(files[name])[name] for name in (embedding, heads[0]))
         if not torch.equal(first, second.to(first.dtype)):
             raise ValueError(
                 f"{self.folder / 'config.json'}: tie_word_embeddings is True, but {heads[0]} and {embedding} differ, "
-                "and transformers then uses both: set it to false, with a model that has a head of its own, or fetch "
-                "the checkpoint again"
+                "and transformers then uses both: set it to false, with a model that has a head of its own, or "
+                "download the checkpoint again"
             )
 
     def load_weights(
@@ -239,7 +234,7 @@ class HFCheckpointer:
         def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
             bar = {"desc": f"loading {file.name}", "unit": "weight", "leave": False, "disable": not is_main_process()}
-            for key, weight in tqdm(read_weights(file), **bar):
+            for key, weight in tqdm(read_weights(file).items(), **bar):
                 # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
                 hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
                 for name, value in self.family.hf_to_tune(hf_weight, self.hf_config).items():
@@ -262,15 +257,14 @@ class HFCheckpointer:
             TrainingError: If it cannot be written.
         """
         meta = {name: value for part in self._hf_parts(model, "meta") for name, value in part.items()}
-        dtype = next(iter(meta.values())).dtype
+        dtype = str(next(iter(meta.values())).dtype).removeprefix("torch.")
+        keys = [key for key in ("torch_dtype", "dtype") if key in self._config_file] or ["dtype"]
 
-        def write(parts: Iterator[StateDict]) -> None:
-            with atomic_folder(folder, replace=_WEIGHTS) as temporary:
-                self._write_companions(temporary)
-                write_json(temporary / "config.json", _with_dtype(self._config_file, dtype))
-                write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
+        def write(temporary: Path, parts: Iterator[StateDict]) -> None:
+            write_json(temporary / "config.json", self._config_file | dict.fromkeys(keys, dtype))
+            write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
 
-        _write_on_main_process(folder, self._hf_parts(model, "cpu"), write)
+        self._write(folder, self._hf_parts(model, "cpu"), write)
 
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
         """Write the LoRA adapters as a folder that ``peft`` loads onto the untouched base model.
@@ -301,17 +295,13 @@ class HFCheckpointer:
         # peft makes it a set, whose order differs between runs.
         adapter_config.target_modules = sorted(adapter_config.target_modules or ())
 
-        def write(parts: Iterator[StateDict]) -> None:
-            with atomic_folder(folder, replace=_WEIGHTS) as temporary:
-                self._write_companions(temporary)
-                adapter_config.save_pretrained(temporary)
-                for part in parts:
-                    save_file(
-                        {key: value.contiguous() for key, value in part.items()},
-                        temporary / "adapter_model.safetensors",
-                    )
+        def write(temporary: Path, parts: Iterator[StateDict]) -> None:
+            adapter_config.save_pretrained(temporary)
+            (part,) = parts
+            contiguous = {name: value.contiguous() for name, value in part.items()}
+            save_file(contiguous, temporary / "adapter_model.safetensors")
 
-        _write_on_main_process(folder, iter([weights]), write)
+        self._write(folder, iter([weights]), write)
 
     def _hf_parts(self, model: nn.Module, device: str) -> Iterator[StateDict]:
         """Yield the merged model in Hugging Face's names and layout, layer by layer; on meta without values."""
@@ -323,18 +313,34 @@ class HFCheckpointer:
                 part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
             yield self.family.tune_to_hf(part, self.hf_config)
 
-    def _write_companions(self, folder: Path) -> None:
-        """Copy the files that do not change, which config.json is not one of."""
-        for name, content in self._companions.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+    def _write(
+        self, folder: Path, parts: Iterator[StateDict], write: Callable[[Path, Iterator[StateDict]], None]
+    ) -> None:
+        """Write parts that all processes gather; a failure on the process that writes raises on all."""
+        failure = None
+        if is_main_process():
+            try:
+                with atomic_folder(folder, replace=_WEIGHTS) as temporary:
+                    for name, content in self._companions.items():
+                        (temporary / name).parent.mkdir(exist_ok=True)
+                        (temporary / name).write_bytes(content)
+                    write(temporary, parts)
+            except Exception as error:
+                failure = error
+        for _ in parts:  # every process takes part in every gathering, also in those that a failed write left out
+            pass
+        cause = gather_objects(None if failure is None else cause_of(failure))[0]
+        if cause is not None:
+            raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
 
 
 def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
-    folder = _local_folder(checkpoint_dir)
+    folder = Path(checkpoint_dir).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: hub ids have them")
+            raise ValueError(
+                f"revision '{revision}' is given for the local folder {checkpoint_dir}: only hub ids have revisions"
+            )
         return folder
     if looks_like_path(checkpoint_dir):
         raise FileNotFoundError(f"no such folder {checkpoint_dir}")
@@ -351,10 +357,6 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
             "and, for gated models, `hf auth login`"
         ) from error
     return snapshot
-
-
-def _local_folder(checkpoint_dir: str) -> Path:
-    return Path(checkpoint_dir).expanduser()
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
@@ -385,9 +387,9 @@ def _num_layers(names: Iterable[str]) -> int:
 
 def _check_weight(name: str, stored: torch.dtype, value: Tensor) -> None:
     if not stored.is_floating_point:
-        raise SetupError(f"{name} is of {stored}, not floating point: take a checkpoint that is not quantized")
+        raise SetupError(f"{name} is of {stored}, not floating point: use a checkpoint that is not quantized")
     if not value.isfinite().all():
-        raise SetupError(f"{name} is not finite in {value.dtype}: fetch the checkpoint again, or set another dtype")
+        raise SetupError(f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another dtype")
 
 
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
@@ -398,25 +400,3 @@ def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
         original: Tensor = whole.get_original_weight()
         return original.to(device)
     return whole.to(device, copy=copy)
-
-
-def _write_on_main_process(
-    folder: Path, parts: Iterator[StateDict], write: Callable[[Iterator[StateDict]], None]
-) -> None:
-    """Write parts that all processes gather; a failure on the process that writes raises on all."""
-    failure = None
-    if is_main_process():
-        try:
-            write(parts)
-        except Exception as error:
-            failure = error
-    for _ in parts:  # every process takes part in every gathering, also in those that a failed write left out
-        pass
-    cause = gather_objects(None if failure is None else cause_of(failure))[0]
-    if cause is not None:
-        raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
-
-
-def _with_dtype(config_file: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    keys = [key for key in ("torch_dtype", "dtype") if key in config_file] or ["dtype"]
-    return {**config_file, **dict.fromkeys(keys, _DTYPE_NAMES[dtype])}

@@ -41,7 +41,7 @@ def connect_processes(device: torch.device) -> None:
 
 
 def gather_objects(value: Value) -> list[Value]:
-    """Collect a small object of each process on all of them, in the order of ranks; also a barrier."""
+    """Collect a small object of each process on all of them, ordered by rank; also a barrier."""
     world_size, _ = get_world_size_and_rank()
     if world_size == 1:
         return [value]
@@ -76,7 +76,7 @@ def is_lost_process(error: RuntimeError) -> bool:
 
 
 def claim_error_report(message: str = "") -> bool:
-    """Return True for the first process that would report an error with this message; without one, any error."""
+    """Return True to the first process that asks to report this message, or without a message, any error."""
     try:
         if dist.is_initialized():
             store = _get_default_store()
@@ -93,7 +93,7 @@ def claim_error_report(message: str = "") -> bool:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Let rank 0 run the block first: it fills caches for the others, and logs what they then do not repeat."""
+    """Let rank 0 run the block first: it fills caches for the others, which do not repeat its log messages."""
     if is_main_process():
         yield
         gather_objects(None)

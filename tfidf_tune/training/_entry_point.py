@@ -1,4 +1,4 @@
-"""Start of a recipe: configs by name and with bases, user-facing errors in one message, exit codes."""
+"""The entry point of a recipe: its config, with bases and overrides; errors in one message; exit codes."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 _WEIGHTINGS = ("weighting", "first", "second")  # components within the section `loss`, by their argument
-_LOST_BEFORE_TRAINING = "another process of the run was lost before training began: its message says why"
+_LOST_BEFORE_TRAINING = "another process of the run was lost before training began: see its message"
 
 
 def config_path(name: str) -> str:
@@ -68,11 +68,11 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
     Raises:
         SetupError: If there is no such config, a file or an override cannot be read, a config is its own base, or a
-            part of a list is to be changed.
+            part of a list would change.
     """
     content = _load_with_base(name, ())
     for override in overrides:
-        content = _overridden(content, override)
+        content = _apply_override(content, override)
     return OmegaConf.create(content)
 
 
@@ -103,55 +103,39 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     except SetupError as error:
         raise SetupError(f"{error} (base of {path})") from error
     replaced = [key for key, section in cfg.items() if isinstance(section, dict) and "_component_" in section]
-    try:
-        return _laid_over({key: value for key, value in base.items() if key not in replaced}, cfg)
-    except _PartOfListError as error:
-        raise SetupError(
-            f"config {path}: {error} is a list in {base_name}, which a section cannot change: give a list"
-        ) from error
+    return _merge({key: value for key, value in base.items() if key not in replaced}, cfg, f"config {path}")
 
 
-class _PartOfListError(Exception):
-    """A section would change a list; the message is the name of the list."""
-
-
-def _laid_over(base: dict[str, Any], changes: dict[str, Any], where: str = "") -> dict[str, Any]:
+def _merge(base: dict[str, Any], changes: dict[str, Any], source: str, section: str = "") -> dict[str, Any]:
     """Merge sections; unlike in OmegaConf's merge, ``???`` replaces a value, which is then missing."""
     merged = dict(base)
     for key, value in changes.items():
         below = base.get(key)
         if isinstance(value, dict) and isinstance(below, list):
-            raise _PartOfListError(f"{where}{key}")
+            raise SetupError(f"{source}: {section}{key} is a list, which is only replaced as a whole: give a list")
         if isinstance(value, dict) and isinstance(below, dict):
-            merged[key] = _laid_over(below, value, f"{where}{key}.")
+            merged[key] = _merge(below, value, source, f"{section}{key}.")
         else:
             merged[key] = value
     return merged
 
 
-def _overridden(content: dict[str, Any], override: str) -> dict[str, Any]:
+def _apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
     """Apply ``key=value`` or ``~key`` as torchtune does, but allow ``=`` within a value."""
-    if override.startswith("~"):
-        with setup_errors("config", {"override": override}):
-            return cast(
-                dict[str, Any],
-                OmegaConf.to_container(_merge_yaml_and_cli_args(argparse.Namespace(**content), [override])),
-            )
-    key, equals, value = override.partition("=")
-    if not key or not equals:
-        raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
-    section, _, name = key.rpartition(".")
-    names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS and not value.startswith("{")
-    if _has_component(content.get(key)) or names_weighting:
-        key += "._component_"
-    with setup_errors(f"config: {override}"):
-        given = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])
-    try:
-        return _laid_over(content, cast(dict[str, Any], OmegaConf.to_container(given, resolve=False)))
-    except _PartOfListError as error:
-        raise SetupError(
-            f"config: {override}: {error} is a list, and only whole lists can be given here: edit the file"
-        ) from error
+    source = f"config: {override}"
+    with setup_errors(source, {"override": override}):
+        if override.startswith("~"):
+            removed = _merge_yaml_and_cli_args(argparse.Namespace(**content), [override])
+            return cast(dict[str, Any], OmegaConf.to_container(removed))
+        key, equals, value = override.partition("=")
+        if not key or not equals:
+            raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+        section, _, name = key.rpartition(".")
+        names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS and not value.startswith("{")
+        if _has_component(content.get(key)) or names_weighting:
+            key += "._component_"
+        change = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])
+        return _merge(content, cast(dict[str, Any], OmegaConf.to_container(change, resolve=False)), source)
 
 
 def _read_arguments() -> DictConfig:
@@ -160,15 +144,15 @@ def _read_arguments() -> DictConfig:
     options, overrides = parser.parse_known_args()
     flags = [argument for argument in overrides if argument.startswith("--")]
     if flags:
-        raise SetupError(f"config: there are no options {', '.join(flags)}; keys are given as key=value")
+        raise SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
     return load_config(options.config, overrides)
 
 
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
-    User-facing errors are reported in one message without a traceback, with exit code 1; SIGTERM ends the run with
-    exit code 143, Ctrl-C with 130, SIGHUP with 129. An error of all processes is reported once.
+    User-facing errors are reported in one message without a traceback, with exit code 1. SIGTERM ends the run with exit
+    code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported once.
 
     Args:
         main (Callable[[DictConfig], None]): the recipe.
@@ -179,70 +163,69 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
 
     @wraps(main)
     def entry_point() -> None:
-        with ended_by(ENDING, _say_ended):
-            _start(main)
+        with ended_by(ENDING, _report_signal):
+            _run(main)
 
     return entry_point
 
 
-def _start(main: Callable[[DictConfig], None]) -> None:
+def _run(main: Callable[[DictConfig], None]) -> None:
     try:
-        cfg = _read_arguments()
-        main(cfg)
+        main(_read_arguments())
     except LostProcessError as error:
-        _fail_without_another(str(error))
+        _exit_after_lost_process(str(error))
     except (SetupError, TrainingError, OSError) as error:
         if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
-            _fail_without_another(_LOST_BEFORE_TRAINING)
-        _fail(str(error))
+            _exit_after_lost_process(_LOST_BEFORE_TRAINING)
+        _exit_with_error(str(error))
     except MemoryError as error:
-        _fail(f"out of the computer's memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
+        _exit_with_error(f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
     except RuntimeError as error:
         if is_out_of_memory(error):
-            _fail(
+            _exit_with_error(
                 f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
                 "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
             )
         if not is_lost_process(error):
             raise
-        _fail_without_another(_LOST_BEFORE_TRAINING)
+        _exit_after_lost_process(_LOST_BEFORE_TRAINING)
     except Interrupted as request:
         if is_main_process():
             print(request, file=sys.stderr)
         sys.exit(request.exit_code)
     except KeyboardInterrupt:
-        print("interrupted; the checkpoints written so far are whole", file=sys.stderr)
+        print("interrupted; the checkpoints written so far are complete", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _say_ended(name: str) -> None:
+def _report_signal(name: str) -> None:
     """Report a signal outside of training, where there is nothing to finish."""
     if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
         print(f"ended by {name}", file=sys.stderr)
 
 
-def _fail(message: str) -> NoReturn:
-    """Exit with a message, unless another process has reported the same; rank 0 usually does."""
+def _exit_with_error(message: str) -> NoReturn:
+    """Exit with a message, unless another process has reported the same, usually rank 0."""
     if is_main_process():
         _ignore_torchrun()
     else:
         time.sleep(_SECONDS_FOR_MAIN_PROCESS)
-    claim_error_report()  # so that nobody reports that this process is lost
+    claim_error_report()  # so that no process reports that this one is lost
     if not claim_error_report(message):
         sys.exit(1)
     sys.exit(f"error: {message}" if is_main_process() else f"error: process {os.environ['RANK']}: {message}")
 
 
-def _fail_without_another(message: str) -> NoReturn:
-    """Exit because another process has ended, which every remaining process notices and one reports."""
+def _exit_after_lost_process(message: str) -> NoReturn:
+    """Exit because another process has ended: all remaining processes notice, one reports it."""
     _ignore_torchrun()
     if claim_error_report():
-        print(f"\nerror: {message}", file=sys.stderr)  # the other one may have left a progress bar
+        print(f"\nerror: {message}", file=sys.stderr)  # that process may have left a progress bar
     sys.exit(1)
 
 
 def _ignore_torchrun() -> None:
-    """Ignore the SIGTERM by which torchrun ends the others when one process fails: the message comes first."""
+    """Ignore the SIGTERM that torchrun sends to all processes when one fails, until the message is written."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

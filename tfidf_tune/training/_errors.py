@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtune.config._errors import InstantiationError
 from yaml import YAMLError
 
-# What components and files raise when settings do not suit them. KeyError and the like are bugs.
+# What components and files raise for wrong settings. KeyError and the like are bugs.
 _CAUSES = (
     ValueError,
     TypeError,
@@ -27,7 +27,7 @@ _CAUSES = (
 
 
 class SetupError(ValueError):
-    """Raised for an invalid setting or file of the user. The message says how to fix it."""
+    """A setting or file of the user is wrong; the message says how to fix it."""
 
 
 class TrainingError(RuntimeError):

@@ -1,10 +1,10 @@
-"""Files of a Hugging Face model folder: weights, read and written one after the other, tokenizer and the like, JSON."""
+"""Files of a Hugging Face model folder: weights, tokenizer and generation config, JSON."""
 
 import json
 import os
 import pickle
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,19 @@ from typing import Any
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from huggingface_hub.constants import HF_HUB_CACHE
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
 from tfidf_tune.training._errors import first_line
 
-# In the order of preference: the single file, the index of several.
+# In the order of preference: a single file, the index of shards.
 _NAMES = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
-
-
 _GENERATION = "generation_config.json"
 
-# Files besides weights that belong to the model; no other file is copied. Tokenizer files are those that transformers
-# declares in `vocab_files_names` of its classes, and in constants of its `tokenization_utils_base`.
+# The files besides weights that are copied. Those of tokenizers are declared by transformers in `vocab_files_names` of
+# its classes, and in constants of its `tokenization_utils_base`.
 COMPANIONS = (
     _GENERATION,
     "tokenizer.json",
@@ -58,12 +56,12 @@ def find_weight_files(folder: Path) -> list[Path]:
         if (folder / index).is_file():
             weight_map = read_json(folder / index).get("weight_map")
             if not weight_map or not isinstance(weight_map, dict):
-                raise ValueError(f"{folder / index} has no weight_map: fetch or write it again")
+                raise ValueError(f"{folder / index} has no weight_map: download or write it again")
             names = sorted({str(name) for name in weight_map.values()})
             if elsewhere := [name for name in names if Path(name).name != name]:
                 raise ValueError(
-                    f"{folder / index} names '{elsewhere[0]}', which is not a file of the same folder: fetch or write "
-                    "it again"
+                    f"{folder / index} names '{elsewhere[0]}', which is not a file of the same folder: download or "
+                    "write it again"
                 )
             files = [folder / name for name in names]
             break
@@ -77,47 +75,28 @@ def find_weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_meta(file: Path) -> dict[str, Tensor]:
-    """Read names and shapes of the weights of a file, as tensors on the meta device.
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Map the weights of a file into memory: each is read from disk when it is used.
 
     Raises:
         ValueError: If the file is damaged.
     """
-    if file.suffix == ".bin":
-        return {name: torch.empty(value.shape, device="meta") for name, value in _load_bin(file).items()}
-    with _open_safetensors(file) as shard:
-        names = list(shard.keys())
-        return {name: torch.empty(shard.get_slice(name).get_shape(), device="meta") for name in names}
-
-
-def read_weights(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Read the weights of a file one by one, on the CPU; they may be views of the file.
-
-    Yields:
-        tuple[str, Tensor]: name and weight.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
-    if file.suffix == ".bin":
-        yield from _load_bin(file).items()
-        return
-    with _open_safetensors(file) as shard:
-        for name in list(shard.keys()):
-            yield name, shard.get_tensor(name)
-
-
-def read_weight(file: Path, name: str) -> Tensor:
-    """Read one weight of a file, on the CPU; it may be a view of the file.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
-    if file.suffix == ".bin":
-        return _load_bin(file)[name]
-    with _open_safetensors(file) as shard:
-        weight: Tensor = shard.get_tensor(name)
-        return weight
+    if file.suffix == ".safetensors":
+        try:
+            weights: dict[str, Tensor] = load_file(file)
+            return weights
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): download or write it again") from error
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"{file} is damaged, or in PyTorch's format before 1.6 ({type(error).__name__}): download it again, or "
+            "convert it to safetensors"
+        ) from error
+    if not (isinstance(content, dict) and all(_is_weight(name, value) for name, value in content.items())):
+        raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
+    return content
 
 
 def write_weights(
@@ -125,10 +104,12 @@ def write_weights(
 ) -> None:
     """Write weights as ``model.safetensors``, or as shards with an index, each as soon as it is complete.
 
+    Unlike ``huggingface_hub.save_torch_state_dict`` this never holds the whole model in memory.
+
     Args:
         folder (Path): an existing folder.
-        meta (dict[str, Tensor]): all weights on the meta device, in the order in which they come.
-        parts (Iterable[dict[str, Tensor]]): the weights, on the CPU; freed when written.
+        meta (dict[str, Tensor]): all weights on the meta device, in the order of ``parts``.
+        parts (Iterable[dict[str, Tensor]]): the weights on the CPU; freed when written.
         max_shard_size (str): largest file, ``5GB`` for example.
     """
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
@@ -146,11 +127,7 @@ def write_weights(
 
 
 def check_shard_size(max_shard_size: str) -> None:
-    """Check that a size can be parsed.
-
-    Raises:
-        ValueError: If it cannot.
-    """
+    """Raise a ValueError if a size cannot be parsed."""
     try:
         split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)
     except ValueError as error:
@@ -161,10 +138,7 @@ def read_companions(folder: Path) -> dict[str, bytes]:
     """Read the files that are copied into every checkpoint of a run: tokenizer, chat template, generation config.
 
     Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. A link
-    to anywhere else is refused: sharing a checkpoint would share that file.
-
-    Args:
-        folder (Path): a Hugging Face model folder.
+    to any other place is refused: sharing a checkpoint would share that file.
 
     Returns:
         dict[str, bytes]: content by the name relative to the folder.
@@ -185,12 +159,7 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a JSON object.
-    """
+    """Read a JSON object; a FileNotFoundError or ValueError names the file."""
     if not path.is_file():
         raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
     try:
@@ -205,27 +174,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object, indented."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _open_safetensors(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}): fetch or write it again") from error
-
-
-def _load_bin(file: Path) -> dict[str, Tensor]:
-    try:
-        # Only tensors, no other objects; memory-mapped, so that each weight is read when it is used.
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(
-            f"{file} is damaged, or in PyTorch's format of before 2020 ({type(error).__name__}): "
-            "fetch it again, or convert it to safetensors"
-        ) from error
-    if not (isinstance(content, dict) and all(_is_weight(name, value) for name, value in content.items())):
-        raise ValueError(f"{file} does not hold weights by their names: convert it to safetensors")
-    return content
 
 
 def _is_weight(name: Any, value: Any) -> bool:
@@ -244,7 +192,7 @@ def _check_generation(folder: Path) -> None:
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """Find files by name; dangling links too, which ``glob`` skips."""
+    """Find files by name, including dangling links, which ``glob`` skips."""
     if "*" in pattern:
         return list(folder.glob(pattern))
     return [folder / pattern] if os.path.lexists(folder / pattern) else []
@@ -253,7 +201,7 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 def _read(path: Path, roots: list[Path]) -> bytes:
     target = path.resolve()
     if not target.exists():
-        raise ValueError(f"{path} is a link to {target}, which does not exist: fetch or remove the file")
+        raise ValueError(f"{path} is a link to {target}, which does not exist: download or remove the file")
     if not any(target.is_relative_to(root) for root in roots):
         raise ValueError(
             f"{path} is a link to {target}, outside of the checkpoint folder; a copy of it would go into every "

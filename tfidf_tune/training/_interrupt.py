@@ -9,17 +9,12 @@ from types import FrameType
 
 from tfidf_tune._signals import ENDING, handle
 
-# torchrun passes on a Ctrl-C that the terminal has already sent to every process: both are one request.
+# torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one request.
 _ONE_REQUEST_SECONDS = 3.0
 
 
 class Interrupted(Exception):
-    """The run ended early on request; the message says where it can be resumed.
-
-    Args:
-        message (str): for the user.
-        signal_number (int): the signal; the exit code is 128 plus its number.
-    """
+    """The run ended early because of a signal; the message says where it can be resumed."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -43,7 +38,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a request, to be read between steps, while the block runs."""
+    """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it between steps."""
     request = StopRequest()
     previous = handle(ENDING, request)
     try:

@@ -1,7 +1,7 @@
 """Lets Ctrl-C end a process of torchrun or torchtune's command without a traceback while it imports the recipe.
 
-There is nothing to clean up yet. ``tfidf-tune`` and a started recipe handle signals themselves; in other processes that
-import this package nothing changes.
+There is nothing to clean up yet. ``tfidf-tune`` and a started recipe handle signals themselves; other processes that
+import this package are not affected.
 """
 
 import os

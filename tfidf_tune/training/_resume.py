@@ -1,17 +1,13 @@
 """Where a run begins and resumes: which checkpoint it resumes from, and whether settings and inputs are the same."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
-from yaml import YAMLError
 
 from tfidf_tune._differences import differences
 from tfidf_tune._files import remove_leftovers
@@ -19,22 +15,20 @@ from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
+from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._resume_folder import ResumeFolder, step_of
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 from tfidf_tune.training._snapshot import (
     check_snapshot,
-    process_file,
     read_process_file,
-    require_listed,
+    read_settings,
     restore_snapshot,
     set_random_states,
     write_snapshot,
 )
 from tfidf_tune.training._state import TrainState
 
-_SETTINGS_FILE = "settings.yaml"
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
 _FREE_KEYS = (
@@ -73,7 +67,7 @@ class ResumePoint:
         self._inputs: dict[str, Any] = {}
         self._random_states: dict[str, Any] | None = None
         self.step: int = 0 if checkpoint is None else step_of(checkpoint)
-        self.tokens_seen: int = 0 if checkpoint is None else read_process_file(checkpoint, 0)["tokens_seen"]
+        self.tokens_seen: int = 0 if checkpoint is None else read_process_file(checkpoint)["tokens_seen"]
 
     def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
         """Check that a run resumes with the data and the base weights that it began with.
@@ -82,18 +76,18 @@ class ResumePoint:
             SetupError: If one of them has changed since the checkpoint was written.
         """
         self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
-        before = self._inputs if self.checkpoint is None else read_process_file(self.checkpoint, 0)["inputs"]
+        before = self._inputs if self.checkpoint is None else read_process_file(self.checkpoint)["inputs"]
         if changed := differences(before, self._inputs):
             raise SetupError(
-                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Bring them back, or choose "
+                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore them, or choose "
                 "another output_dir for a new run"
             )
 
     def last_checkpoint(self) -> str:
-        """Describe what is left of a run that ends early."""
+        """Describe what remains of a run that ends early."""
         if self.checkpoint is None:
-            return "no resume checkpoint was written; milestones written so far are whole"
-        return f"the last good checkpoint is {self.checkpoint}: resume_from_checkpoint=True goes on from there"
+            return "no resume checkpoint was written; milestones written so far are complete"
+        return f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to resume from it"
 
     def restore(self, state: TrainState) -> None:
         """Restore the training state, and remove temporary files of a process that was killed.
@@ -110,14 +104,11 @@ class ResumePoint:
         if self.checkpoint is None:
             return
         try:
-            restored = restore_snapshot(self.checkpoint, state)
+            self._random_states = restore_snapshot(self.checkpoint, state)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
             raise TrainingError(
                 f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away to resume from an older one"
             ) from error
-        self._random_states = restored.random_states
-        if restored.random_states is None and is_main_process():
-            self._report_changes(restored.num_processes, has_loss=restored.has_loss)
 
     def restore_random_states(self) -> None:
         """Restore the random states, the last thing before training."""
@@ -129,35 +120,20 @@ class ResumePoint:
 
         Args:
             step (int): optimizer steps done.
-            state (TrainState): as it is after that step.
+            state (TrainState): after that step.
             progress (ProgressLog): of this run.
 
         Raises:
-            TrainingError: If it cannot be written; earlier ones stay as they are.
+            TrainingError: If it cannot be written; earlier ones are not changed.
         """
 
         def write(folder: Path) -> None:
-            write_snapshot(folder, state, inputs=self._inputs, tokens_seen=progress.tokens_seen)
-            if is_main_process():
-                OmegaConf.save(OmegaConf.create(self._settings), folder / _SETTINGS_FILE)
+            write_snapshot(
+                folder, state, settings=self._settings, inputs=self._inputs, tokens_seen=progress.tokens_seen
+            )
 
         progress.sync_to_disk()
         self.checkpoint = self._folder.write(step, write)
-
-    def _report_changes(self, saved: int, *, has_loss: bool) -> None:
-        world_size, _ = get_world_size_and_rank()
-        if not has_loss:
-            window = "the loss starts with an empty window (each process had its own)"
-        elif saved == 1:
-            window = "the window of the one process is used by all (loss.sync)"
-        else:
-            window = "the shared window is kept"
-        print(
-            f"{self.checkpoint} was written by {saved} process{'es' * (saved > 1)}, this run has {world_size}: "
-            f"weights, optimizer and data order are restored; {window}; random states (dropout) start anew, and "
-            "floating-point sums are rounded differently",
-            file=sys.stderr,
-        )
 
 
 def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
@@ -174,28 +150,26 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
         SetupError: If no checkpoint is intact, or the newest intact one is of a run with other settings.
     """
     folder = ResumeFolder(run.output_dir / RESUME_FOLDER, keep_last_n=cfg.keep_last_n_checkpoints)
-    settings = settings_affecting_results(cfg)
+    settings = _settings_affecting_results(cfg)
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, None, settings)
-    checkpoint, damages = folder.newest_intact(_find_problem)
-    if checkpoint is not None:
-        saved = OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS_FILE))
-        if changed := differences(cast("dict[str, Any]", saved), settings):
-            raise SetupError(
-                f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Set them back, or choose another "
-                "output_dir for a new run"
-            )
+    checkpoint, damages = folder.newest_intact(check_snapshot)
+    if checkpoint is not None and (changed := differences(read_settings(checkpoint), settings)):
+        raise SetupError(
+            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose another "
+            "output_dir for a new run"
+        )
     if is_main_process():
         for damage in damages:
-            print(f"{damage}; the one before it is used", file=sys.stderr)
+            print(f"{damage}; the previous one is used", file=sys.stderr)
         start = "there is no resume checkpoint yet: starting from the beginning"
-        print(start if checkpoint is None else f"going on from {checkpoint}", file=sys.stderr)
+        print(start if checkpoint is None else f"resuming from {checkpoint}", file=sys.stderr)
     return ResumePoint(folder, checkpoint, settings)
 
 
-def settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
+def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     """Select the settings that have to be equal when a run is resumed, as plain values; its folder may have moved."""
-    resolved: dict[str, Any] = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)  # type: ignore[assignment]
+    resolved = cast("dict[str, Any]", OmegaConf.to_container(cast(DictConfig, cfg), resolve=True))
     settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
     world_size, _ = get_world_size_and_rank()
     # The number of processes may change as long as a mini-batch of all holds the same sequences.
@@ -203,6 +177,7 @@ def settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
 
 
 def _relocated(value: Any, output_dir: str) -> Any:
+    """Replace the folder of the run by a fixed name in all paths."""
     if isinstance(value, dict):
         return {key: _relocated(inner, output_dir) for key, inner in value.items()}
     if isinstance(value, list):
@@ -210,16 +185,3 @@ def _relocated(value: Any, output_dir: str) -> Any:
     if isinstance(value, str) and (value == output_dir or value.startswith(f"{output_dir}/")):
         return f"output_dir{value.removeprefix(output_dir)}"
     return value
-
-
-def _find_problem(checkpoint: Path, names: Sequence[str]) -> str | None:
-    """Return what is wrong with the content of a checkpoint whose files are intact."""
-    try:
-        require_listed(names, [_SETTINGS_FILE, process_file(checkpoint, 0).name])
-        settings = OmegaConf.load(checkpoint / _SETTINGS_FILE)
-        if not (isinstance(settings, DictConfig) and settings):
-            raise ValueError(f"{_SETTINGS_FILE} does not hold keys and values")
-        check_snapshot(checkpoint, names)
-    except (ValueError, TypeError, KeyError, OSError, YAMLError, OmegaConfBaseException, SafetensorError) as error:
-        return first_line(error) if isinstance(error, ValueError) else cause_of(error)
-    return None

@@ -22,10 +22,10 @@ class Run:
     """Where and how a run computes.
 
     Attributes:
-        device (torch.device): the device of model and batches.
-        dtype (torch.dtype): the dtype of the weights.
-        seed (int): seed of initialization, dropout and data order.
-        output_dir (Path): folder of the run; made when something is written.
+        device (torch.device): of model and batches.
+        dtype (torch.dtype): of the weights.
+        seed (int): of initialization, dropout and data order.
+        output_dir (Path): made when something is written.
         fsdp_cpu_offload (bool): whether weights are on the device only while it computes with them.
     """
 
@@ -82,7 +82,7 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
             stack.enter_context(locked_folder(output_dir))
         except BlockingIOError as error:
             raise SetupError(
-                f"another process is writing into output_dir {output_dir}: wait for its end, or choose another "
+                f"another process is writing into output_dir {output_dir}: wait until it ends, or choose another "
                 "output_dir"
             ) from error
         except OSError as error:
@@ -91,7 +91,7 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
 
 
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list[int]]:
-    """Find the step at which each share of the run is done: the first at which at least that share is.
+    """Find the first step at which at least each share of the run is done.
 
     Args:
         percents (Sequence[int]): shares, 1 to 100.
@@ -107,7 +107,7 @@ def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list
 
 
 def milestone_name(percent: int) -> str:
-    """Name of a milestone's folder, ``checkpoint_25pct``."""
+    """Return the name of a milestone's folder, ``checkpoint_25pct``."""
     return f"checkpoint_{percent}pct"
 
 
@@ -118,13 +118,13 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     if resume and milestones and not resumable:
         raise SetupError(
-            f"output_dir {output_dir} holds {milestones}, but no resume checkpoint to go on from: choose another "
-            "output_dir, or move them away"
+            f"output_dir {output_dir} holds {milestones}, but no resume checkpoint: choose another output_dir, or move "
+            "them away"
         )
     if resumable and not resume:
         raise SetupError(
-            f"output_dir {output_dir} already holds a run that can go on, {', '.join(resumable)} of its folder "
-            f"{RESUME_FOLDER}: set resume_from_checkpoint=True, choose another output_dir, or move them away"
+            f"output_dir {output_dir} already holds a run that can be resumed, from {', '.join(resumable)} of its "
+            f"folder {RESUME_FOLDER}: set resume_from_checkpoint=True, choose another output_dir, or move them away"
         )
     if milestones and not resume:
         raise SetupError(

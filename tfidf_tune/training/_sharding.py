@@ -1,4 +1,4 @@
-"""Parameters, whole or sharded by FSDP2: each process holds a shard of weights, gradients and optimizer state."""
+"""Sharding by FSDP2: each process holds a shard of weights, gradients and optimizer state."""
 
 import math
 from collections.abc import Iterable
@@ -72,13 +72,7 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assign_parameters(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-    """Give parameters of a model their weights; each process keeps its shards.
-
-    Args:
-        model (nn.Module): torchtune model, perhaps on the meta device, perhaps sharded; changed in place.
-        weights (Iterable[tuple[str, Tensor]]): names and whole weights, the same on every process.
-        device (torch.device): where the shards go.
-    """
+    """Assign whole weights, the same on every process, to a model in place; each process keeps its shards."""
     parameters = parameters_by_name(model)
     shards = ((name, shard_like(parameters[name], value)) for name, value in weights)
     state_dict = {name: shard if shard.device.type == device.type else shard.to(device) for name, shard in shards}
@@ -134,6 +128,6 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
         ):
             raise SetupError(
                 f"{name}, an NF4 weight of {' x '.join(map(str, parameter.shape))}, cannot be cut into {num_shards} "
-                f"shards of whole blocks ({NF4_MULTIPLE} weights): start another number of processes, or set "
+                f"shards of whole blocks ({NF4_MULTIPLE} weights): use another number of processes, or set "
                 "model.quantize_base=False"
             )

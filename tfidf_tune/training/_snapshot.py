@@ -1,22 +1,25 @@
-"""The training state as files: what bit-identical resumption needs.
+"""The files of a resume checkpoint: what a run needs to continue bit-identically.
 
-PyTorch's distributed checkpoint writes trained weights and optimizer state as safetensors, each process its shards, so
-that any number of processes can read them. Each process writes one more file for what is not a parameter; only tensors
-and plain values are unpickled from it.
+- ``settings.yaml``: the settings that have to stay the same.
+- ``shard-*.safetensors``: trained weights and optimizer state by PyTorch's distributed checkpoint, each process its
+  shards, so that any number of processes can read them.
+- ``process_00000.pt``, ...: all other state of a process. Only tensors and plain values are unpickled from it.
 """
 
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from types import UnionType
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -34,16 +37,17 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError, cause_of
 from tfidf_tune.training._resume_folder import checkpoint_files
 from tfidf_tune.training._sharding import local_tensor, plain_tensors
 from tfidf_tune.training._state import TrainState
 
+_SETTINGS = "settings.yaml"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _STATE = "state."  # prefix of an optimizer's tensors
-# PyTorch makes a file in memory before it writes it; this limits how much is in memory twice.
+# PyTorch builds a file in memory before it writes it; this limits how much is in memory twice.
 _FILE_BYTES = 2**28
-# Content of a process's file.
 _PROCESS_FILE: dict[str, type | UnionType] = {
     "inputs": dict,
     "num_processes": int,
@@ -59,38 +63,20 @@ _PROCESS_FILE: dict[str, type | UnionType] = {
 }
 
 
-class Restored(NamedTuple):
-    """What a snapshot restored.
-
-    Attributes:
-        num_processes (int): number of processes that wrote it.
-        has_loss (bool): whether the state of the objective was restored.
-        random_states (dict[str, Any] | None): see :func:`set_random_states`; None if the number of processes differs.
-    """
-
-    num_processes: int
-    has_loss: bool
-    random_states: dict[str, Any] | None
-
-
-def write_snapshot(folder: Path, state: TrainState, *, inputs: Mapping[str, Any], tokens_seen: int) -> None:
-    """Write this process's files; every process has to call.
-
-    Args:
-        folder (Path): an existing folder.
-        state (TrainState): after an optimizer step.
-        inputs (Mapping[str, Any]): fingerprints of what the run is made from.
-        tokens_seen (int): label tokens that the run was trained on.
+def write_snapshot(
+    folder: Path, state: TrainState, *, settings: Mapping[str, Any], inputs: Mapping[str, Any], tokens_seen: int
+) -> None:
+    """Write this process's files into an existing folder; every process has to call.
 
     Raises:
         OSError: If a file cannot be written.
     """
     world_size, rank = get_world_size_and_rank()
     optimizer = _optimizer_state(state.model, state.optimizer)
-    tensors = {**_trained_parameters(state.model), **state_tensors(optimizer)}
+    tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
     try:
         with _suppress_single_process_warning():
-            writer = HuggingFaceStorageWriter(str(folder), file_numbers(tensors), save_distributed=True)
+            writer = HuggingFaceStorageWriter(str(folder), _file_numbers(tensors), save_distributed=True)
             save(_without_shared_memory(tensors), storage_writer=writer)
     except CheckpointException as error:
         raise OSError(cause_of(error)) from error
@@ -106,32 +92,84 @@ def write_snapshot(folder: Path, state: TrainState, *, inputs: Mapping[str, Any]
         "scaler": state.scaler.state_dict(),
         "loss": {name: value.cpu() for name, value in state.loss.state_dict().items()},
         "tokens_seen": tokens_seen,
-        "random_states": random_states(),
+        "random_states": _random_states(),
     }
-    torch.save(content, process_file(folder, rank))
+    torch.save(content, folder / _process_file(rank))
+    if is_main_process():
+        OmegaConf.save(OmegaConf.create(dict(settings)), folder / _SETTINGS)
 
 
-def restore_snapshot(folder: Path, state: TrainState) -> Restored:
-    """Restore model, optimizer, schedule, scaler and, where possible, the objective; every process has to call.
-
-    Args:
-        folder (Path): of :func:`write_snapshot`.
-        state (TrainState): freshly built; changed in place.
+def check_snapshot(folder: Path) -> None:
+    """Check that files which are intact hold all that a run needs; each process reads its share of them.
 
     Raises:
-        TrainingError: If the run has other weights or optimizer state.
+        Exception: If they do not; readers of the files raise several types.
+    """
+    world_size, own_rank = get_world_size_and_rank()
+    _require_listed(folder, [_SETTINGS, _process_file(0)])
+    read_settings(folder)
+    first = read_process_file(folder)
+    ranks = range(first["num_processes"])
+    _require_listed(folder, [_process_file(rank) for rank in ranks])
+    for rank in ranks[1:][own_rank::world_size]:
+        read_process_file(folder, rank)
+    stored = _tensor_reader(folder).read_metadata().state_dict_metadata
+    if lacking := set(first["tensors"]) - stored.keys():
+        raise ValueError(f"none of its files holds {min(lacking)}")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings of the run that wrote a checkpoint.
+
+    Raises:
+        ValueError: If the file does not hold settings.
+    """
+    settings = OmegaConf.load(folder / _SETTINGS)
+    if not (isinstance(settings, DictConfig) and settings):
+        raise ValueError(f"{_SETTINGS} does not hold keys and values")
+    return cast("dict[str, Any]", OmegaConf.to_container(settings))
+
+
+def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """Read the state of a process that is not in shards.
+
+    Raises:
+        ValueError: If the file is damaged, or holds objects other than tensors and plain values.
+    """
+    name = _process_file(rank)
+    try:
+        content: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)
+        wrong = [key for key, kind in _PROCESS_FILE.items() if not isinstance(content.get(key, ...), kind)]
+    except UnpicklingError as error:
+        raise ValueError(f"{name} holds objects other than tensors and plain values, which are never loaded") from error
+    except Exception as error:  # torch.load has no errors of its own
+        raise ValueError(f"{name} cannot be read ({cause_of(error)})") from error
+    if wrong:
+        raise ValueError(f"{name} lacks {', '.join(wrong)}, or has a value of another type there")
+    return content
+
+
+def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
+    """Restore a freshly built state in place, as far as the number of processes allows; every process has to call.
+
+    Returns:
+        dict[str, Any] | None: for :func:`set_random_states`; None if the number of processes has changed, which is
+        reported on stderr.
+
+    Raises:
+        TrainingError: If the run has different weights or optimizer state.
     """
     world_size, rank = get_world_size_and_rank()
-    first = read_process_file(folder, 0)
+    first = read_process_file(folder)
     saved_world_size: int = first["num_processes"]
     same_processes = world_size == saved_world_size
     own = read_process_file(folder, rank) if same_processes else first
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
-    tensors = {**_trained_parameters(state.model), **state_tensors(optimizer)}
-    if other := set(own["tensors"]) ^ tensors.keys():
+    tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
+    if differing := set(own["tensors"]) ^ tensors.keys():
         raise TrainingError(
-            f"{folder} does not have the weights and optimizer state of this run: only one of them has {min(other)}; "
-            "the checkpoint may be of another version of the optimizer"
+            f"{folder} does not have the weights and optimizer state of this run: only one of them has "
+            f"{min(differing)}; the checkpoint may be of another version of the optimizer"
         )
     with _suppress_single_process_warning():
         load(tensors, storage_reader=_tensor_reader(folder))
@@ -142,72 +180,77 @@ def restore_snapshot(folder: Path, state: TrainState) -> Restored:
     if state.lr_scheduler is not None:
         state.lr_scheduler.load_state_dict(own["lr_scheduler"])
     state.scaler.load_state_dict(own["scaler"])
-    has_loss = same_processes or all(
+    has_window = same_processes or all(
         _equal(read_process_file(folder, other)["loss"], own["loss"]) for other in range(saved_world_size)
     )
-    if has_loss:
+    if has_window:
         state.loss.load_state_dict(own["loss"])
-    return Restored(saved_world_size, has_loss, own["random_states"] if same_processes else None)
+    if same_processes:
+        return cast("dict[str, Any]", own["random_states"])
+    if is_main_process():
+        if not has_window:
+            window = "the loss starts with an empty window (each process had its own)"
+        else:
+            window = "all processes use its window (loss.sync)" if saved_world_size == 1 else "the window is kept"
+        print(
+            f"{folder} was written by {saved_world_size} process{'es' * (saved_world_size > 1)}, this run has "
+            f"{world_size}: weights, optimizer and data order are restored; {window}; random states (dropout) are not "
+            "restored, and floating-point sums are rounded differently",
+            file=sys.stderr,
+        )
+    return None
 
 
-def check_snapshot(folder: Path, names: Sequence[str]) -> None:
-    """Check that a snapshot is complete; each process reads its share of the files.
-
-    Args:
-        folder (Path): of :func:`write_snapshot`.
-        names (Sequence[str]): the files that its manifest lists.
-
-    Raises:
-        ValueError, OSError, SafetensorError: If a file is missing or cannot be read.
-    """
-    world_size, own_rank = get_world_size_and_rank()
-    first = read_process_file(folder, 0)
-    ranks = range(first["num_processes"])
-    require_listed(names, [process_file(folder, rank).name for rank in ranks])
-    for rank in ranks[1:][own_rank::world_size]:
-        read_process_file(folder, rank)
-    stored = _tensor_reader(folder).read_metadata().state_dict_metadata
-    if lacking := set(first["tensors"]) - stored.keys():
-        raise ValueError(f"none of its files holds {min(lacking)}")
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Set all generators to what was saved."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
-def require_listed(names: Sequence[str], needed: Sequence[str]) -> None:
-    """Check that a manifest lists files.
+def _random_states() -> dict[str, Any]:
+    """Return the states of all generators that training may draw from, as tensors and plain values."""
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, *rest = numpy_state
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
 
-    Raises:
-        ValueError: If one is missing.
-    """
-    if lacking := sorted(set(needed) - set(names)):
+
+def _process_file(rank: int) -> str:
+    return f"process_{rank:05d}.pt"
+
+
+def _require_listed(folder: Path, needed: Sequence[str]) -> None:
+    if lacking := sorted(set(needed) - set(checkpoint_files(folder))):
         raise ValueError(f"its manifest does not list {', '.join(lacking)}")
 
 
-def read_process_file(folder: Path, rank: int) -> dict[str, Any]:
-    """Read what one process wrote besides its shards.
+def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return trained parameters, sharded as they are; the prefix keeps their names apart from the optimizer's."""
+    values: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    return {f"model.{name}": value for name, value in values.items()}
 
-    Raises:
-        ValueError: If the file is damaged, or holds objects other than tensors and plain values.
+
+def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
+    """Return optimizer state by the names of parameters, without the settings of parameter groups.
+
+    An optimizer without state gets one only with ``initialize``: creating it takes a step, which the optimizer counts.
     """
-    file = process_file(folder, rank)
-    try:
-        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        wrong = [key for key, kind in _PROCESS_FILE.items() if not isinstance(content.get(key, ...), kind)]
-    except UnpicklingError as error:
-        raise ValueError(
-            f"{file.name} holds something other than tensors and plain values, which is never loaded"
-        ) from error
-    except Exception as error:  # torch.load has no errors of its own
-        raise ValueError(f"{file.name} cannot be read ({cause_of(error)})") from error
-    if wrong:
-        raise ValueError(f"{file.name} lacks {', '.join(wrong)}, or has another type of value there")
-    return content
+    if not (optimizer.state or initialize):
+        return {}
+    flat: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    return {name: value for name, value in flat.items() if name.startswith(_STATE)}
 
 
-def state_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Select the tensors of an optimizer's state, not copies; a quantized one by its parts.
-
-    Raises:
-        TrainingError: If a tensor is quantized and sharded.
-    """
+def _optimizer_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Select the tensors of an optimizer's state, not copies; a quantized one by its parts."""
     tensors: dict[str, Tensor] = {}
     for name, value in values.items():
         if not isinstance(value, Tensor):
@@ -222,7 +265,16 @@ def state_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def _set_group_settings(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
+    for group, saved in zip(optimizer.param_groups, settings, strict=True):
+        for key, value in saved.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+
+
+def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the number, from 1, of the file of this process that each tensor goes into, so that no file is large."""
     numbers, number, size = {}, 1, 0
     for name, value in tensors.items():
@@ -232,59 +284,6 @@ def file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         numbers[name] = number
         size += added
     return numbers
-
-
-def random_states() -> dict[str, Any]:
-    """Return the states of all generators that training may draw from, as tensors and plain values."""
-    numpy_state: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = numpy_state
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set all generators to :func:`random_states`."""
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
-def process_file(folder: Path, rank: int) -> Path:
-    """Return the path of what one process writes besides its shards."""
-    return folder / f"process_{rank:05d}.pt"
-
-
-def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Trained parameters, sharded as they are; the prefix keeps their names apart from the optimizer's."""
-    values: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
-    return {f"model.{name}": value for name, value in values.items()}
-
-
-def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
-    """Optimizer state by the names of parameters, without the settings of parameter groups.
-
-    An optimizer without state gets one only with ``initialize``: making it takes a step, which the optimizer counts.
-    """
-    if not (optimizer.state or initialize):
-        return {}
-    flat: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT)
-    return {name: value for name, value in flat.items() if name.startswith(_STATE)}
-
-
-def _set_group_settings(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
-    for group, saved in zip(optimizer.param_groups, settings, strict=True):
-        for key, value in saved.items():
-            if isinstance(group.get(key), Tensor):
-                group[key].copy_(value)
-            else:
-                group[key] = value
 
 
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,248 @@
+"""Checkpoints and output folders that no run can begin with are refused in one message; one row for each message."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from refusals import CONFIG, OPENED, RUN, BadInput, Site, each_row, problems_of, value
+from safetensors.torch import load_file, save_file
+from tiny_llama import make_llama
+
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+MISMATCH = (
+    r"base/config\.json and the weights do not match, so transformers could not load the checkpoints of the run:\n"
+    r".*{}.*\ncorrect config\.json, or download"
+)
+UNFIT = r"does not fit the checkpoint .*{}.*change `model` or `checkpointer\.checkpoint_dir`.*download it again"
+
+
+def checkpoint(edit: Callable[[Path], object], **overrides: Any) -> Callable[[Site], DictConfig]:
+    """Copy the checkpoint and edit the copy."""
+
+    def make(site: Site) -> DictConfig:
+        folder = site.folder / "base"
+        shutil.copytree(site.checkpoint, folder)
+        edit(folder)
+        return site.config(**{"checkpointer.checkpoint_dir": str(folder), **overrides})
+
+    return make
+
+
+def sharded(edit: Callable[[Path], object]) -> Callable[[Site], DictConfig]:
+    """Write the checkpoint in several files and edit them."""
+
+    def split(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        make_llama(folder, max_shard_size="40KB")
+        edit(folder)
+
+    return checkpoint(split)
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def written(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def cut(name: str, num_bytes: int) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
+
+
+def linked(name: str, target: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def settings(**values: Any) -> Callable[[Path], None]:
+    """Change settings in config.json."""
+
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return edit
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Change weights."""
+
+    def edit(folder: Path) -> None:
+        state_dict = load_file(folder / WEIGHTS)
+        change(state_dict)
+        save_file(state_dict, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return edit
+
+
+class Payload:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.file),)
+
+
+def pickled(save: Callable[[Path, Path], object]) -> Callable[[Path], None]:
+    """Replace the weights by a .bin file: ``save(path, folder)``."""
+
+    def edit(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        save(folder / "pytorch_model.bin", folder)
+
+    return edit
+
+
+def missing_shard(folder: Path) -> None:
+    sorted(folder.glob("model-*.safetensors"))[1].unlink()
+
+
+def shard_outside(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"][NORM] = "../elsewhere.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+    shutil.copyfile(next(folder.glob("model-*.safetensors")), folder.parent / "elsewhere.safetensors")
+
+
+def milestone(**overrides: Any) -> Callable[[Site], DictConfig]:
+    """Put a checkpoint into the run's folder."""
+
+    def make(site: Site) -> DictConfig:
+        (site.folder / RUN / "checkpoint_10pct").mkdir()
+        return site.config(**overrides)
+
+    return make
+
+
+FILES = [
+    value("checkpointer.checkpoint_dir", "/no/folder", r"checkpointer: no such folder /no/folder"),
+    value("checkpointer.checkpoint_dir", "nobody/nothing", r"nobody/nothing is not a local folder and could not be do"),
+    value("checkpointer.revision", "main", r"revision 'main' is given for the local folder .*: only hub ids have rev"),
+    BadInput("no config.json", checkpoint(removed("config.json")), r"the checkpoint .*/base lacks config\.json"),
+    BadInput("config.json ends too soon", checkpoint(cut("config.json", 50)), r"base/config\.json is not valid JSON"),
+    BadInput("a list in config.json", checkpoint(written("config.json", "[]")), r"config\.json holds a list, not an o"),
+    BadInput("no weights", checkpoint(removed(WEIGHTS)), r"lacks model\.safetensors or pytorch_model\.bin, or shards"),
+    BadInput("weights end too soon", checkpoint(cut(WEIGHTS, -100)), r"base/model.safetensors is damaged \(.*\): do"),
+    BadInput("weights without content", checkpoint(cut(WEIGHTS, 0)), r"base/model.safetensors is damaged \(.*\): do"),
+    BadInput("a missing shard", sharded(missing_shard), r"lacks model-00002-of-\d+\.safetensors, which .*json names"),
+    BadInput("a shard outside", sharded(shard_outside), r"names '\.\./elsewhere\.safetensors', which is not a file of"),
+    BadInput("an index without names", sharded(written(INDEX, '{"weight_map": ["a"]}')), r"has no weight_map: do"),
+    BadInput(
+        "a pipe for a tokenizer file",
+        checkpoint(lambda folder: os.mkfifo(folder / "merges.txt")),
+        r"base/merges\.txt is not a regular file: replace it with the file of the model, or remove it",
+    ),
+    BadInput(
+        "a dangling link",
+        checkpoint(linked("merges.txt", "blob")),
+        r"base/merges\.txt is a link to .*/base/blob, which does not exist: download or remove the file",
+    ),
+    BadInput(
+        "a link out of the folder",
+        checkpoint(linked("vocab.txt", f"../{CONFIG}")),
+        r"base/vocab\.txt is a link to .*/mine\.yaml, outside of the checkpoint folder; .*: replace the link",
+    ),
+    BadInput(
+        "a list in generation_config.json",
+        checkpoint(written("generation_config.json", "[]")),
+        r"base/generation_config\.json: transformers cannot load a model with it \(TypeError: .*\): correct it, or rem",
+    ),
+    BadInput(
+        "a pickle that runs code",
+        checkpoint(pickled(lambda file, folder: file.write_bytes(pickle.dumps(Payload(folder.parent / "executed"))))),
+        r"pytorch_model\.bin is damaged, or in PyTorch's format before 1\.6.*convert it to safetensors",
+    ),
+    BadInput(
+        "a zipped pickle that runs code",
+        checkpoint(pickled(lambda file, folder: torch.save({NORM: Payload(folder.parent / "executed")}, file))),
+        r"pytorch_model\.bin .*convert it to safetensors",
+    ),
+    BadInput(
+        "a pickle of numbers",
+        checkpoint(pickled(lambda file, _: torch.save({"step": 3}, file))),
+        r"pytorch_model\.bin does not hold weights by name: convert it to safetensors",
+    ),
+]
+
+CONTENTS = [
+    BadInput(
+        "another architecture",
+        checkpoint(settings(model_type="gpt2")),
+        r"is of the architecture 'gpt2'; supported: gemma, gpt_neox, gptj, llama",
+    ),
+    BadInput("a text for a size", checkpoint(settings(hidden_size="wide")), r"base/config\.json: .*hidden_size"),
+    BadInput(
+        "a vocab_size that is not that of the weights",
+        checkpoint(settings(vocab_size=600)),
+        MISMATCH.format(r"embed_tokens\.weight is \(600, 32\) by .*\(vocab_size is 600\), \(320, 32\) in the weights"),
+    ),
+    BadInput(
+        "biases that the weights lack, with adapters",
+        checkpoint(settings(mlp_bias=True), lora=True),
+        MISMATCH.format(r"no weight model\.\S+up_proj\.bias, which config\.json asks for \(mlp_bias is True\)"),
+        lora=True,
+    ),
+    BadInput(
+        "fewer layers than the weights have",
+        checkpoint(settings(num_hidden_layers=1)),
+        MISMATCH.format(r"1 layers by config\.json \(num_hidden_layers is 1\), 2 in the weights"),
+    ),
+    BadInput(
+        "padding beyond the vocabulary",
+        checkpoint(settings(pad_token_id=999)),
+        r"base/config\.json: transformers cannot build a model from it \(.*Padding_idx.*\): correct it, or download",
+    ),
+    BadInput(
+        "a weight of another shape",
+        checkpoint(weights(lambda w: w.update({NORM: torch.ones(16)}))),
+        UNFIT.format(r"norm\.scale is \(16,\) in the checkpoint, \(32,\) in the model"),
+    ),
+    BadInput(
+        "whole numbers for weights",
+        checkpoint(weights(lambda w: w.update({NORM: torch.ones(32, dtype=torch.int64)}))),
+        r"weight model\.norm\.weight is of torch\.int64, not floating point: use a checkpoint that",
+        leaves=OPENED,
+    ),
+    BadInput(
+        "an infinite weight",
+        checkpoint(weights(lambda w: w[EMBEDDING].view(-1)[7].fill_(torch.inf))),
+        r"weight model\.embed_tokens\.weight is not finite in torch\.float32: download",
+        leaves=OPENED,
+    ),
+    value(
+        "checkpointer",
+        {
+            "_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_files": [WEIGHTS],
+            "model_type": "LLAMA2", "output_dir": "/tmp/none", "checkpoint_dir": "/tmp/none",
+        },
+        r"config: checkpointer: torchtune.*makes FullModelHFCheckpointer, not a checkp.*training\.HFCheckpointer",
+    ),
+]  # fmt: skip
+
+OUTPUT = [
+    BadInput("an earlier run", milestone(), r"already holds checkpoint_10pct: choose another output_dir, or"),
+    BadInput(
+        "nothing to resume from",
+        milestone(resume_from_checkpoint=True),
+        r"output_dir .*/run holds checkpoint_10pct, but no resume checkpoint: choose another output_dir",
+    ),
+    value("output_dir", __file__, r"output_dir .*\.py cannot be written: .* is not a writable folder"),
+    value("output_dir", "/proc/run", r"^error: output_dir /proc/run cannot be written: /proc is not a writable folder"),
+]
+
+
+@each_row([*FILES, *CONTENTS, *OUTPUT])
+def test_a_wrong_checkpoint_or_folder_is_refused_in_one_message(row, site):
+    assert problems_of(row, site) == []

@@ -1,0 +1,163 @@
+"""Data and tokenizers that do not fit a run are refused in one message; what modules check by themselves, see there."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from refusals import OPENED, BadInput, Site, changed, each_row, problems_of, value
+from tiny_llama import BLOCK_SIZE
+from tokenizers import Tokenizer
+from torch.utils.data import Dataset
+
+BLOCKS = {"_component_": "tfidf_tune.data.text_blocks_dataset", "block_size": BLOCK_SIZE}
+TEXTS = {"_component_": "tfidf_tune.data.text_dataset"}
+TEXT = b"the old sailor watched the harbour. " * 20
+
+
+def blocks_of(name: str, content: bytes | None, **arguments: Any) -> Callable[[Site], DictConfig]:
+    """Make a config whose data are blocks of a file with this content; None: there is no file."""
+
+    def make(site: Site) -> DictConfig:
+        if content is not None:
+            (site.folder / name).write_bytes(content)
+        return site.config(dataset={**BLOCKS, **arguments, "source": str(site.folder / name)})
+
+    return make
+
+
+def mix(*datasets: Mapping[str, Any], **overrides: Any) -> Callable[[Site], DictConfig]:
+    """Make a config with several data sets of the same documents."""
+    return lambda site: site.config(
+        dataset=[{**dataset, "source": str(site.text_file)} for dataset in datasets], **overrides
+    )
+
+
+def masked(site: Site) -> DictConfig:
+    """Make a config whose answers are cut off in torchtune's own data set, so that no label is left."""
+    conversation = {"messages": [{"role": "user", "content": "word " * 500}, {"role": "assistant", "content": "yes"}]}
+    (site.folder / "chat.jsonl").write_text(100 * (json.dumps(conversation) + "\n"))
+    return site.config(
+        dataset={
+            "_component_": "torchtune.datasets.chat_dataset",
+            "source": "json",
+            "data_files": str(site.folder / "chat.jsonl"),
+            "conversation_column": "messages",
+            "conversation_style": "openai",
+            "split": "train",
+        }
+    )
+
+
+def tokenizer(edit: Callable[[Path], object]) -> Callable[[Site], DictConfig]:
+    """Make a config with an edited copy of the tokenizer."""
+
+    def make(site: Site) -> DictConfig:
+        folder = site.folder / "tokenizer"
+        folder.mkdir()
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).write_bytes((site.checkpoint / name).read_bytes())
+        edit(folder)
+        return site.config(**{"tokenizer.path": str(folder)})
+
+    return make
+
+
+def add_tokens(folder: Path) -> None:
+    edited = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    edited.add_tokens([f"extra{number}" for number in range(10)])
+    edited.save(str(folder / "tokenizer.json"))
+
+
+def leave_out_ids(folder: Path) -> None:
+    """Give a token an id far beyond the number of tokens."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 9999
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+class OtherTokens(Dataset[Any]):
+    """Sequences of another tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return {"tokens": [400] * BLOCK_SIZE, "labels": [400] * BLOCK_SIZE}
+
+
+DATA = [
+    BadInput("no file", blocks_of("a.txt", None), r"config: dataset: no such file or folder: '.*/a\.txt'"),
+    BadInput("an empty file", blocks_of("a.txt", b""), r"config: dataset: '.*/a\.txt' is empty: name a source"),
+    BadInput(
+        "random bytes",
+        blocks_of("a.txt", bytes(range(256)) * 9),
+        r"config: dataset: cannot read '.*/a\.txt'; is it a complete text file\? \w+: ",
+    ),
+    value("dataset.source", "nobody/nothing", r"cannot load the data set 'nobody/nothing' .*: check these names and"),
+    value("dataset.num_target", 3, r"no argument 'num_target'; did you mean 'num_targets'\?"),
+    value("dataset.num_targets", 1000, r"1000.*(lower|num_targets)"),
+    value("dataset.min_target_tokens", 5000, r"passages .*5000|5000.* min_target_tokens"),
+    value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000: lower num_base"),
+    value("dataset", {"_component_": BLOCKS["_component_"]}, r"config: dataset: tfidf_tune\S+ needs source"),
+    value("dataset", [], r"dataset is an empty list: name one data set or more"),
+    value("dataset", {"_component_": "torch.nn.Identity"}, r"makes Identity, not a map-style data .*text_blocks"),
+    BadInput(
+        "blocks longer than the model takes",
+        blocks_of("a.txt", TEXT, block_size=65),
+        r"block_size is 65, above max_seq_len 64.*: lower block_size",
+    ),
+    BadInput(
+        "a second data set that does not exist",
+        mix(TEXTS, {"_component_": "tfidf_tune.data.x"}),
+        r"config: dataset\[1\]: no component 'tfidf_tune\.data\.x'",
+    ),
+    BadInput(
+        "one data set packed, one not",
+        mix({**TEXTS, "packed": True}, BLOCKS),
+        r"dataset\[0\] packed, dataset\[1\] not: .* all have to be packed or none",
+    ),
+    BadInput(
+        "packed rows with another collate function",
+        mix({**TEXTS, "packed": True}, collate_fn="torchtune.data.padded_collate_dpo"),
+        r"collate_fn is torchtune.*, but the data set is packed, .*: leave collate_fn out, or set dataset\.packed to",
+    ),
+    BadInput(
+        "no label that is not masked",
+        masked,
+        r"none of the 100 sequences has a label to learn from: .* raise the limit of tokens, or unmask some",
+    ),
+]
+
+TOKENIZERS = [
+    value("tokenizer.path", "/no/folder", r"tokenizer: no such folder: '/no/folder'\. .* holds tokenizer\.json"),
+    BadInput(
+        "more tokens than embeddings",
+        tokenizer(add_tokens),
+        r"the tokenizer has a token with the id 329, the model embeddings for the ids 0 to 319: use the tokenizer",
+    ),
+    BadInput(
+        "an id beyond the embeddings",
+        tokenizer(leave_out_ids),
+        r"the tokenizer has a token with the id 9999, the model embeddings for the ids 0 to 319: use the tokenizer",
+    ),
+    BadInput(
+        "tokens of another tokenizer",
+        changed({"dataset": {"_component_": "test_bad_data.OtherTokens"}}),
+        r"the data set has the token id 400, the model embeddings for the ids 0 to 319: make the data set with the",
+        leaves=OPENED,
+        needs_training=True,
+    ),
+    value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65, the model takes at most 64: lower it"),
+    value("tokenizer", {"_component_": "torch.nn.Identity"}, r"makes Identity, not a tokenizer: .*data\.hf_tokenizer"),
+]
+
+
+@each_row([*DATA, *TOKENIZERS])
+def test_wrong_data_or_tokenizers_are_refused_in_one_message(row, site):
+    assert problems_of(row, site) == []
