@@ -10,7 +10,7 @@ import results_page
 from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
-from tfidf_tune.analysis._frontier import run_table
+from tfidf_tune.analysis import run_table
 from tfidf_tune.results import read_results, write_results
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")

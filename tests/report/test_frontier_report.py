@@ -7,9 +7,8 @@ from matplotlib.collections import LineCollection, PathCollection
 from run_fakes import blocks, controls, evaluation, results, run, targets
 
 from tfidf_tune import report
-from tfidf_tune.analysis._frontier import trace_frontiers
-from tfidf_tune.report import markdown, write_report
-from tfidf_tune.report._frontier_figure import frontier_drawing
+from tfidf_tune.analysis import trace_frontiers
+from tfidf_tune.report import frontier_drawing, markdown, write_report
 from tfidf_tune.results import read_results
 
 
@@ -26,13 +25,8 @@ def table(records, name, **options):
     return [dict(zip([column.name for column in found.columns], row, strict=True)) for row in found.rows]
 
 
-def traced(records):
-    (frontier,) = trace_frontiers(results_of(records))
-    return frontier
-
-
 def drawn(records):
-    return frontier_drawing(traced(records))
+    return frontier_drawing("Tiny", trace_frontiers(results_of(records)).points)
 
 
 def labels(figure):
@@ -116,7 +110,7 @@ def test_what_diverged_is_said_and_has_no_number():
     (equal,) = table([*grown_records(("CE",)), bad], "equal_learning_rate")
     assert (equal["Verdict"], equal.get("Perplexity %")) == ("no verdict: fewer than two pairs", None)
     assert not re.search(r"\bnan\b", markdown(made))
-    assert drawn([bad]) is None
+    assert frontier_report([bad]).figures == ()
 
 
 def test_statements_follow_from_the_numbers():
@@ -241,13 +235,11 @@ def test_the_figure_goes_through_the_learning_rates_with_the_operating_point_emp
 
 def test_the_cross_is_the_intervals():
     records = seeds("CE", [9, 10, 11], [3.0, 3.01, 3.02])
-    ((point,),) = [curve.points for curve in traced(records).curves]
+    (point,) = trace_frontiers(results_of(records)).points.itertuples()
     ends = [one for one in drawn(records).axes[0].collections if isinstance(one, LineCollection)]
     across, upright = (one.get_segments()[0] for one in ends)
-    assert across[:, 0].tolist() == pytest.approx(
-        [math.exp(point.log_perplexity.low), math.exp(point.log_perplexity.high)]
-    )
-    assert upright[:, 1].tolist() == pytest.approx([point.lms.low, point.lms.high])
+    assert across[:, 0].tolist() == pytest.approx([point.perplexity_low, point.perplexity_high])
+    assert upright[:, 1].tolist() == pytest.approx([point.lms_low, point.lms_high])
 
 
 def test_sixteen_objectives_are_all_told_apart_and_the_legend_covers_nothing():

@@ -6,7 +6,7 @@ import pytest
 from frontier_fakes import grown_records, record, results_of
 from run_fakes import BlockScore, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
 
-from tfidf_tune.analysis._frontier import run_table
+from tfidf_tune.analysis import run_table
 from tfidf_tune.results import (
     Results,
     describe_machine,

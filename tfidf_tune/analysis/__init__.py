@@ -1,5 +1,7 @@
 """The memorization probe and its metrics, and statistics of the table of results."""
 
+from tfidf_tune.analysis._averages import run_table
+from tfidf_tune.analysis._frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis._metrics import (
     longest_memorized_substring,
     longest_memorized_substrings,
@@ -9,6 +11,7 @@ from tfidf_tune.analysis._metrics import (
     rouge_scores,
 )
 from tfidf_tune.analysis._models import load_model
+from tfidf_tune.analysis._over_seeds import over_seeds
 from tfidf_tune.analysis._perplexity import token_perplexity
 from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
 from tfidf_tune.analysis._summary import MemorizationSummary, summarize
@@ -16,6 +19,7 @@ from tfidf_tune.analysis._vocabulary import require_known_ids
 from tfidf_tune.results import ProbeSample, describe_machine, read_samples, write_samples
 
 __all__ = [
+    "Frontiers",
     "MemorizationSummary",
     "ProbeSample",
     "ProbeTokenizer",
@@ -28,12 +32,15 @@ __all__ = [
     "longest_memorized_substrings",
     "longest_prefix_match",
     "longest_prefix_matches",
+    "over_seeds",
     "probe",
     "read_samples",
     "require_known_ids",
     "rouge_l",
     "rouge_scores",
+    "run_table",
     "summarize",
     "token_perplexity",
+    "trace_frontiers",
     "write_samples",
 ]

@@ -208,39 +208,3 @@ def _difference(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return f"{value[:5]}... ({len(value)} ids)" if isinstance(value, list) else str(value)
-
-
-def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
-    """Average the scores of passages and blocks in groups.
-
-    Args:
-        scores (pandas.DataFrame): rows of the table of results, with the columns ``by``. Aggregates count only where
-            a checkpoint has no rows of single units.
-        by (Sequence[str]): columns that make the groups.
-
-    Returns:
-        pandas.DataFrame: a row a group, in order of appearance, with the columns "lms", "prefix_match", "rouge_l" and
-            "verbatim" (targets), "control_lms", "nll", "max_lms", "max_prefix_match", and "num_predictions"; NaN if
-            missing.
-    """
-    single = scores["unit"] != ""
-    has_units = single.groupby([scores[name] for name in ("checkpoint", "metric", "kind")], observed=True).transform(
-        "any"
-    )
-    rows = scores[single | ~has_units].assign(
-        sum=lambda table: table["value"] * table["count"],
-        largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
-    )
-    names = rows["metric"].astype(str).where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
-    groups = rows[~rows["kind"].isin(("article", "question"))].groupby(
-        [*by, names], sort=False, dropna=False, observed=True
-    )
-    sums = groups[["sum", "count"]].sum()
-    averages = (sums["sum"] / sums["count"]).unstack()
-    averages = averages.reindex(columns=["lms", "prefix_match", "rouge_l", "verbatim", "control_lms", "nll"])
-    largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
-    averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
-    averages["max_prefix_match"] = largest["prefix_match"]
-    averages["num_predictions"] = sums["count"].unstack().get("nll", 0.0)
-    order = rows.drop_duplicates(list(by))[list(by)]
-    return averages.reindex(order.set_index(list(by)).index)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfidf_tune.analysis._averages import average_scores
 from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES
 from tfidf_tune.analysis._comparison import Comparison, Reduction, own_interval
 from tfidf_tune.analysis._measures import (
@@ -13,7 +14,7 @@ from tfidf_tune.analysis._measures import (
     SUMMARY_MEASURES,
     Measure,
 )
-from tfidf_tune.analysis._settings import Setting, average_scores
+from tfidf_tune.analysis._settings import Setting
 from tfidf_tune.report._document import Column, Table, tabulate
 from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS
 

@@ -21,11 +21,13 @@ class Column:
         name (str): its header.
         format (str): format specification of its numbers (``.2f``); empty for text and integers. Default: empty.
         better (str | None): "lower" or "higher" if one end is better. Default: None.
+        source (str): column of the data frame that :func:`tabulate` takes the values from. Default: empty, ``name``.
     """
 
     name: str
     format: str = ""
     better: Literal["lower", "higher"] | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class Report:
 def tabulate(
     name: str, title: str, columns: Sequence[Column], frame: "pd.DataFrame", notes: Sequence[str] = ()
 ) -> Table:
-    """Make a table of a data frame that has these columns by name; NaN becomes None."""
-    values = [[_plain(value, column) for value in frame[column.name].tolist()] for column in columns]
+    """Make a table of a data frame; NaN becomes None."""
+    values = [[_plain(value, column) for value in frame[column.source or column.name].tolist()] for column in columns]
     return Table(name, title, tuple(columns), tuple(zip(*values, strict=True)), tuple(notes))
 
 
