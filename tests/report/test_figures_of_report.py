@@ -1,3 +1,5 @@
+import math
+
 import matplotlib.colors
 import pytest
 
@@ -26,7 +28,7 @@ def test_progress_draws_each_objective_and_its_floor():
 
 
 def test_without_controls_no_floor_is_drawn_or_promised():
-    figure = lms_progress({"Tiny": {"CE": [(10, 1.0, None), (100, 8.0, None)]}})
+    figure = lms_progress({"Tiny": {"CE": [(10, 1.0, math.nan), (100, 8.0, math.nan)]}})
     assert len(figure.axes[0].get_lines()) == 1
     assert legend(figure) == ["CE"]
     assert legend(lms_distribution({"m": {"target": [1, 2], "control": []}})) == ["m"]

@@ -1,6 +1,9 @@
 """The memorization probe and its metrics, and statistics of the table of results."""
 
 from tfidf_tune.analysis._averages import run_table
+from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
+from tfidf_tune.analysis._comparison import compare_at_equal_perplexity, compare_objectives
+from tfidf_tune.analysis._evaluations import evaluation_table
 from tfidf_tune.analysis._frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis._metrics import (
     longest_memorized_substring,
@@ -20,12 +23,17 @@ from tfidf_tune.results import ProbeSample, describe_machine, read_samples, writ
 
 __all__ = [
     "Frontiers",
+    "Interval",
     "MemorizationSummary",
     "ProbeSample",
     "ProbeTokenizer",
+    "bootstrap_interval",
     "check_passages",
+    "compare_at_equal_perplexity",
     "compare_continuation",
+    "compare_objectives",
     "describe_machine",
+    "evaluation_table",
     "greedy_continuations",
     "load_model",
     "longest_memorized_substring",

@@ -3,8 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,12 @@ ENOUGH_UNITS = 30
 _BATCH_ELEMENTS = 2**20
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A 95 % interval.
 
     Args:
-        low (float): lower end.
-        high (float): upper end.
+        low (float): lower end; NaN if there is no interval, see :func:`bootstrap_interval`.
+        high (float): upper end; NaN as ``low``.
         num_units (int): how many observations were resampled; of two samples, the size of the smaller.
     """
 
@@ -35,21 +33,16 @@ class Interval:
     num_units: int
 
     @property
-    def significant(self) -> Literal["yes", "no", "too few"]:
+    def significant(self) -> Literal["yes", "no", "too few"] | None:
         """Whether 0 lies outside (an end of exactly 0 is inside); "too few" below ``MIN_UNITS`` observations."""
+        if math.isnan(self.low):
+            return None
         if self.num_units < MIN_UNITS:
             return "too few"
         return "yes" if self.low > 0 or self.high < 0 else "no"
 
-    @property
-    def is_point(self) -> bool:
-        """Whether all resamples gave the same value, up to rounding."""
-        return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
-
-def bootstrap_interval(
-    statistic: Callable[..., Any], *data: npt.NDArray[np.float64], paired: bool = True
-) -> Interval | None:
+def bootstrap_interval(statistic: Callable[..., Any], *data: npt.NDArray[np.float64], paired: bool = True) -> Interval:
     """Return the 95 % percentile interval of a statistic over 10,000 resamples with replacement, from a fixed seed.
 
     Batches bound the memory to about 8 MB for each array and its indices.
@@ -60,16 +53,16 @@ def bootstrap_interval(
         paired (bool): whether element i of every array is one observation, resampled together. Default: True.
 
     Returns:
-        Interval | None: None if there are fewer than two observations, or if the statistic of a resample is not finite
-            (a ratio to 0), so that its distribution has no percentiles.
+        Interval: its ends are NaN if there are fewer than two observations, or if the statistic of a resample is not
+            finite (a ratio to 0), so that its distribution has no percentiles.
     """
     from scipy.stats import DegenerateDataWarning, bootstrap
 
-    longest = max(map(len, data))
-    if min(map(len, data)) < 2:
-        return None
+    fewest = min(map(len, data))
+    if fewest < 2:
+        return Interval(math.nan, math.nan, fewest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # reported by returning None
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # reported by returning NaN
         result = bootstrap(
             data,
             statistic,
@@ -78,10 +71,9 @@ def bootstrap_interval(
             method="percentile",
             n_resamples=NUM_RESAMPLES,
             confidence_level=CONFIDENCE_LEVEL,
-            batch=max(1, _BATCH_ELEMENTS // longest),
+            batch=max(1, _BATCH_ELEMENTS // max(map(len, data))),
             rng=np.random.default_rng(SEED),
         )
-    if not np.isfinite(result.bootstrap_distribution).all():
-        return None
-    ends = result.confidence_interval
-    return Interval(float(ends.low), float(ends.high), min(map(len, data)))
+    known = np.isfinite(result.bootstrap_distribution).all()
+    low, high = result.confidence_interval if known else (math.nan, math.nan)
+    return Interval(float(low), float(high), fewest)

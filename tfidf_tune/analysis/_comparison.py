@@ -1,91 +1,124 @@
 """How much lower one objective is than the baseline, with intervals, and at which price."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
-from tfidf_tune.analysis._measures import CONTROL_LMS, LMS, MEASURES, PERPLEXITY, Floats, Measure
-from tfidf_tune.analysis._settings import Setting
+from tfidf_tune.analysis._evaluations import at_last, shared_progress, unit_totals, value_of
+from tfidf_tune.analysis._measures import COMPARED, CONTROL_LMS, LMS, PERPLEXITY, Floats, Measure
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """``(baseline - other) / baseline`` of a measure at a checkpoint.
-
-    Args:
-        measure (Measure): what is measured.
-        progress (int): of the checkpoint, in percent.
-        baseline (float): value under the baseline.
-        other (float): value under the other objective.
-        num_units (int): passages, blocks, articles or questions, which the interval resamples.
-        reduction (float | None): a fraction; None if the baseline is 0 or a value is not finite.
-        interval (Interval | None): of the reduction; None if there is none, see :func:`bootstrap_interval`.
-    """
-
-    measure: Measure
-    progress: int
-    baseline: float
-    other: float
-    num_units: int
-    reduction: float | None
-    interval: Interval | None
-
-
-@dataclass(frozen=True)
-class Bracket:
-    """Two checkpoints of the baseline between which it first had some perplexity; twice the same if exactly there."""
-
-    before: int  # progress in percent
-    after: int
-    lms_before: float  # the baseline's average LMS
-    lms_after: float
-    interpolated: float  # between them, linearly in log perplexity
-    at_floor: bool  # whether the baseline is at the floor at both, see Floor
-
-
-@dataclass(frozen=True)
-class EqualPerplexity:
-    """What the baseline recited when it had the perplexity that another objective ends with."""
-
-    perplexity: float  # the other objective's, at the last checkpoint
-    lms: float  # its average LMS there
-    at_floor: bool  # whether it is at the floor there
-    baseline_perplexities: tuple[float, ...]  # of the baseline's checkpoints, in the order of training
-    bracket: Bracket | None  # the baseline around that perplexity; None if it never had it
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One objective of a setting against the baseline.
+def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+    """Compare each objective of a setting with the baseline.
 
     Args:
-        setting (Setting): model and learning rate.
-        objective (str): the objective.
-        reductions (dict[str, Reduction]): name of a measure -> its reduction at the last checkpoint that all runs
-            share; measures that either objective misses are left out.
-        equal_perplexity (EqualPerplexity | None): None if LMS and perplexity were not measured together.
-        lms_by_seed (tuple[float | None, ...]): the reduction of the average LMS of each run, by ascending seed,
-            against the baseline's run of the same seed.
+        evaluations (pandas.DataFrame): of :func:`evaluation_table`.
+        baseline (str): the baseline; settings without it are left out.
+
+    Returns:
+        pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the last checkpoint that
+            all runs share ("progress", in percent), with the columns "baseline" and "other" (values), "reduction"
+            (``(baseline - other) / baseline``; NaN if the baseline is 0 or a value is not finite), "low" and "high"
+            (its interval; NaN if there is none), and "num_units" (passages, blocks, articles or questions).
     """
+    import pandas as pd
 
-    setting: Setting
-    objective: str
-    reductions: dict[str, Reduction]
-    equal_perplexity: EqualPerplexity | None
-    lms_by_seed: tuple[float | None, ...]
+    rows = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        at = {measure: at_last(own, measure) for measure in COMPARED}
+        for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
+            for measure, last in at.items():
+                before, after = (
+                    unit_totals(last[last["objective"] == name], measure) for name in (baseline, objective)
+                )
+                if before is not None and after is not None:
+                    progress = last["progress"].iloc[0]
+                    rows.append((setting, objective, measure.name, *_reduction(measure, before, after), progress))
+    names = ["setting", "objective", "measure", "baseline", "other", "reduction", "low", "high", "num_units"]
+    return pd.DataFrame(rows, columns=[*names, "progress"])
 
 
-@dataclass(frozen=True)
-class Floor:
+def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
+    """Return the reduction of the average LMS by run, at the last checkpoint that all runs share.
+
+    Returns:
+        dict[tuple[str, str], list[float]]: setting and objective -> reductions against the baseline's run of the same
+            seed, by ascending seed; NaN if one is undefined. A run of an unknown seed is paired with one of an unknown
+            seed.
+    """
+    reductions: dict[tuple[str, str], list[float]] = {}
+    for setting, own in evaluations.groupby("setting", sort=False):
+        lms: dict[str, dict[Any, float]] = {}
+        for at, one in at_last(own, LMS).dropna(subset=[LMS.name]).iterrows():
+            lms.setdefault(one["objective"], {})[one["seed"]] = value_of(own.loc[[at]], LMS)
+        before = lms.pop(baseline, {})
+        for objective, after in lms.items():
+            shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)
+            reductions[str(setting), objective] = [_relative(before[seed], after[seed]) for seed in shared]
+    return reductions
+
+
+def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+    """Compare what an objective recites at the end with what the baseline recited when it had the same perplexity.
+
+    Args:
+        evaluations (pandas.DataFrame): of :func:`evaluation_table`.
+        baseline (str): the baseline; settings without it are left out.
+
+    Returns:
+        pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known wherever they were
+            measured together, with the columns
+
+            - "perplexity" and "lms": at the last checkpoint that all runs share; "at_floor": whether that LMS is,
+            - "lowest" and "highest": of the baseline's perplexities,
+            - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
+              (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
+              them, linearly in log perplexity; NaN if it never had it,
+            - "baseline_at_floor": whether the baseline is at the floor at both.
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
+        path = [of_baseline[of_baseline["progress"] == at] for at in shared_progress(of_baseline, LMS, PERPLEXITY)]
+        points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
+        for objective in own["objective"].unique()[1:] if path and np.isfinite(points).all() else ():
+            end = last[last["objective"] == objective]
+            perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
+            if math.isfinite(perplexity) and not math.isnan(lms):
+                crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
+                where: tuple[Any, ...] = (*[math.nan] * 5, False)
+                if crossing is not None:
+                    first, second, weight = crossing
+                    before, after = points[[first, second], 1]
+                    where = (path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after)
+                    where += (
+                        (1 - weight) * before + weight * after,
+                        _at_floor(path[first]) and _at_floor(path[second]),
+                    )
+                extremes = points[:, 0].min(), points[:, 0].max()
+                rows.append((setting, objective, perplexity, lms, _at_floor(end), *extremes, *where))
+    return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
+
+
+_AT_EQUAL_PERPLEXITY = [
+    *("setting", "objective", "perplexity", "lms", "at_floor", "lowest", "highest"),
+    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_at_floor"),
+]
+
+
+class Floor(NamedTuple):
     """The average LMS of the targets, and of the controls: what is recited of text that was never seen."""
 
     targets: float
     controls: float
-    excess: Interval | None  # of targets - controls, drawn independently; None if either has a single passage
+    excess: Interval  # of targets - controls, drawn independently
 
     @property
     def difference(self) -> float:
@@ -93,40 +126,14 @@ class Floor:
         return self.targets - self.controls
 
     @property
-    def exceeded(self) -> bool:
-        """Whether the interval lies above 0 and is from enough passages for a verdict."""
-        return self.excess is not None and self.excess.significant == "yes" and self.excess.low > 0
-
-    @property
     def reached(self) -> bool:
         """Whether the interval does not lie above 0 and is from enough passages for a verdict."""
-        return self.excess is not None and self.excess.significant != "too few" and self.excess.low <= 0
+        return self.excess.significant in ("yes", "no") and self.excess.low <= 0
 
 
-def compare_objectives(setting: Setting, baseline: str) -> list[Comparison]:
-    """Compare each objective of a setting with the baseline; empty if it has no run of the baseline."""
-    if baseline not in setting.objectives:
-        return []
-    comparisons = []
-    for objective in setting.objectives:
-        if objective != baseline:
-            found = [_reduction(setting, measure, baseline, objective) for measure in MEASURES]
-            reductions = {one.measure.name: one for one in found if one is not None}
-            equal = _equal_perplexity(setting, baseline, objective)
-            by_seed = _lms_by_seed(setting, baseline, objective)
-            comparisons.append(Comparison(setting, objective, reductions, equal, by_seed))
-    return comparisons
-
-
-def own_interval(setting: Setting, measure: Measure, checkpoints: Sequence[int]) -> Interval | None:
-    """Return the interval of a measure itself, from resampling its units; None as :func:`bootstrap_interval`."""
-    totals = setting.totals(measure, checkpoints)
-    return None if totals is None else bootstrap_interval(measure.value, *totals)
-
-
-def lms_floor(setting: Setting, checkpoints: Sequence[int]) -> Floor | None:
+def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
     """Compare the targets' average LMS with the controls'; None if there are no targets or no controls."""
-    targets, controls = (setting.totals(measure, checkpoints) for measure in (LMS, CONTROL_LMS))
+    targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
     if targets is None or controls is None:
         return None
     return floor_of(targets[0] / targets[1], controls[0] / controls[1])
@@ -134,7 +141,11 @@ def lms_floor(setting: Setting, checkpoints: Sequence[int]) -> Floor | None:
 
 def floor_of(targets: Floats, controls: Floats) -> Floor:
     """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
-    excess = bootstrap_interval(_difference_of_means, targets, controls, paired=False)
+
+    def difference(targets: Floats, controls: Floats, axis: int = -1) -> Any:
+        return targets.mean(axis) - controls.mean(axis)
+
+    excess = bootstrap_interval(difference, targets, controls, paired=False)
     return Floor(float(targets.mean()), float(controls.mean()), excess)
 
 
@@ -157,68 +168,28 @@ def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
     return None
 
 
-def _difference_of_means(targets: Floats, controls: Floats, axis: int = -1) -> Any:
-    return targets.mean(axis) - controls.mean(axis)
+def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
+    """Return both values, the reduction, and low, high and number of units of its interval."""
+    counts = baseline[1]
 
-
-def _reduction(setting: Setting, measure: Measure, baseline: str, objective: str) -> Reduction | None:
-    progress = setting.last(measure)
-    before, after = (setting.totals(measure, setting.at(name, progress)) for name in (baseline, objective))
-    if progress is None or before is None or after is None:
-        return None
-    counts = before[1]
-
-    def statistic(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
+    def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
         reference = measure.value(before, counts, axis)
         return (reference - measure.value(after, counts, axis)) / reference
 
-    values = float(measure.value(before[0], counts)), float(measure.value(after[0], counts))
-    reduction = _relative(*values)
-    interval = None if reduction is None else bootstrap_interval(statistic, before[0], after[0], counts)
-    return Reduction(measure, progress, *values, len(counts), reduction, interval)
+    values = [float(measure.value(sums, counts)) for sums in (baseline[0], other[0])]
+    relative = _relative(*values)
+    interval = Interval(math.nan, math.nan, len(counts))
+    if not math.isnan(relative):
+        interval = bootstrap_interval(reduction, baseline[0], other[0], counts)
+    return (*values, relative, *interval)
 
 
-def _relative(baseline: float, other: float) -> float | None:
+def _relative(baseline: float, other: float) -> float:
+    """Return the reduction, NaN if it is not finite."""
     reduction = (baseline - other) / baseline if baseline else math.nan
-    return reduction if math.isfinite(reduction) else None
+    return reduction if math.isfinite(reduction) else math.nan
 
 
-def _lms_by_seed(setting: Setting, baseline: str, objective: str) -> tuple[float | None, ...]:
-    """A run of an unknown seed is paired with the baseline's of an unknown seed."""
-    last = setting.last(LMS)
-    of_baseline, of_other = (
-        {
-            setting.results.checkpoints[at].seed: lms
-            for at in setting.at(name, last)
-            if (lms := setting.value(LMS, [at])) is not None
-        }
-        for name in (baseline, objective)
-    )
-    shared = sorted(of_baseline.keys() & of_other.keys(), key=lambda seed: seed or 0)
-    return tuple(_relative(of_baseline[seed], of_other[seed]) for seed in shared)
-
-
-def _equal_perplexity(setting: Setting, baseline: str, objective: str) -> EqualPerplexity | None:
-    def measured(checkpoints: list[int]) -> tuple[float, float] | None:
-        perplexity, lms = setting.value(PERPLEXITY, checkpoints), setting.value(LMS, checkpoints)
-        return None if perplexity is None or lms is None or not math.isfinite(perplexity) else (perplexity, lms)
-
-    def at_floor(checkpoints: list[int]) -> bool:
-        floor = lms_floor(setting, checkpoints)
-        return floor is not None and floor.reached
-
-    end = setting.at(objective, setting.last(LMS, PERPLEXITY))
-    progress = setting.progress(LMS, PERPLEXITY, objective=baseline)
-    ours, path = measured(end), [measured(setting.at(baseline, at)) for at in progress]
-    known = [point for point in path if point is not None]
-    if ours is None or not path or len(known) < len(path):
-        return None
-    perplexities = tuple(perplexity for perplexity, _ in known)
-    bracket, crossing = None, first_crossing(np.log(perplexities), math.log(ours[0]))
-    if crossing is not None:
-        first, second, weight = crossing
-        before, after = known[first][1], known[second][1]
-        interpolated = (1 - weight) * before + weight * after
-        both_at_floor = all(at_floor(setting.at(baseline, progress[at])) for at in (first, second))
-        bracket = Bracket(progress[first], progress[second], before, after, interpolated, both_at_floor)
-    return EqualPerplexity(*ours, at_floor(end), perplexities, bracket)
+def _at_floor(evaluations: "pd.DataFrame") -> bool:
+    floor = lms_floor(evaluations)
+    return floor is not None and floor.reached

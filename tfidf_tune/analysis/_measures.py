@@ -41,8 +41,6 @@ class Measure:
 
 LMS = Measure("Avg LMS", "average LMS", "lms", "target")
 CONTROL_LMS = Measure("Control LMS", "average LMS of the controls", "lms", "control")
-PREFIX_MATCH = Measure("Avg Prefix", "average prefix match", "prefix_match", "target")
-ROUGE_L = Measure("ROUGE-L", "ROUGE-L of the targets", "rouge_l", "target")
 PERPLEXITY = Measure("Perplexity", "perplexity", "nll", "block", exponential=True)
 SUMMARY_MEASURES = (
     Measure("Summary ROUGE-1", "ROUGE-1", "rouge1", "article"),
@@ -54,5 +52,11 @@ ANSWER_MEASURES = (
     Measure("Answer EM", "exact match", "exact_match", "question"),
     Measure("Answer F1", "F1", "f1", "question"),
 )
-DOWNSTREAM_MEASURES = (*SUMMARY_MEASURES, *ANSWER_MEASURES)
-MEASURES = (LMS, PREFIX_MATCH, ROUGE_L, PERPLEXITY, *DOWNSTREAM_MEASURES)
+COMPARED = (
+    LMS,
+    Measure("Avg Prefix", "average prefix match", "prefix_match", "target"),
+    Measure("ROUGE-L", "ROUGE-L of the targets", "rouge_l", "target"),
+    PERPLEXITY,
+    *SUMMARY_MEASURES,
+    *ANSWER_MEASURES,
+)

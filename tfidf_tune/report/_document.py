@@ -130,14 +130,22 @@ class Report:
 
 
 def tabulate(
-    name: str, title: str, columns: Sequence[Column], frame: "pd.DataFrame", notes: Sequence[str] = ()
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: "pd.DataFrame | Sequence[Sequence[Any]]",
+    notes: Sequence[str] = (),
 ) -> Table:
-    """Make a table of a data frame; NaN becomes None."""
-    values = [[_plain(value, column) for value in frame[column.source or column.name].tolist()] for column in columns]
-    return Table(name, title, tuple(columns), tuple(zip(*values, strict=True)), tuple(notes))
+    """Make a table of a data frame, or of rows with a value for each column; NaN becomes None."""
+    if not isinstance(rows, Sequence):
+        sources = [rows[column.source or column.name].tolist() for column in columns]
+        rows = list(zip(*sources, strict=True))
+    plain = tuple(tuple(map(_plain, row, columns)) for row in rows)
+    return Table(name, title, tuple(columns), plain, tuple(notes))
 
 
 def _plain(value: Any, column: Column) -> Value:
+    value = value.item() if hasattr(value, "item") else value  # a scalar of NumPy
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     # Grouping makes floats of integers.

@@ -1,6 +1,7 @@
 """Drawings of a comparison, made without pyplot and its global state, narrow enough for a phone."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,12 @@ _HALF_A_LINE = 28
 _TITLE_LETTERS = 64
 
 
-def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float | None]]]]) -> "Figure":
+def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Figure":
     """Draw average LMS against training progress (the paper's figure 2), a panel for each model.
 
     Args:
-        curves (Mapping[str, Mapping[str, Sequence[tuple[int, float, float | None]]]]): model -> objective ->
-            (progress in percent, average LMS, that of the controls or None), by ascending progress.
+        curves (Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]): model -> objective -> (progress in
+            percent, average LMS, that of the controls or NaN), by ascending progress.
 
     Returns:
         matplotlib.figure.Figure: dashed lines are the controls, the floor.
@@ -43,7 +44,7 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
             color, marker = styles[objective]
             progress = [point[0] for point in points]
             axes.plot(progress, [lms for _, lms, _ in points], color=color, marker=marker, label=drawn(objective))
-            floor = [(at, controls) for at, _, controls in points if controls is not None]
+            floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
             dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
             if floor:
                 axes.plot(*zip(*floor, strict=True), color=color, linestyle=dashes, linewidth=1.4)
@@ -54,7 +55,7 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
     points = [
         point for by_objective in curves.values() for of_objective in by_objective.values() for point in of_objective
     ]
-    legend_above(figure, panels, with_floor=any(controls is not None for *_, controls in points))
+    legend_above(figure, panels, with_floor=not all(math.isnan(controls) for *_, controls in points))
     return figure
 
 

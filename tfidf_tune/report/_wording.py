@@ -1,5 +1,6 @@
 """Phrases that several reports use."""
 
+import math
 from collections.abc import Sequence
 
 from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, Interval
@@ -31,7 +32,7 @@ def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str =
         decimals (int): of its ends.
         suffix (str): after each end. Default: none.
     """
-    if interval.is_point:
+    if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
         return f"equal for all {unit}s"
     low, high = (round(end, decimals) + 0.0 for end in (interval.low, interval.high))  # no "-0.0"
     return f"95 % interval {low:.{decimals}f}{suffix} to {high:.{decimals}f}{suffix}"

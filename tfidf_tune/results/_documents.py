@@ -104,7 +104,7 @@ def with_scores(
                 lost_blocks += not doc.round_trip
                 missing += [doc.bertscore_missing] if doc.bertscore_missing else []
     if prompts:
-        asked["prompts"] = {prompt_label(one.sample): one.sample.reference_ids for one in prompts.values()}
+        asked["prompts"] = {one.sample.prompt_label: one.sample.reference_ids for one in prompts.values()}
     injections = {}
     for one in prompts.values():
         values = {name: getattr(one.sample, name) for name in ("lms", "prefix_match", "rouge_l", "verbatim")}
@@ -122,11 +122,6 @@ def with_scores(
         samples=tuple((one.sample, one.prompt) for one in prompts.values()),
     )
     return completed, rows
-
-
-def prompt_label(sample: ProbeSample) -> str:
-    """Name a prompt in messages: "target a, offset 0, 32 tokens"."""
-    return f"{sample.kind} {sample.passage_id}, offset {sample.offset}, {sample.prefix_length} tokens"
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:

@@ -46,6 +46,11 @@ class ProbeSample:
     rouge_l: float
     verbatim: bool
 
+    @property
+    def prompt_label(self) -> str:
+        """The prompt in messages: "target a, offset 0, 32 tokens"."""
+        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens"
+
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[ProbeSample]) -> None:
     """Write samples to a ``.jsonl`` file, one JSON object a line; an older file is replaced atomically."""
