@@ -12,7 +12,6 @@ from tfidf_tune.results._documents import (
     PERPLEXITY,
     QA,
     SUMMARIZATION,
-    AskedPrompt,
     Scored,
     is_ours,
     parse_document,
@@ -82,7 +81,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
         )
         for progress in sorted({result.named.progress for result in same}):
             results = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
-            if documents := _newest_documents(results):
+            if documents := list(_newest_documents(results)):
                 named = replace(run, progress=progress, checkpoint=results[-1].named.checkpoint)
                 completed, scores = with_scores(named, documents)
                 rows += [(len(checkpoints), *score) for score in scores]
@@ -155,15 +154,16 @@ def _require_distinct(runs: Sequence[Checkpoint]) -> None:
             )
 
 
-def _newest_documents(results: Sequence[_ResultsFile]) -> dict[str, list[AskedPrompt | Scored]]:
+def _newest_documents(results: Sequence[_ResultsFile]) -> Iterator[Scored]:
     """Read the newest documents of each task of one checkpoint, of results by ascending date."""
     newest: dict[str, Path] = {}
     for result in results:
         newest |= {task: file for task, file in result.samples_files.items() if is_ours(task)}
-    return {task: list(_parse(task, file)) for task, file in newest.items()}
+    for task, file in newest.items():
+        yield from _parse(task, file)
 
 
-def _parse(task: str, file: Path) -> Iterator[AskedPrompt | Scored]:
+def _parse(task: str, file: Path) -> Iterator[Scored]:
     number = 0
     try:
         with file.open(encoding="utf-8") as lines:
