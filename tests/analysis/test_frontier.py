@@ -8,7 +8,7 @@ from scipy import stats
 
 from tfidf_tune import analysis
 from tfidf_tune.analysis import over_seeds
-from tfidf_tune.analysis._over_seeds import SeedEstimate, verdict
+from tfidf_tune.analysis.intervals import SeedEstimate, verdict
 
 DIRECTIONS = {"less": (-3.0, -1.0), "same": (-1.0, 1.0), "more": (1.0, 3.0)}
 SAID = (

@@ -18,7 +18,7 @@ from run_fakes import (
     targets,
 )
 
-from tfidf_tune.analysis._bootstrap import Interval
+from tfidf_tune.analysis.intervals import Interval
 from tfidf_tune.report import comparison_report
 from tfidf_tune.report._wording import interval_text
 

@@ -17,7 +17,7 @@ from run_fakes import blocks, controls, evaluation, run, targets, write_run
 from tfidf_tune import cli
 from tfidf_tune._printing import visible
 from tfidf_tune.report import Column, Table
-from tfidf_tune.report._formats import csv_text
+from tfidf_tune.report._document import csv_text
 
 HOSTILE = (
     "\x1b]0;title\x07\x1b[31mred\x1b[2J",

@@ -10,7 +10,7 @@ import pytest
 from rich_report import HOSTILE, rich_report
 
 from tfidf_tune.report import Column, Continuation, Example, Figure, Report, Table, html_page
-from tfidf_tune.report._formats import csv_text
+from tfidf_tune.report._document import csv_text
 
 EMPTY = Report(title="Nothing", statements=(), tables=(), figures=(), examples=(), provenance=())
 

@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tfidf_tune.report import Column, Report, Table, comparison_report, html_page
-from tfidf_tune.report._formats import csv_text
+from tfidf_tune.report._document import csv_text
 
 WINDOWS = [
     pytest.param(size, dark, id=f"{name}-{'dark' if dark else 'light'}")

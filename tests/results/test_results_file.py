@@ -174,7 +174,11 @@ def with_value(key, value):
         (3, with_value("model", None), "line 3: .* model is None, expected text"),
         (3, with_value("progress", 101), r"line 3: .* progress is 101, expected an integer from 0 to 100"),
         (3, lambda line: "[" * 100_000, "line 3: a damaged line .RecursionError"),
-        (1, with_value("provenance", {"date": 1}), "not a results file .ValueError: provenance is {'date': 1}, expected"),
+        (
+            1,
+            with_value("provenance", {"date": 1}),
+            "not a results file .ValueError: provenance is {'date': 1}, expected",
+        ),
         (1, with_value("units", [[1]]), "not a results file .ValueError: units are not lists of names"),
         (3, with_value("extra", 7), "line 3: a damaged line .TypeError: .*'extra'"),
         (3, lambda line: "[]", "line 3: a damaged line"),

@@ -1,10 +1,5 @@
 """The memorization probe and its metrics, and statistics of the table of results."""
 
-from tfidf_tune.analysis._averages import run_table
-from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
-from tfidf_tune.analysis._comparison import compare_at_equal_perplexity, compare_objectives
-from tfidf_tune.analysis._evaluations import evaluation_table
-from tfidf_tune.analysis._frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis._metrics import (
     longest_memorized_substring,
     longest_memorized_substrings,
@@ -14,11 +9,14 @@ from tfidf_tune.analysis._metrics import (
     rouge_scores,
 )
 from tfidf_tune.analysis._models import load_model
-from tfidf_tune.analysis._over_seeds import over_seeds
 from tfidf_tune.analysis._perplexity import token_perplexity
 from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
-from tfidf_tune.analysis._summary import MemorizationSummary, summarize
 from tfidf_tune.analysis._vocabulary import require_known_ids
+from tfidf_tune.analysis.averages import MemorizationSummary, run_table, summarize
+from tfidf_tune.analysis.comparison import compare_at_equal_perplexity, compare_objectives
+from tfidf_tune.analysis.evaluations import evaluation_table
+from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
+from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, over_seeds
 from tfidf_tune.results import ProbeSample, describe_machine, read_samples, write_samples
 
 __all__ = [

@@ -5,8 +5,8 @@ import textwrap
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
-from tfidf_tune.analysis._comparison import Floor, floor_of
+from tfidf_tune.analysis.comparison import Floor, floor_of
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.report._document import Column, Example, Figure, Report, Table, tabulate
 from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution

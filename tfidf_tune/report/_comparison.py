@@ -6,16 +6,14 @@ from datetime import date
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, NUM_RESAMPLES, SEED, Interval
-from tfidf_tune.analysis._comparison import (
+from tfidf_tune.analysis.comparison import (
     Floor,
     compare_at_equal_perplexity,
     compare_objectives,
     compare_seeds,
     lms_floor,
 )
-from tfidf_tune.analysis._evaluations import at_last, evaluation_table, having_at_last, shared_progress, value_of
-from tfidf_tune.analysis._measures import (
+from tfidf_tune.analysis.evaluations import (
     ANSWER_MEASURES,
     COMPARED,
     CONTROL_LMS,
@@ -23,7 +21,13 @@ from tfidf_tune.analysis._measures import (
     PERPLEXITY,
     SUMMARY_MEASURES,
     Measure,
+    at_last,
+    evaluation_table,
+    having_at_last,
+    shared_progress,
+    value_of,
 )
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, NUM_RESAMPLES, SEED, Interval
 from tfidf_tune.report._comparison_tables import comparison_tables, why_no_interval, why_undefined
 from tfidf_tune.report._document import Example, Figure, Report
 from tfidf_tune.report._examples import Decode, checkpoint_decoder, recitation_examples

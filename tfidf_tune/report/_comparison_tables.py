@@ -4,10 +4,20 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._averages import average_scores
-from tfidf_tune.analysis._bootstrap import NUM_RESAMPLES, Interval, bootstrap_interval
-from tfidf_tune.analysis._evaluations import at_last, having_at_last, unit_totals, value_of
-from tfidf_tune.analysis._measures import ANSWER_MEASURES, COMPARED, LMS, PERPLEXITY, SUMMARY_MEASURES, Measure
+from tfidf_tune.analysis.averages import average_scores
+from tfidf_tune.analysis.evaluations import (
+    ANSWER_MEASURES,
+    COMPARED,
+    LMS,
+    PERPLEXITY,
+    SUMMARY_MEASURES,
+    Measure,
+    at_last,
+    having_at_last,
+    unit_totals,
+    value_of,
+)
+from tfidf_tune.analysis.intervals import NUM_RESAMPLES, Interval, bootstrap_interval
 from tfidf_tune.report._document import Column, Table, tabulate
 from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS
 from tfidf_tune.results import Results

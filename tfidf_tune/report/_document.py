@@ -1,9 +1,14 @@
 """The parts of a report, before they are written in any format."""
 
+import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tfidf_tune._printing import visible
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -11,6 +16,7 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | float | int | None
 """A cell of a table; None if it was not measured."""
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True)
@@ -150,3 +156,33 @@ def _plain(value: Any, column: Column) -> Value:
         return None
     # Grouping makes floats of integers.
     return int(value) if isinstance(value, float) and not column.format and value.is_integer() else value
+
+
+def csv_text(table: Table) -> str:
+    """Write a table as CSV with full precision; text that a spreadsheet would take for a formula gets an apostrophe.
+
+    Returns:
+        str: header and rows, ending in CR LF each; cells that were not measured or are not finite are empty.
+    """
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(_csv_cell(column.name) for column in table.columns)
+    writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
+    return buffer.getvalue()
+
+
+def write_csv(table: Table, path: Path) -> None:
+    """Write a table to a CSV file."""
+    path.write_bytes(csv_text(table).encode())
+
+
+def _csv_cell(value: Value) -> Value:
+    if not isinstance(value, str):
+        return finite(value)
+    # https://owasp.org/www-community/attacks/CSV_Injection
+    return visible(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)
+
+
+def finite(value: Value) -> Value:
+    """Return None for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

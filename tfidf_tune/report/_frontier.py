@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune.analysis import Frontiers, trace_frontiers
-from tfidf_tune.analysis._over_seeds import VERDICTS
+from tfidf_tune.analysis.intervals import VERDICTS
 from tfidf_tune.report._document import Column, Figure, Report, Table, tabulate
-from tfidf_tune.report._frontier_figure import frontier_drawing
+from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._wording import LMS_EXPLAINED, joined
 from tfidf_tune.results import Results
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, Interval
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 
 LMS_EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"

@@ -5,9 +5,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfidf_tune.analysis._bootstrap import Interval, bootstrap_interval
-from tfidf_tune.analysis._evaluations import at_last, shared_progress, unit_totals, value_of
-from tfidf_tune.analysis._measures import COMPARED, CONTROL_LMS, LMS, PERPLEXITY, Floats, Measure
+from tfidf_tune.analysis.evaluations import (
+    COMPARED,
+    CONTROL_LMS,
+    LMS,
+    PERPLEXITY,
+    Floats,
+    Measure,
+    at_last,
+    shared_progress,
+    unit_totals,
+    value_of,
+)
+from tfidf_tune.analysis.intervals import Interval, bootstrap_interval
 
 if TYPE_CHECKING:
     import pandas as pd

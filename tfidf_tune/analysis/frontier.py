@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfidf_tune.analysis._averages import run_table
-from tfidf_tune.analysis._comparison import first_crossing
-from tfidf_tune.analysis._evaluations import choose_baseline, require_comparable
-from tfidf_tune.analysis._over_seeds import SeedEstimate, over_seeds, verdict
+from tfidf_tune.analysis.averages import run_table
+from tfidf_tune.analysis.comparison import first_crossing
+from tfidf_tune.analysis.evaluations import choose_baseline, require_comparable
+from tfidf_tune.analysis.intervals import SeedEstimate, over_seeds, verdict
 from tfidf_tune.results import Results
 
 if TYPE_CHECKING:
