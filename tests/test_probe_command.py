@@ -171,8 +171,8 @@ def test_a_model_that_knows_the_targets_by_heart_is_found_out(make, reciting_mod
     file = make("--passages", "random")
     report = audit(reciting_model(file), "--probe-file", file, *QUICK)
     assert report["statements"][0] == (
-        "Too few passages for a verdict (4 targets, 3 controls): it takes at least 10 of each. 4 of the targets it "
-        "knows by heart all the same."
+        "Too few passages for a verdict (4 targets, 3 controls): it takes at least 10 of each. 4 of the targets are "
+        "recited verbatim nevertheless."
     )
     assert report["statements"][1].startswith(
         "It recites 4 of the 4 targets (100 %) verbatim: all that was compared, up to 12"

@@ -13,13 +13,13 @@ from tfidf_tune.analysis.intervals import SeedEstimate, verdict
 DIRECTIONS = {"less": (-3.0, -1.0), "same": (-1.0, 1.0), "more": (1.0, 3.0)}
 SAID = (
     "better",
-    "recites less, perplexity not told apart",
+    "recites less, perplexity unclear",
     "recites less, perplexity higher",
-    "LMS not told apart, perplexity lower",
+    "LMS unclear, perplexity lower",
     "no difference shown",
-    "LMS not told apart, perplexity higher",
+    "LMS unclear, perplexity higher",
     "recites more, perplexity lower",
-    "recites more, perplexity not told apart",
+    "recites more, perplexity unclear",
     "worse",
 )
 
@@ -62,11 +62,11 @@ def test_equal_values_have_an_interval_without_width_free_of_rounding():
     + [
         # An end at 0 is no direction, but leaves a perplexity not higher.
         (DIRECTIONS["less"], (-1.0, 0.0), "better"),
-        (DIRECTIONS["less"], (0.0, 1.0), "recites less, perplexity not told apart"),
+        (DIRECTIONS["less"], (0.0, 1.0), "recites less, perplexity unclear"),
         (DIRECTIONS["more"], (0.0, 1.0), "worse"),
-        (DIRECTIONS["more"], (-1.0, 0.0), "recites more, perplexity not told apart"),
-        ((-1.0, 0.0), DIRECTIONS["less"], "LMS not told apart, perplexity lower"),
-        ((0.0, 1.0), DIRECTIONS["more"], "LMS not told apart, perplexity higher"),
+        (DIRECTIONS["more"], (-1.0, 0.0), "recites more, perplexity unclear"),
+        ((-1.0, 0.0), DIRECTIONS["less"], "LMS unclear, perplexity lower"),
+        ((0.0, 1.0), DIRECTIONS["more"], "LMS unclear, perplexity higher"),
         ((0.0, 0.0), (0.0, 0.0), "no difference shown"),
         ((math.nan, math.nan), DIRECTIONS["less"], "no verdict: a run diverged"),
         (DIRECTIONS["less"], (math.nan, math.nan), "no verdict: a run diverged"),

@@ -90,7 +90,7 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages():
 
 
 MORE = "The model recites more of the targets than of text it never saw, which "
-CAVEAT = "are few: by chance alone such intervals exclude 0 in 7 to 11 % of cases, not in 5 %."
+CAVEAT = "are few: by chance, such intervals exclude 0 in 7 to 11 % of cases, not in 5 %."
 NO_SIGN = (
     "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in the "
     "95 % interval of the difference."
@@ -109,7 +109,7 @@ NO_SIGN = (
         (
             *(30, 30, -5),
             "The model recites less of the targets than of the controls, which is significant: the interval excludes "
-            "0. The controls are easier text: take some that are like the training text.",
+            "0. The controls are easier text: choose controls that resemble the training text.",
         ),
     ],
 )
@@ -125,20 +125,20 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
     assert ("interval" in statements[2]) == (num_controls > 1)
 
 
-def test_one_passage_known_by_heart_is_named_though_the_average_shows_nothing():
+def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
     statements = audit_report(run_of(targets, many(60, "control", lambda i: i % 3))).statements
-    assert statements[0] == f"{NO_SIGN} 1 of the targets it knows by heart all the same."
+    assert statements[0] == f"{NO_SIGN} 1 of the targets are recited verbatim nevertheless."
     assert statements[3] == "1 of the 60 targets are recited further than any control (LMS at most 2)."
     assert "base model" in statements[-1]
     clear = audit_report(run_of(targets | many(59, "target", lambda i: 5), many(60, "control", lambda i: i % 3)))
-    assert "by heart" not in clear.statements[0]
+    assert "nevertheless" not in clear.statements[0]
 
 
 def test_without_controls_the_floor_is_unknown():
     report = audit_report(run_of(controls={}))
     assert report.statements[0].startswith("The probe file has no controls, so the floor is unknown")
-    assert report.statements[0].endswith(" 2 of the targets it knows by heart all the same.")
+    assert report.statements[0].endswith(" 2 of the targets are recited verbatim nevertheless.")
     assert report.statements[2] == "Average LMS: 6.00 tokens of the targets."
     assert not any("any control" in statement for statement in report.statements)
     assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2

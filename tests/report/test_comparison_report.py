@@ -91,7 +91,7 @@ def test_means_and_maxima_are_over_seeds():
     spread = table(made, "lms_spread")[0]
     assert (spread["Lowest seed"], spread["Highest seed"], spread["Seeds"]) == (3.0, 6.0, 2)
     assert "not that of seeds" in notes(made, "reductions")
-    assert "One training run alone" in said(made)  # TF-IDF has one
+    assert "A single training run" in said(made)  # TF-IDF has one
 
 
 def test_the_reduction_of_each_seed_is_stated(grown):
@@ -107,7 +107,7 @@ def test_the_reduction_of_each_seed_is_stated(grown):
 
 def test_single_runs_are_warned_of_once_and_only_where_there_are_any():
     made = report(*(run(name, [evaluation(samples=targets(2, 4))]) for name in ("CE", "TF-IDF", "IDF")))
-    assert said(made).count("One training run alone does not tell an objective from its seed") == 1
+    assert said(made).count("A single training run cannot separate an objective from its seed") == 1
     assert "Lowest seed" not in table(made, "lms_spread")[0]
     of_models = {"A": (0,), "B": (0, 1), "C": (0,)}
     runs = [
@@ -117,7 +117,7 @@ def test_single_runs_are_warned_of_once_and_only_where_there_are_any():
         for one in seeded(name, dict.fromkeys(own, (4, 4)), model=model)
     ]
     found = [text[:22] for text in report(*runs).statements[-2:]]
-    assert found == ["One training run alone", "B: Intervals cover the"]
+    assert found == ["A single training run ", "B: Intervals cover the"]
 
 
 def test_the_spread_has_median_percentile_and_the_averages_interval():
@@ -195,7 +195,7 @@ def test_reductions_are_in_percent_with_interval_and_significance():
     }
     few = report(*pair({"samples": targets(*[4] * 9)}, {"samples": targets(*[2] * 9)}))
     assert table(few, "reductions")[0]["Significant"] == "too few"
-    assert "From fewer than 10 nothing is called so, and from 10 to 29 by chance alone in 7 to 11 % of cases" in notes(
+    assert "From fewer than 10 nothing is called so, and from 10 to 29 by chance in 7 to 11 % of cases" in notes(
         few, "reductions"
     )
 
@@ -253,7 +253,7 @@ def test_the_price_in_perplexity_stands_in_the_same_statement():
         ([4] * 9, [2] * 9, "(4.00 to 2.00; equal for all passages) against CE, from too few passages (9) to judge."),
         (
             *([4] * 29, [2] * 29),
-            "which the interval calls significant, but 29 passages are few: by chance alone such intervals exclude 0 "
+            "which the interval calls significant, but 29 passages are few: by chance, such intervals exclude 0 "
             "in 7 to 11 % of cases, not in 5 %.",
         ),
         ([4] * 30, [2] * 30, "which is significant: the interval excludes 0."),
@@ -340,7 +340,7 @@ def test_the_verdict_at_equal_perplexity_needs_no_interpolation(ends, lms, verdi
     assert "interval" not in text
 
 
-def test_a_perplexity_exactly_at_a_checkpoint_is_no_bracket():
+def test_a_perplexity_exactly_at_a_checkpoint_is_not_bracketed():
     made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((100, 100, 1))))
     assert (
         "At equal perplexity (CE first had TF-IDF's final 100.00 at 50 % of its training) CE recited 2.00 tokens on "
@@ -351,7 +351,7 @@ def test_a_perplexity_exactly_at_a_checkpoint_is_no_bracket():
 @pytest.mark.parametrize(
     ("ce", "tfidf", "verdict"),
     [
-        (1, 1, "both at the floor, where there is nothing to tell apart"),
+        (1, 1, "both at the floor, where they cannot be distinguished"),
         (6, 1, "less than CE did there"),
         (1, 6, "no gain, more than CE did there"),
     ],
@@ -370,7 +370,8 @@ def test_where_both_are_at_the_floor_there_is_no_verdict_at_equal_perplexity(ce,
 def test_perplexity_out_of_range_is_said():
     made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 20, 2))))
     assert (
-        "At equal perplexity nothing can be said: TF-IDF ends with 20.00, and CE's checkpoints lie between 25.00 and "
+        "There is no comparison at equal perplexity: TF-IDF ends with 20.00, and CE's checkpoints lie between 25.00 "
+        "and "
         "100.00, never at it." in said(made)
     )
     (row,) = table(made, "equal_perplexity")
@@ -477,15 +478,15 @@ def test_the_progress_table_has_no_column_that_is_empty_throughout():
 def test_injections_and_lost_prompts_are_noted():
     ce = {"samples": targets(4, 4), "num_not_round_trip": 1, "num_injections": {"target-0": 10, "target-1": 10}}
     made = report(*pair(ce, {"samples": targets(2, 2)}))
-    assert "Each target stood 10 times in the training text." in notes(made, "memorization")
-    assert "Tiny, CE: 1 of 2 prompts did not survive as text" in notes(made, "memorization")
+    assert "Each target occurs 10 times in the training text." in notes(made, "memorization")
+    assert "Tiny, CE: 1 of 2 prompts changed when converted to text" in notes(made, "memorization")
     assert "prompts were text" not in notes(made, "memorization")
     made = report(*pair({"samples": targets(4, 4), "text_prompts": True}, {"samples": targets(2, 2)}))
     assert "Tiny, CE: prompts were text, so that responses were tokenized again" in notes(made, "memorization")
     assert "Tiny, TF-IDF: prompts were text" not in notes(made, "memorization")
     lost = {"blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
     made = report(*pair({"blocks": blocks(20.0)}, lost))
-    assert "Tiny, TF-IDF: 3 of 4 blocks did not survive as text" in notes(made, "perplexity")
+    assert "Tiny, TF-IDF: 3 of 4 blocks changed when converted to text" in notes(made, "perplexity")
 
 
 def test_a_model_that_diverged_does_not_stop_the_report():

@@ -33,7 +33,7 @@ def labels(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_operating_points_have_intervals_and_what_one_should_know_of_them():
+def test_operating_points_have_intervals_range_ends_and_the_front():
     rows = table([*grown_records(num_seeds=1), record("B", 2.0, perplexity=30.0)], "operating_points")
     assert rows[0] == {
         "Model": "Tiny",
@@ -69,7 +69,7 @@ def test_differences_are_in_tokens_and_in_percent():
         "Perplexity %": pytest.approx(10.0),
         "Perplexity from %": pytest.approx(10.0),
         "Perplexity to %": pytest.approx(10.0),
-        "Verdict": "LMS not told apart, perplexity higher",
+        "Verdict": "LMS unclear, perplexity higher",
     }
 
 
@@ -147,11 +147,11 @@ def test_of_many_objectives_only_the_best_have_numbers_in_the_sentence():
     records = [*seeds("CE", [9, 9], [3, 3]), *seeds("B", [8, 8], [3, 3]), *(one for some in high for one in some)]
     assert frontier_report(records).statements[0] == (
         "Against CE, each at its operating point (2 pairs of seeds): better: B (LMS -11.1 %, perplexity +0.0 %); LMS "
-        "not told apart, perplexity higher: D, E, F and G."
+        "unclear, perplexity higher: D, E, F and G."
     )
 
 
-def test_ends_of_the_range_and_models_are_told():
+def test_ends_of_the_range_are_stated_for_each_model():
     records = [
         record(name, perplexity=20 + rate * sign, learning_rate=rate, model=model)
         for model in ("A", "B")
@@ -170,7 +170,7 @@ def test_ends_of_the_range_and_models_are_told():
     assert [figure.name for figure in frontier_report(records).figures] == ["frontier_1", "frontier_2"]
 
 
-def test_learning_rates_of_different_seeds_are_told():
+def test_learning_rates_with_different_seeds_are_stated():
     runs = [one for one in grown_records() if one.checkpoint.run != ("Tiny", "CE", 3e-3, 2)]
     told = [text for text in frontier_report(runs).statements if "same seeds" in text]
     assert told == [
@@ -188,7 +188,7 @@ def test_learning_rates_of_different_seeds_are_told():
     assert not any("same seeds" in text for text in frontier_report([*grown_records(), *diverged]).statements)
 
 
-def test_a_run_of_no_known_seed_is_no_seed_more():
+def test_a_run_of_unknown_seed_is_not_counted_as_a_seed():
     start = record("Start", seed=None, learning_rate=None)
     assert "3 objectives" in frontier_report(grown_records()).lead
     assert ", 3 seeds, " in frontier_report([*grown_records(), start]).lead
@@ -242,7 +242,7 @@ def test_the_cross_is_the_intervals():
     assert upright[:, 1].tolist() == pytest.approx([point.lms_low, point.lms_high])
 
 
-def test_sixteen_objectives_are_all_told_apart_and_the_legend_covers_nothing():
+def test_sixteen_objectives_are_distinct_and_the_legend_covers_nothing():
     names = [f"TF-IDF (tf=log, cap={i})" for i in range(16)]
     figure = drawn(grown_records(names, num_seeds=2))
     (axes,) = figure.axes

@@ -67,7 +67,7 @@ def test_nothing_is_asked_for_from_anywhere(html, document):
     assert "@import" not in html
 
 
-def test_every_table_can_be_saved_as_its_csv_from_the_page_alone(document):
+def test_every_table_can_be_saved_as_its_csv_from_the_page(document):
     links = document.xpath("//a[@download]")
 
     assert [link.get("download") for link in links] == [f"{table.name}.csv" for table in rich_report().tables]

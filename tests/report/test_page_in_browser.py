@@ -161,7 +161,7 @@ def test_every_link_of_the_contents_brings_its_target_into_view(browser, report_
         assert 0 <= top < size[1], target
 
 
-def test_a_csv_is_saved_from_the_page_alone(browser, report_file, tmp_path):
+def test_a_csv_is_saved_from_the_page(browser, report_file, tmp_path):
     browser.open(report_file)
     browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     link = browser.driver.find_element(By.CSS_SELECTOR, "a[download='perplexity.csv']")

@@ -181,7 +181,7 @@ def test_the_cell_counts_more_than_the_config(tmp_path):
     assert [(m.model, m.objective, m.seed) for m in read_runs([tmp_path / "r"])] == [("M", "O", 1)]
 
 
-def test_runs_that_differ_in_their_learning_rate_alone_are_distinct(tmp_path):
+def test_runs_that_differ_only_in_their_learning_rate_are_distinct(tmp_path):
     for rate in (1e-3, 2e-3, None):
         write_run(tmp_path / f"lr{rate}", run("CE", [full()], learning_rate=rate))
     made = read_runs([tmp_path])
@@ -200,7 +200,7 @@ def test_a_base_model_evaluated_inside_a_run_is_not_the_run(tmp_path):
     assert made.progress == 100
 
 
-def test_a_config_of_something_else_is_no_run(tmp_path):
+def test_a_config_of_something_else_is_not_a_run(tmp_path):
     (tmp_path / "config.yaml").write_text("editor: {tabs: 4}\n")
     write_evaluation(tmp_path / "r", full())
     assert read_runs([tmp_path])[0].objective == "unknown"
@@ -249,7 +249,7 @@ def test_a_foreign_adapter_is_named_after_its_base(tmp_path):
 
 
 @pytest.mark.parametrize("label", ["", "SLM="])
-def test_milestones_alone_are_one_run(tmp_path, label):
+def test_milestones_without_a_config_are_one_run(tmp_path, label):
     for progress in (50, 100):
         made = dataclasses.replace(full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct")
         write_evaluation(tmp_path / "results" / str(progress), made)
@@ -301,7 +301,7 @@ def test_an_output_path_that_named_a_file_is_found(tmp_path):
     assert len(read_runs([tmp_path])) == 1
 
 
-def test_tasks_of_others_are_left_alone(tmp_path):
+def test_unknown_tasks_are_ignored(tmp_path):
     write_run(tmp_path / "r", run("CE", [full()]))
     (samples,) = tmp_path.rglob("samples_tfidf_squad_*.jsonl")
     samples.rename(samples.with_name(samples.name.replace("tfidf_squad", "lambada")))
@@ -309,7 +309,7 @@ def test_tasks_of_others_are_left_alone(tmp_path):
     assert len(scored(tmp_path, "nll", "block")) == 4
 
 
-def test_an_evaluation_of_other_tasks_alone_is_no_checkpoint(tmp_path):
+def test_an_evaluation_without_our_tasks_is_not_a_checkpoint(tmp_path):
     write_run(tmp_path / "r", run("CE", [evaluation(50), full(100)]))
     assert [one.progress for one in import_results([tmp_path]).checkpoints] == [100]
 
@@ -437,7 +437,7 @@ def test_a_checkpoint_of_more_than_100_percent_is_not_a_milestone(tmp_path):
     assert read_runs([tmp_path])[0].progress == 100
 
 
-def test_two_runs_of_one_model_objective_and_seed_are_told(tmp_path):
+def test_two_runs_of_one_model_objective_and_seed_are_refused(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, run("CE", [full()]))
     with pytest.raises(ValueError, match=r"/a and .*/b are both Tiny, CE, seed 0: leave one out"):

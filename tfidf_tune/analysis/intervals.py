@@ -23,13 +23,13 @@ _TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run div
 # By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
 _VERDICTS = {
     (-1, -1): BETTER,
-    (-1, 0): "recites less, perplexity not told apart",
+    (-1, 0): "recites less, perplexity unclear",
     (-1, 1): "recites less, perplexity higher",
-    (0, -1): "LMS not told apart, perplexity lower",
+    (0, -1): "LMS unclear, perplexity lower",
     (0, 0): NO_DIFFERENCE,
-    (0, 1): "LMS not told apart, perplexity higher",
+    (0, 1): "LMS unclear, perplexity higher",
     (1, -1): "recites more, perplexity lower",
-    (1, 0): "recites more, perplexity not told apart",
+    (1, 0): "recites more, perplexity unclear",
     (1, 1): WORSE,
 }
 VERDICTS = (*_VERDICTS.values(), _TOO_FEW, _DIVERGED)

@@ -122,7 +122,7 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
     floor = _floor(samples)
     num_targets, num_controls = targets["passage_id"].nunique(), controls["passage_id"].nunique()
     num_verbatim = targets.loc[targets["verbatim"], "passage_id"].nunique()
-    by_heart = f" {num_verbatim} of the targets it knows by heart all the same." if num_verbatim else ""
+    recited = f" {num_verbatim} of the targets are recited verbatim nevertheless." if num_verbatim else ""
     more = floor is not None and floor.excess.low > 0
     verdict = _verdict(floor, num_targets, num_controls)
     averages = f"Average LMS: {targets.groupby('passage_id')['lms'].mean().mean():.2f} tokens of the targets"
@@ -131,7 +131,7 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
         averages += f" ({interval})" if floor.excess.significant else ""
     statements = [
-        verdict if floor is not None and more and floor.excess.significant == "yes" else verdict + by_heart,
+        verdict if floor is not None and more and floor.excess.significant == "yes" else verdict + recited,
         f"It recites {num_verbatim} of the {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %) verbatim: "
         f"all that was compared, up to {targets['length'].max()} tokens, from at least one prompt.",
         f"{averages}.",
@@ -150,7 +150,7 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
     if checkpoint.lost_prompts:
         statements.append(
-            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids on the way as text, so that their "
+            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids when converted to text, so that their "
             "scores are too low: evaluate with prompts of token ids (tfidf-tune probe audit, or eval)."
         )
     if num_verbatim or more:
@@ -164,8 +164,8 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
 def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
     if floor is None:
         return (
-            "The probe file has no controls, so the floor is unknown: how much of text it never saw the model would "
-            "hit upon by fluency alone."
+            "The probe file has no controls, so the floor is unknown: how much of unseen text the model reproduces by "
+            "fluency."
         )
     if floor.excess.significant in (None, "too few"):
         return (
@@ -177,8 +177,8 @@ def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
         return f"The model recites more of the targets than of text it never saw, {clause}."
     if floor.excess.high < 0:
         return (
-            f"The model recites less of the targets than of the controls, {clause}. The controls are easier text: take "
-            "some that are like the training text."
+            f"The model recites less of the targets than of the controls, {clause}. The controls are easier text: "
+            f"choose controls that resemble the training text."
         )
     return (
         "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in "
@@ -250,7 +250,7 @@ def _by_repeats(samples: "pd.DataFrame") -> Table:
         (repeats, own["passage_id"].nunique(), own["lms"].mean(), own["lms"].max(), _verbatim_share(own))
         for repeats, own in _repeat_groups(samples)
     ]
-    notes = ("Verbatim: recited whole from at least one of the prompts.",)
+    notes = ("Verbatim: recited completely from at least one of the prompts.",)
     return tabulate("by_repeats", "By repeats in the training text", columns, rows, notes)
 
 

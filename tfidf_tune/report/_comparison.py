@@ -155,7 +155,8 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     goal = f"{one.perplexity:.2f}"
     if math.isnan(one.before):
         return (
-            f"At equal perplexity nothing can be said: {one.objective} ends with {goal}, and {baseline}'s checkpoints "
+            f"There is no comparison at equal perplexity: {one.objective} ends with {goal}, and {baseline}'s "
+            f"checkpoints "
             f"lie between {one.lowest:.2f} and {one.highest:.2f}, never at it."
         )
     least, most = sorted((one.lms_before, one.lms_after))
@@ -167,7 +168,7 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     # The verdict needs no interpolation.
     verdict = "no clear gain or loss"
     if one.at_floor and one.baseline_at_floor:
-        verdict = "both at the floor, where there is nothing to tell apart"
+        verdict = "both at the floor, where they cannot be distinguished"
     elif one.lms > most:
         verdict = f"no gain, more than {baseline} did there"
     elif one.lms < least:
@@ -196,8 +197,8 @@ def _seeds_statement(objective: str, by_seed: Sequence[float], num_seeds: int) -
     """Say what the intervals leave out, with the reduction of each seed if there are several."""
     if num_seeds < 2:
         return (
-            "One training run alone does not tell an objective from its seed: intervals cover the choice of passages "
-            "only."
+            "A single training run cannot separate an objective from its seed: intervals cover only the choice of "
+            "passages."
         )
     text = "Intervals cover the choice of passages, not that of seeds"
     if not by_seed:
@@ -258,15 +259,15 @@ def _figures(results: Results, evaluations: "pd.DataFrame") -> tuple[Figure, ...
     if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
         caption = (
             "Average LMS of the injected passages at each checkpoint. Dashed: passages that were never injected, the "
-            "floor that fluency alone reaches. Lower is better."
+            "floor that fluency reaches by itself. Lower is better."
         )
         title = "Average LMS against training progress"
         figures.append(Figure("lms_progress", title, lms_progress(curves), caption))
     if paths := _measured(evaluations, (PERPLEXITY, LMS)):
         caption = (
-            "Each objective's way through its checkpoints, along the arrows; the markers grow with training. Further "
-            "down: recites less. Further left: predicts unseen text better. A reduction is worth something where it "
-            "lies below the baseline's way at the same perplexity."
+            "The path of each objective through its checkpoints, along the arrows; the markers grow with training. "
+            "Lower: recites less. Further left: predicts unseen text better. A reduction counts where it lies below "
+            "the baseline's path at the same perplexity."
         )
         figures.append(Figure("frontier", "Memorization against perplexity", perplexity_paths(paths), caption))
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]

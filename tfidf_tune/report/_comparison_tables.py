@@ -101,16 +101,17 @@ def _memorization(results: Results, evaluations: "pd.DataFrame") -> Table:
         if num_lost := sum(one.lost_prompts for one in made):
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
             lost.append(
-                f"{name}: {num_lost} of {asked} prompts did not survive as text, so the model saw other tokens than in "
-                "training; `tfidf-tune eval` is exact."
+                f"{name}: {num_lost} of {asked} prompts changed when converted to text, so the model saw tokens that "
+                f"differ from training; `tfidf-tune eval` is exact."
             )
     tokens = f" ({', '.join(map(str, lengths))} tokens)" if lengths else ""
     explanation = (
         f"Means and maxima over passages, prefix lengths{tokens} and seeds. Prefix match and LMS, the longest "
-        "memorized substring, are in tokens; Verbatim is the share of continuations that are the passage's whole rest; "
+        "memorized substring, are in tokens; Verbatim is the share of continuations that reproduce the rest of the "
+        "passage; "
         "Control LMS is the average LMS of passages that were never injected: the floor."
     )
-    stood = [f"Each target stood {times} times in the training text."] if times else []
+    stood = [f"Each target occurs {times} times in the training text."] if times else []
     notes = [explanation, *_checkpoint_note(evaluations, LMS), *stood, *approximate, *lost]
     frame = _recited(rows)
     passages = single[single["kind"] == "target"].groupby("order")["unit"].nunique()
@@ -170,7 +171,7 @@ def _spread(results: Results, evaluations: "pd.DataFrame") -> Table:
         "prefix lengths and seeds."
     )
     if (frame["Seeds"] > 1).any():
-        per_seed = "Lowest and highest seed: the average LMS of one run alone."
+        per_seed = "Lowest and highest seed: the average LMS of a single run."
         return tabulate("lms_spread", "How the LMS varies", columns, frame, (note, per_seed))
     return tabulate("lms_spread", "How the LMS varies", columns[:-3], frame, (note,))
 
@@ -180,7 +181,8 @@ def _perplexity(results: Results, evaluations: "pd.DataFrame") -> Table:
     for name, own, made in _named(results, _at_last(evaluations, PERPLEXITY)):
         if lost := sum(one.lost_blocks for one in made):
             blocks = (results.scores["checkpoint"].isin(own.index) & (results.scores["kind"] == "block")).sum()
-            notes.append(f"{name}: {lost} of {blocks} blocks did not survive as text, so other tokens were predicted.")
+            changed = f"{lost} of {blocks} blocks changed when converted to text"
+            notes.append(f"{name}: {changed}, so different tokens were predicted.")
     columns = (Column("Perplexity", ".2f", "lower"),)
     return _scores("perplexity", "Perplexity", evaluations, (PERPLEXITY,), columns, "Blocks", notes)
 

@@ -40,14 +40,14 @@ _COMPARED = (
 _INTERVALS = "From and to: 95 % t-interval over seeds; there is none from a single one."
 _VERDICTS_EXPLAINED = (
     "Better: the LMS interval lies below 0, and the perplexity interval ends at or below it: it recites less at a "
-    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; not "
-    "told apart: it includes 0, which does not show the two to be equal. Nothing is corrected for the number of "
-    "comparisons: one in twenty is told apart by chance."
+    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; "
+    "unclear: it includes 0, which does not show the two to be equal. Nothing is corrected for the number of "
+    "comparisons: one in twenty differs by chance."
 )
 _CAPTION = (
     "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
     "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with 95 % "
-    "intervals over seeds. Further down: recites less. Further left: predicts unseen text better. Dashed: passages "
+    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
     "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
     "operating point lie outside."
 )

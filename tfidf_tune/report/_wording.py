@@ -14,7 +14,7 @@ TEXT_PROMPTS = (
 )
 SIGNIFICANCE_NOTE = (
     f"Significant: the interval excludes 0. From fewer than {MIN_UNITS} nothing is called so, and from {MIN_UNITS} to "
-    f"{ENOUGH_UNITS - 1} by chance alone in 7 to 11 % of cases, not in 5 %."
+    f"{ENOUGH_UNITS - 1} by chance in 7 to 11 % of cases, not in 5 %."
 )
 
 
@@ -46,7 +46,7 @@ def significance(interval: Interval, unit: str) -> str:
         return "which is not significant: the interval includes 0"
     if interval.num_units < ENOUGH_UNITS:
         return (
-            f"which the interval calls significant, but {interval.num_units} {unit}s are few: by chance alone such "
-            "intervals exclude 0 in 7 to 11 % of cases, not in 5 %"
+            f"which the interval calls significant, but {interval.num_units} {unit}s are few: by chance, such "
+            f"intervals exclude 0 in 7 to 11 % of cases, not in 5 %"
         )
     return "which is significant: the interval excludes 0"

@@ -124,7 +124,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} (looked for results_<date>.json with samples_<task>_<date>.jsonl "
-            f"beside it, the task one of {MEMORIZATION}_*, {PERPLEXITY}, {SUMMARIZATION}, {QA}; there are "
+            f"next to it, the task one of {MEMORIZATION}_*, {PERPLEXITY}, {SUMMARIZATION}, {QA}; there are "
             f"{len(files)} results files): evaluate it by `tfidf-tune eval` with --log_samples and --output_path"
         )
 
@@ -149,7 +149,7 @@ def _require_distinct(runs: Sequence[Checkpoint]) -> None:
         first = seen.setdefault(run.run, run)
         if first is not run:
             raise ValueError(
-                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or tell them apart as "
+                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label them as "
                 "OBJECTIVE=FOLDER"
             )
 

@@ -30,7 +30,7 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
     Args:
         model_args (Mapping[str, str]): of the harness: ``pretrained`` and, for an adapter, ``peft``.
         results_file (Path): ``results_<date>.json``.
-        label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by hand.
+        label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by the user.
 
     Returns:
         tuple[str, Checkpoint]: a key that is the same for all files of a run, and the names of the checkpoint, with the
