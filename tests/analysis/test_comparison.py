@@ -268,6 +268,8 @@ def test_the_floor_is_the_controls_average_over_prefix_lengths_too():
 @pytest.mark.parametrize(("lms", "number", "reached"), [(4, 10, False), (1, 10, True), (1, 9, False), (0, 10, True)])
 def test_from_few_passages_the_floor_is_not_reached(lms, number, reached):
     assert floor([*targets(*[lms, lms + 1] * 6), *controls(*([1, 2] * 5)[:number])]).reached == reached
+    constant = floor([*targets(*[lms] * number), *controls(*[1] * number)])  # an interval without width
+    assert constant.reached == (lms <= 1 and number == 10)
 
 
 def test_targets_and_controls_are_drawn_independently():
