@@ -297,7 +297,7 @@ def test_samples_of_text_prompts_are_known(tmp_path, prompts, as_text):
 def test_an_output_path_that_named_a_file_is_found(tmp_path):
     write_evaluation(tmp_path / "r", full())
     (results,) = tmp_path.rglob("results_*.json")
-    results.rename(results.with_name(results.name.replace("results_", "mine_")))
+    results.rename(results.with_name(results.name.replace("results_", "my_own_")))
     assert len(read_runs([tmp_path])) == 1
 
 
