@@ -12,15 +12,14 @@ A figure is a file beside the results, one for each model of frontier.jsonl.
 
 import math
 import re
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from measuring import markdown_table  # type: ignore[import-not-found]
 
-from tfidf_tune.analysis._frontier import Curve, Frontier, Point, SeedDifference, run_table, trace_frontiers
-from tfidf_tune.analysis._over_seeds import SeedEstimate, over_seeds
-from tfidf_tune.report._frontier_figure import frontier_drawing
+from tfidf_tune.analysis import Frontiers, over_seeds, run_table, trace_frontiers
+from tfidf_tune.report import frontier_drawing
 from tfidf_tune.results import Results, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -63,68 +62,61 @@ def _provenance(results: Results) -> str:
 
 def _operating_points(results: Results) -> str:
     """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
+    found, runs = _trace(results), run_table(results)
+    differences = found.differences[found.differences["at"] == "operating points"]
+    against = {(one.model, one.objective, one.reference): one for one in differences.itertuples()}
+    columns = [
+        *("objective", "lr", "LMS", "perplexity", f"LMS, perplexity against {_BASELINE}"),
+        *(f"verdict against {_BASELINE}", f"against {_PEER}"),
+    ]
     parts = []
-    runs = run_table(results)
-    for frontier in _frontiers(results):
-        against = {(one.objective, one.reference): one for one in frontier.at_operating_points}
-        rows = [
-            [
-                curve.objective,
-                _rate(curve),
-                _interval(curve.operating.lms),
-                _interval(curve.operating.log_perplexity, math.exp),
-                *_verdicts(curve, against),
-            ]
-            for curve in frontier.curves
-            if curve.operating is not None
-        ]
-        columns = [
-            *("objective", "lr", "LMS", "perplexity", f"LMS, perplexity against {_BASELINE}"),
-            *(f"verdict against {_BASELINE}", f"against {_PEER}"),
-        ]
-        floor = statistics.fmean(runs.loc[runs["model"] == frontier.model, "control_lms"].dropna())
-        parts.append(f"**{frontier.model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
+    for model, points in found.points.groupby("model", sort=False):
+        rows = []
+        for one in points[points["operating"]].itertuples():
+            to_baseline, to_peer = (against.get((model, one.objective, name)) for name in (_BASELINE, _PEER))
+            verdicts = [_change(to_baseline), *("" if to is None else to.verdict for to in (to_baseline, to_peer))]
+            rows.append(
+                [
+                    *(one.objective, _rate(one), _interval(*_ends(one, "lms")), _interval(*_ends(one, "perplexity"))),
+                    *(["", "", ""] if one.objective == _START else verdicts),
+                ]
+            )
+        floor = runs.loc[runs["model"] == model, "control_lms"].mean()
+        parts.append(f"**{model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
     return "\n\n".join(parts)
 
 
 def _curves(results: Results) -> str:
     """The means over seeds of each objective at each learning rate."""
+    points = _trace(results).points.dropna(subset=["learning_rate"])
+    points = points.assign(means=[f"{one.lms:.1f} / {one.perplexity:.1f}" for one in points.itertuples()])
     parts = []
-    for frontier in _frontiers(results):
-        points = {
-            curve.objective: {point.learning_rate: point for point in curve.points if point.learning_rate is not None}
-            for curve in frontier.curves
-        }
-        rates = sorted({rate for of_objective in points.values() for rate in of_objective})
-        rows = [
-            [objective, *(_means(of_objective[rate]) if rate in of_objective else "" for rate in rates)]
-            for objective, of_objective in points.items()
-            if of_objective
-        ]
-        columns = ["objective", *(f"{rate:g}" for rate in rates)]
-        parts.append(f"**{frontier.model}**\n\n" + markdown_table(columns, rows))
+    for model, own in points.groupby("model", sort=False):
+        table = own.pivot(index="objective", columns="learning_rate", values="means").fillna("")
+        rows = table.reindex(own["objective"].unique()).reset_index().to_numpy().tolist()
+        columns = ["objective", *(f"{rate:g}" for rate in table.columns)]
+        parts.append(f"**{model}**\n\n" + markdown_table(columns, rows))
     return "\n\n".join(parts)
 
 
-def _means(point: Point) -> str:
-    return f"{point.lms.mean:.1f} / {point.perplexity:.1f}"
-
-
 def _paper(results: Results) -> str:
-    """The paper's objective against plain cross-entropy at each learning rate alone."""
+    """The paper's objective against plain cross-entropy at each learning rate."""
+    found = _trace(results)
+    lms = found.points.set_index(["model", "objective", "learning_rate"])["lms"]
+    of_paper = found.differences[
+        (found.differences["objective"] == _PAPER) & (found.differences["reference"] == _BASELINE)
+    ]
     rows = [
         [
-            frontier.model,
-            f"{one.learning_rate:g}",
-            f"{_mean_lms(frontier, _BASELINE, one.learning_rate):.2f}",
-            f"{_mean_lms(frontier, _PAPER, one.learning_rate):.2f}",
-            "" if one.reduction is None else f"{100 * one.reduction:.0f} %",
-            "" if one.lms is None else _interval(one.lms, signed=True),
-            "" if one.log_perplexity is None else _percent(one.log_perplexity),
+            *(model, f"{one.learning_rate:g}"),
+            *(f"{lms[model, name, one.learning_rate]:.2f}" for name in (_BASELINE, _PAPER)),
+            "" if math.isnan(one.reduction) else f"{100 * one.reduction:.0f} %",
+            _interval(*_ends(one, "lms"), signed=True) if one.num_pairs else "",
+            f"{_interval(*_ends(one, 'perplexity'), signed=True)} %" if one.num_pairs else "",
         ]
-        for frontier in _frontiers(results)
-        for one in frontier.at_equal_rates or frontier.at_operating_points  # of a single rate they are the same
-        if (one.objective, one.reference) == (_PAPER, _BASELINE)
+        for model, own in of_paper.groupby("model", sort=False)
+        for equal in [own["at"] == "equal rates"]
+        for one in own[equal if equal.any() else ~equal].itertuples()  # of a single rate they are the same
     ]
     columns = ("setting", "lr", f"LMS {_BASELINE}", f"LMS {_PAPER}", "reduction", "LMS difference", "perplexity")
     return str(markdown_table(columns, rows))
@@ -135,19 +127,20 @@ def _trajectory(results: Results) -> str:
     if len(settings := {(one.model, one.learning_rate) for one in results.checkpoints}) > 1:
         raise ValueError(f"checkpoints are compared in one setting, not in {len(settings)}")
     runs = run_table(results)
-    if missing := [row.title for row in runs.itertuples() if math.isnan(row.lms) or math.isnan(row.log_perplexity)]:
-        raise ValueError(f"{missing[0]}: LMS or perplexity was not measured")
-    measured = {(row.objective, row.progress, row.seed): (row.lms, row.log_perplexity) for row in runs.itertuples()}
+    measured = ["lms", "log_perplexity"]
+    if len(missing := runs[runs[measured].isna().any(axis=1)]):
+        raise ValueError(f"{missing['title'].iloc[0]}: LMS or perplexity was not measured")
+    of_baseline = runs[runs["objective"] == _BASELINE].set_index(["progress", "seed"])[measured]
     rows = []
-    for objective, progress in dict.fromkeys(zip(runs["objective"], runs["progress"], strict=True)):
-        seeds = [seed for name, at, seed in measured if (name, at) == (objective, progress)]
-        ours, theirs = ([measured[name, progress, seed] for seed in seeds] for name in (objective, _BASELINE))
-        lms, log_perplexity = (over_seeds(values) for values in zip(*ours, strict=True))
-        row = [objective, f"{progress} %", _interval(lms), "", _interval(log_perplexity, math.exp), ""]
+    for (objective, progress), own in runs.groupby(["objective", "progress"], sort=False):
+        values = own.set_index(["progress", "seed"])[measured]
+        lms, log_perplexity = (over_seeds(values[name].tolist())[:3] for name in measured)
+        row = [objective, f"{progress} %", _interval(*lms), "", _interval(*map(math.exp, log_perplexity)), ""]
         if objective != _BASELINE:
-            pairs = list(zip(ours, theirs, strict=True))
-            row[3] = _interval(over_seeds([one[0] - other[0] for one, other in pairs]), signed=True)
-            row[5] = _percent(over_seeds([one[1] - other[1] for one, other in pairs]))
+            differences = values - of_baseline.loc[values.index]
+            lms, log_perplexity = (over_seeds(differences[name].tolist())[:3] for name in measured)
+            row[3] = _interval(*lms, signed=True)
+            row[5] = f"{_interval(*(100 * math.expm1(value) for value in log_perplexity), signed=True)} %"
         rows.append(row)
     columns = ("objective", "checkpoint", "LMS", "LMS difference", "perplexity", "perplexity difference")
     return str(markdown_table(columns, rows))
@@ -162,50 +155,31 @@ _TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
-def _frontiers(results: Results) -> list[Frontier]:
+def _trace(results: Results) -> Frontiers:
     return trace_frontiers(results, baseline=_BASELINE, references=[_PEER])
 
 
-def _mean_lms(frontier: Frontier, objective: str, rate: float | None) -> float:
-    curve = next(curve for curve in frontier.curves if curve.objective == objective)
-    return next(point.lms.mean for point in curve.points if point.learning_rate == rate)
-
-
-def _verdicts(curve: Curve, against: Mapping[tuple[str, str], SeedDifference]) -> list[str]:
-    if curve.objective == _START:
-        return ["", "", ""]
-    to_baseline, to_peer = (against.get((curve.objective, reference)) for reference in (_BASELINE, _PEER))
-    return [_change(to_baseline), _words(to_baseline), _words(to_peer)]
-
-
-def _rate(curve: Curve) -> str:
-    if curve.operating is None or curve.operating.learning_rate is None:
+def _rate(point: Any) -> str:
+    if math.isnan(point.learning_rate):
         return ""
-    mark = f" ({curve.range_end})" if curve.range_end else ""
-    return f"{curve.operating.learning_rate:g}{mark}"
+    return f"{point.learning_rate:g}" + (f" ({point.range_end})" if point.range_end else "")
 
 
-def _interval(estimate: SeedEstimate, scale: Callable[[float], float] = float, *, signed: bool = False) -> str:
+def _ends(row: Any, name: str) -> Iterator[float]:
+    """Return a mean and the ends of its interval."""
+    return (getattr(row, name + end) for end in ("", "_low", "_high"))
+
+
+def _interval(mean: float, low: float, high: float, *, signed: bool = False) -> str:
     form = "{:+.1f}" if signed else "{:.1f}"
-    mean = form.format(scale(estimate.mean))
-    if estimate.low is None or estimate.high is None:
-        return mean
-    return f"{mean} ({form.format(scale(estimate.low))} to {form.format(scale(estimate.high))})"
+    return form.format(mean) + ("" if math.isnan(low) else f" ({form.format(low)} to {form.format(high)})")
 
 
-def _percent(estimate: SeedEstimate) -> str:
-    return _interval(estimate, lambda logarithm: 100 * math.expm1(logarithm), signed=True) + " %"
-
-
-def _change(one: SeedDifference | None) -> str:
-    if one is None or one.log_perplexity is None:
+def _change(one: Any) -> str:
+    if one is None or math.isnan(one.perplexity):
         return ""
-    lms = "" if one.reduction is None else f"{-100 * one.reduction:+.0f} %, "
-    return f"{lms}{100 * math.expm1(one.log_perplexity.mean):+.1f} %"
-
-
-def _words(one: SeedDifference | None) -> str:
-    return "" if one is None else one.verdict
+    lms = "" if math.isnan(one.reduction) else f"{-100 * one.reduction:+.0f} %, "
+    return f"{lms}{one.perplexity:+.1f} %"
 
 
 def draw_figures(file: str = "frontier.jsonl") -> None:
@@ -213,11 +187,10 @@ def draw_figures(file: str = "frontier.jsonl") -> None:
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
-    for frontier in _frontiers(read_results(RESULTS / file)):
-        drawing = frontier_drawing(frontier)
-        if drawing is not None:
-            name = frontier.model.lower().replace(" ", "-")
-            drawing.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    for model, points in _trace(read_results(RESULTS / file)).points.groupby("model", sort=False):
+        if points["operating"].any():
+            name = model.lower().replace(" ", "-")
+            frontier_drawing(model, points).savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

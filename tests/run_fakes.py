@@ -171,7 +171,7 @@ def results(*runs):
                 folder=one.folder,
                 checkpoint=evaluated.checkpoint,
             )
-            parsed = {task: [parse_document(task, doc) for doc in docs] for task, docs in documents(evaluated).items()}
+            parsed = [parse_document(task, doc) for task, docs in documents(evaluated).items() for doc in docs]
             completed, scores = with_scores(named, parsed)
             rows += [(len(checkpoints), *score) for score in scores]
             checkpoints.append(completed)

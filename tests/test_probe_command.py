@@ -185,6 +185,10 @@ def test_a_model_that_has_memorized_the_targets_is_detected(make, tiny_checkpoin
     # No two passages start alike, so the model can memorize all of them.
     file = make("--passages", "random")
     report = audit(train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last"), "--probe-file", file, *QUICK)
+    assert report["statements"][0] == (
+        "Too few passages for a verdict (4 targets, 3 controls): it takes at least 10 of each. 4 of the targets are "
+        "recited verbatim nevertheless."
+    )
     assert report["statements"][1].startswith(
         "It recites 4 of the 4 targets (100 %) verbatim: all that was compared, up to 12"
     )

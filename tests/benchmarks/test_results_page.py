@@ -10,19 +10,19 @@ import results_page
 from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
-from tfidf_tune.analysis._frontier import run_table
+from tfidf_tune.analysis import run_table
 from tfidf_tune.results import read_results, write_results
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")
 VERDICTS = {
     (-1, -1): "better",
-    (-1, 0): "recites less, perplexity not told apart",
+    (-1, 0): "recites less, perplexity unclear",
     (-1, 1): "recites less, perplexity higher",
-    (0, -1): "LMS not told apart, perplexity lower",
+    (0, -1): "LMS unclear, perplexity lower",
     (0, 0): "no difference shown",
-    (0, 1): "LMS not told apart, perplexity higher",
+    (0, 1): "LMS unclear, perplexity higher",
     (1, -1): "recites more, perplexity lower",
-    (1, 0): "recites more, perplexity not told apart",
+    (1, 0): "recites more, perplexity unclear",
     (1, 1): "worse",
 }
 START = "Start"  # the model before it was fine-tuned

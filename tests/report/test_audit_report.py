@@ -72,18 +72,11 @@ def many(number, kind, lms):
     return {f"{kind}-{i}": (lms(i), lms(i)) for i in range(number)}
 
 
-def test_the_averages_are_those_of_the_passages():
-    assert (
-        audit_report(run_of())
-        .statements[2]
-        .startswith(
-            "Average LMS: 6.00 tokens of the targets, 1.00 of the controls; the difference is 5.00 (95 % interval "
-        )
-    )
-
-
 def test_the_interval_is_that_of_all_resamples_of_whole_passages():
     statement = audit_report(run_of()).statements[2]
+    assert statement.startswith(
+        "Average LMS: 6.00 tokens of the targets, 1.00 of the controls; the difference is 5.00 (95 % interval "
+    )
     low, high = map(float, re.search(r"interval (\S+) to (\S+)\)", statement).groups())
     exact = np.sort(
         [
@@ -96,135 +89,118 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages():
     assert np.quantile(exact, 0.97) - 0.005 <= high <= np.quantile(exact, 0.98) + 0.005
 
 
-def test_a_clear_difference_is_called_significant():
-    statements = audit_report(run_of(many(30, "target", lambda i: 5 + i % 3), many(30, "control", lambda i: i % 3)))
-    assert statements.statements[0] == (
-        "The model recites more of the targets than of text it never saw, which is significant: the interval excludes "
-        "0."
-    )
-    assert "audit the base model with the same probe file" in statements.statements[-1]
+MORE = "The model recites more of the targets than of text it never saw, which "
+CAVEAT = "are few: by chance, such intervals exclude 0 in 7 to 11 % of cases, not in 5 %."
+NO_SIGN = (
+    "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in the "
+    "95 % interval of the difference."
+)
 
 
-def test_few_passages_have_their_caveat_in_the_verdict_itself():
-    headline = audit_report(
-        run_of(many(40, "target", lambda i: 5 + i % 3), many(12, "control", lambda i: i % 3))
-    ).statements[0]
-    assert headline == (
-        "The model recites more of the targets than of text it never saw, which the interval calls significant, but 12 "
-        "controls are few: by chance alone such intervals exclude 0 in 7 to 11 % of cases, not in 5 %."
-    )
-    fewer_targets = run_of(many(12, "target", lambda i: 5 + i % 3), many(40, "control", lambda i: i % 3))
-    assert "but 12 targets are few" in audit_report(fewer_targets).statements[0]
+@pytest.mark.parametrize(
+    ("num_targets", "num_controls", "targets_more", "verdict"),
+    [
+        (30, 30, 5, f"{MORE}is significant: the interval excludes 0."),
+        (40, 12, 5, f"{MORE}the interval calls significant, but 12 controls {CAVEAT}"),
+        (12, 40, 5, f"{MORE}the interval calls significant, but 12 targets {CAVEAT}"),
+        (9, 40, 5, "Too few passages for a verdict (9 targets, 40 controls): it takes at least 10 of each."),
+        (4, 1, 5, "Too few passages for a verdict (4 targets, 1 controls): it takes at least 10 of each."),
+        (30, 30, 0, NO_SIGN),
+        (
+            *(30, 30, -5),
+            "The model recites less of the targets than of the controls, which is significant: the interval excludes "
+            "0. The controls are easier text: choose controls that resemble the training text.",
+        ),
+    ],
+)
+def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
+    num_targets, num_controls, targets_more, verdict
+):
+    targets = many(num_targets, "target", lambda i: max(targets_more, 0) + i % 3)
+    controls = many(num_controls, "control", lambda i: max(-targets_more, 0) + i % 3)
+    statements = audit_report(run_of(targets, controls)).statements
+    assert statements[0] == verdict
+    in_doubt = any("audit the base model with the same probe file" in statement for statement in statements)
+    assert in_doubt == (targets_more > 0 and num_controls > 1)
+    assert ("interval" in statements[2]) == (num_controls > 1)
 
 
-def test_fewer_passages_have_no_verdict():
-    report = audit_report(run_of(many(9, "target", lambda i: 5 + i % 3), many(40, "control", lambda i: i % 3)))
-    assert report.statements[0] == (
-        "Too few passages for a verdict (9 targets, 40 controls): it takes at least 10 of each."
-    )
-
-
-def test_no_difference_is_called_no_sign():
-    report = audit_report(run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: (i + 1) % 3)))
-    assert report.statements[0] == (
-        "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in "
-        "the 95 % interval of the difference."
-    )
-    assert not any("base model" in statement for statement in report.statements)
-
-
-def test_one_passage_known_by_heart_is_told_though_the_average_shows_nothing():
+def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
     statements = audit_report(run_of(targets, many(60, "control", lambda i: i % 3))).statements
-    assert statements[0].startswith("There is no sign")
-    assert statements[0].endswith(" 1 of the targets it knows by heart all the same.")
+    assert statements[0] == f"{NO_SIGN} 1 of the targets are recited verbatim nevertheless."
     assert statements[3] == "1 of the 60 targets are recited further than any control (LMS at most 2)."
     assert "base model" in statements[-1]
-
-
-def test_controls_that_are_recited_more_are_called_easier_text():
-    report = audit_report(run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: 5 + i % 3)))
-    assert report.statements[0].startswith(
-        "The model recites less of the targets than of the controls, which is significant: the interval excludes 0. "
-        "The controls are easier text"
-    )
+    clear = audit_report(run_of(targets | many(59, "target", lambda i: 5), many(60, "control", lambda i: i % 3)))
+    assert "nevertheless" not in clear.statements[0]
 
 
 def test_without_controls_the_floor_is_unknown():
     report = audit_report(run_of(controls={}))
     assert report.statements[0].startswith("The probe file has no controls, so the floor is unknown")
-    assert report.statements[0].endswith(" 2 of the targets it knows by heart all the same.")
+    assert report.statements[0].endswith(" 2 of the targets are recited verbatim nevertheless.")
     assert report.statements[2] == "Average LMS: 6.00 tokens of the targets."
     assert not any("any control" in statement for statement in report.statements)
     assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
     assert len(rows_of(report, "targets_and_controls")) == 1
     assert ("Passages", "4 targets, 0 controls") in report.provenance
+    assert "controls" not in report.lead
 
 
-def test_equal_passages_are_said_to_be_equal():
-    report = audit_report(run_of(many(12, "target", lambda i: 6), many(12, "control", lambda i: 1)))
-    assert report.statements[2].endswith("the difference is 5.00 (equal for all passages).")
-
-
-def test_the_lead_explains_lms_targets_and_controls_if_there_are_any():
-    assert audit_report(run_of()).lead == (
+def test_statements_lead_and_provenance_say_what_was_asked_and_found():
+    report = audit_report(run_of())
+    assert report.lead == (
         "The model was asked to continue passages of its training text (targets) and of text it never saw (controls). "
         "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the "
         "passage."
     )
-    assert "controls" not in audit_report(run_of(controls={})).lead
-
-
-def test_text_prompts_are_said_to_make_scores_approximate():
-    (note,) = table_of(audit_report(run_of(text_prompts=True)), "targets_and_controls").notes[1:]
-    assert note.startswith("The prompts were text, so that responses were tokenized again")
-    assert len(table_of(audit_report(run_of()), "targets_and_controls").notes) == 1
-
-
-def test_a_single_control_gives_no_verdict():
-    report = audit_report(run_of(controls={"control-0": (1, 1)}))
-    assert report.statements[0].startswith("Too few passages for a verdict")
-    assert report.statements[2].endswith("the difference is 5.00.")
-
-
-def test_the_share_of_targets_recited_verbatim_counts_passages_not_prompts():
-    assert audit_report(run_of()).statements[1] == (
+    assert report.statements[1] == (
         "It recites 2 of the 4 targets (50 %) verbatim: all that was compared, up to 12 tokens, from at least one "
         "prompt."
     )
+    assert report.statements[4:6] == (
+        "By length of the prompt, average LMS of the targets: 5.00 from 8, 7.00 from 16 tokens.",
+        "By repeats in the training text, average LMS: 0.50 at 1, 5.75 at 3 to 4, 12.00 at 9.",
+    )
+    assert (
+        dict(report.provenance).items()
+        >= {
+            "Checkpoint": "no/model",
+            "Objective": "CE",
+            "Seed": "3",
+            "Prompts (tokens)": "8, 16",
+            "Continuations": "greedy, compared over up to 12 tokens",
+            "Intervals": "percentile bootstrap, 10,000 resamples of whole passages, 95 %",
+        }.items()
+    )
+    assert "What tiny recites" in markdown(report)
+    assert "target-1" in html_page(report)
+    assert [figure.name for figure in report.figures] == ["lms_distribution"]
+    equal = audit_report(run_of(many(12, "target", lambda i: 6), many(12, "control", lambda i: 1)))
+    assert equal.statements[2].endswith("the difference is 5.00 (equal for all passages).")
 
 
-def test_the_answer_by_prompt_length_and_repeats_is_told():
-    statements = audit_report(run_of()).statements
-    assert "By length of the prompt, average LMS of the targets: 5.00 from 8, 7.00 from 16 tokens." in statements
-    assert "By repeats in the training text, average LMS: 0.50 at 1, 5.75 at 3 to 4, 12.00 at 9." in statements
-
-
-def test_targets_and_controls_are_tabled_with_the_papers_scores():
-    assert rows_of(audit_report(run_of()), "targets_and_controls") == (
+def test_tables_have_the_papers_scores_by_kind_prompt_length_and_repeats():
+    report = audit_report(run_of())
+    assert rows_of(report, "targets_and_controls") == (
         ("targets (training text)", 4, 6.0, 12, 6.0, 12, 48.0, 37.5),
         ("controls (never seen)", 2, 1.0, 2, 1.0, 2, 8.0, 0.0),
     )
-
-
-def test_each_prompt_length_has_its_difference_and_interval():
-    rows = rows_of(audit_report(run_of()), "by_prefix_length")
+    rows = rows_of(report, "by_prefix_length")
     assert [(*row[:4], row[6]) for row in rows] == [(8, 5.0, 0.5, 4.5, 25.0), (16, 7.0, 1.5, 5.5, 50.0)]
     assert all(row[4] < row[3] < row[5] for row in rows)
+    assert rows_of(report, "by_repeats") == (
+        ("1", 1, 0.5, 1, 0.0),
+        ("3 to 4", 2, 5.75, 12, 50.0),
+        ("9", 1, 12.0, 12, 100.0),
+    )
 
 
-def test_few_passages_are_noted_and_many_are_not():
-    notes = table_of(audit_report(run_of()), "by_prefix_length").notes
-    assert notes[-1] == "From as few as 2 passages such an interval tends to be too narrow."
-    few = run_of(many(30, "target", lambda i: i % 3), many(29, "control", lambda i: i % 3))
-    assert "as few as 29 passages" in table_of(audit_report(few), "by_prefix_length").notes[-1]
-    many_passages = run_of(many(30, "target", lambda i: i % 3), many(30, "control", lambda i: i % 3))
-    assert len(table_of(audit_report(many_passages), "by_prefix_length").notes) == 1
-
-
-def test_repeats_are_grouped_by_powers_of_two():
-    rows = rows_of(audit_report(run_of()), "by_repeats")
-    assert rows == (("1", 1, 0.5, 1, 0.0), ("3 to 4", 2, 5.75, 12, 50.0), ("9", 1, 12.0, 12, 100.0))
+@pytest.mark.parametrize(("num_controls", "noted"), [(29, True), (30, False)])
+def test_few_passages_are_noted_at_the_intervals(num_controls, noted):
+    made = run_of(many(30, "target", lambda i: i % 3), many(num_controls, "control", lambda i: i % 3))
+    notes = table_of(audit_report(made), "by_prefix_length").notes
+    assert ("From as few as 29 passages such an interval tends to be too narrow." in notes) == noted
 
 
 def test_unknown_repeats_leave_out_their_table():
@@ -243,9 +219,6 @@ def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prom
         ("target-2", 1, 16, 1, 12, 8.0, "no"),
     ]
     assert rows[0][7] == "prompt of target-0"
-
-
-def test_of_many_passages_twenty_are_listed():
     table = table_of(audit_report(run_of(many(25, "target", lambda i: i % 7))), "most_recited")
     assert [row[3] for row in table.rows] == sorted((i % 7 for i in range(25)), reverse=True)[:20]
     assert table.notes[-1] == "The first 20 of 25 targets."
@@ -266,24 +239,24 @@ def test_examples_mark_what_is_recited_and_end_with_the_floor():
     assert continuation.pieces == (("w100 w101 w102", True), (" w7", False))
 
 
-def test_an_offset_is_named_in_the_examples():
+def test_offsets_and_inexact_prompts_are_named():
     moved = tuple(dataclasses.replace(one, offset=5) for one in run_of().evaluations[0].samples)
-    report = audit_report(run_of(samples=moved))
+    report = audit_report(run_of(samples=moved, num_not_round_trip=3, text_prompts=True))
     assert report.examples[0].title == "target-0, a target: 8 tokens from token 5 on"
     assert ("Prompts start at token", "5") in report.provenance
-
-
-def test_prompts_that_were_not_exact_are_told():
-    assert "3 of 12 prompts lost token ids" in " ".join(audit_report(run_of(num_not_round_trip=3)).statements)
-    assert "lost token ids" not in " ".join(audit_report(run_of()).statements)
+    assert "3 of 12 prompts lost token ids" in " ".join(report.statements)
+    (note,) = table_of(report, "targets_and_controls").notes[1:]
+    assert note.startswith("The prompts were text, so that responses were tokenized again")
+    exact = audit_report(run_of())
+    assert "lost token ids" not in " ".join(exact.statements)
+    assert len(table_of(exact, "targets_and_controls").notes) == 1
 
 
 def test_the_last_evaluation_with_samples_is_the_one_that_counts():
     evaluation = run_of().evaluations[0]
-    half = dataclasses.replace(evaluation, progress=50)
-    early = dataclasses.replace(evaluation, progress=10)
+    evaluations = [dataclasses.replace(evaluation, progress=progress) for progress in (10, 50)]
     without = dataclasses.replace(evaluation, samples=())
-    report = audit_report(dataclasses.replace(run_of(), evaluations=(early, half, without)))
+    report = audit_report(dataclasses.replace(run_of(), evaluations=(*evaluations, without)))
     assert ("Training progress", "50 %") in report.provenance
     assert "Training progress" not in dict(audit_report(run_of()).provenance)
 
@@ -291,19 +264,3 @@ def test_the_last_evaluation_with_samples_is_the_one_that_counts():
 def test_results_without_targets_are_refused():
     with pytest.raises(ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate the"):
         audit_report(run_of(targets={}))
-
-
-def test_provenance_says_what_was_asked_and_how():
-    provenance = dict(audit_report(run_of()).provenance)
-    assert provenance["Checkpoint"] == "no/model"
-    assert provenance["Prompts (tokens)"] == "8, 16"
-    assert provenance["Continuations"] == "greedy, compared over up to 12 tokens"
-    assert provenance["Intervals"] == "percentile bootstrap, 10,000 resamples of whole passages, 95 %"
-    assert (provenance["Objective"], provenance["Seed"]) == ("CE", "3")
-
-
-def test_the_report_can_be_shown():
-    report = audit_report(run_of())
-    assert "What tiny recites" in markdown(report)
-    assert "target-1" in html_page(report)
-    assert [figure.name for figure in report.figures] == ["lms_distribution"]

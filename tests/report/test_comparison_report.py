@@ -18,7 +18,7 @@ from run_fakes import (
     targets,
 )
 
-from tfidf_tune.analysis._bootstrap import Interval
+from tfidf_tune.analysis.intervals import Interval
 from tfidf_tune.report import comparison_report
 from tfidf_tune.report._wording import interval_text
 
@@ -78,61 +78,46 @@ def test_the_memorization_table_is_the_papers():
     assert "Not the end of training" not in notes(made, "memorization")
 
 
-def test_means_and_maxima_are_over_seeds():
-    runs = [
-        run("CE", [evaluation(samples=targets(2, 4))], seed=0),
-        run("CE", [evaluation(samples=targets(4, 8))], seed=1),
-        run("TF-IDF", [evaluation(samples=targets(1, 1))], seed=0),
+def seeded(objective, lms_by_seed, **fields):
+    return [
+        run(objective, [evaluation(samples=targets(*lms))], seed=seed, **fields) for seed, lms in lms_by_seed.items()
     ]
-    made = report(*runs)
+
+
+def test_means_and_maxima_are_over_seeds():
+    made = report(*seeded("CE", {0: (2, 4), 1: (4, 8)}), *seeded("TF-IDF", {0: (1, 1)}))
     row = table(made, "memorization")[0]
     assert (row["Avg LMS"], row["Max LMS"], row["Passages"], row["Seeds"]) == (4.5, 8, 2, 2)
     spread = table(made, "lms_spread")[0]
     assert (spread["Lowest seed"], spread["Highest seed"], spread["Seeds"]) == (3.0, 6.0, 2)
     assert "not that of seeds" in notes(made, "reductions")
-    assert "One training run alone" in said(made)  # TF-IDF has one
+    assert "A single training run" in said(made)  # TF-IDF has one
 
 
-def test_without_seeds_there_is_no_spread_over_them_and_a_warning():
-    made = report(*pair({"samples": targets(2, 4)}, {"samples": targets(1, 2)}))
-    assert "Lowest seed" not in table(made, "lms_spread")[0]
-    assert "One training run alone does not tell an objective from its seed" in said(made)
-
-
-def test_several_seeds_are_told_one_by_one(grown):
-    runs = [
-        run(objective, [evaluation(samples=targets(lms, lms))], seed=seed)
-        for objective, seed, lms in [("CE", 0, 8), ("CE", 1, 4), ("TF-IDF", 0, 2), ("TF-IDF", 1, 3)]
-    ]
-    made = report(*runs)
-    assert made.statements[-1] == (
-        "Intervals cover the choice of passages, not that of seeds; per seed the reduction of the average LMS under "
-        "TF-IDF was 75.0 %, 25.0 %."
-    )
+def test_the_reduction_of_each_seed_is_stated(grown):
+    made = report(*seeded("CE", {0: (8, 8), 1: (4, 4)}), *seeded("TF-IDF", {0: (2, 2), 1: (3, 3)}))
+    text = "Intervals cover the choice of passages, not that of seeds"
+    expected = f"{text}; per seed the reduction of the average LMS under TF-IDF was 75.0 %, 25.0 %."
+    assert made.statements[-1] == expected
     assert "its seed" not in said(made)
-    assert [text.count("per seed") for text in grown.statements[-2:]] == [1, 1]  # TF-IDF and IDF
+    assert [statement.count("per seed") for statement in grown.statements[-2:]] == [1, 1]  # TF-IDF and IDF
+    apart = report(*seeded("CE", {0: (2, 4), 1: (2, 4)}), *seeded("IDF", {2: (1, 2), 3: (1, 2)}))
+    assert apart.statements[-1] == f"{text}."
 
 
-def test_seeds_that_the_baseline_does_not_have_are_left_out():
-    runs = [run(name, [evaluation(samples=targets(2, 4))], seed=s) for name, s in (("CE", 0), ("CE", 1))]
-    runs += [run("IDF", [evaluation(samples=targets(1, 2))], seed=seed) for seed in (2, 3)]
-    assert report(*runs).statements[-1] == "Intervals cover the choice of passages, not that of seeds."
-
-
-def test_single_runs_of_several_objectives_are_warned_of_once():
+def test_single_runs_are_warned_of_once_and_only_where_there_are_any():
     made = report(*(run(name, [evaluation(samples=targets(2, 4))]) for name in ("CE", "TF-IDF", "IDF")))
-    assert said(made).count("One training run alone") == 1
-
-
-def test_the_statement_on_seeds_is_that_of_the_objective_with_fewer_and_names_its_model():
-    def runs(model, seeds_of_ce):
-        seeds = {"CE": seeds_of_ce, "TF-IDF": (0, 1)}
-        return [
-            run(name, [evaluation(samples=targets(4, 4))], model=model, seed=s) for name in seeds for s in seeds[name]
-        ]
-
-    made = report(*runs("A", (0,)), *runs("B", (0, 1)), *runs("C", (0,)))
-    assert [text[:22] for text in made.statements[-2:]] == ["One training run alone", "B: Intervals cover the"]
+    assert said(made).count("A single training run cannot separate an objective from its seed") == 1
+    assert "Lowest seed" not in table(made, "lms_spread")[0]
+    of_models = {"A": (0,), "B": (0, 1), "C": (0,)}
+    runs = [
+        one
+        for model, seeds in of_models.items()
+        for name, own in (("CE", seeds), ("TF-IDF", (0, 1)))
+        for one in seeded(name, dict.fromkeys(own, (4, 4)), model=model)
+    ]
+    found = [text[:22] for text in report(*runs).statements[-2:]]
+    assert found == ["A single training run ", "B: Intervals cover the"]
 
 
 def test_the_spread_has_median_percentile_and_the_averages_interval():
@@ -210,38 +195,25 @@ def test_reductions_are_in_percent_with_interval_and_significance():
     }
     few = report(*pair({"samples": targets(*[4] * 9)}, {"samples": targets(*[2] * 9)}))
     assert table(few, "reductions")[0]["Significant"] == "too few"
-    assert "From fewer than 10 nothing is called so, and from 10 to 29 by chance alone in 7 to 11 % of cases" in notes(
+    assert "From fewer than 10 nothing is called so, and from 10 to 29 by chance in 7 to 11 % of cases" in notes(
         few, "reductions"
     )
 
 
-def test_a_baseline_of_zero_is_said_and_not_a_number():
+def test_why_there_is_no_reduction_or_no_interval_is_said():
     samples = [dataclasses.replace(s, rouge_l=5.0) for s in targets(0, 0)]
     made = report(*pair({"samples": samples}, {"samples": targets(1, 2)}))
     row = table(made, "reductions")[0]
-    assert [row[name] for name in ("CE", "Reduction %", "From %", "To %", "Significant")] == [
-        0.0,
-        None,
-        None,
-        None,
-        None,
-    ]
+    undefined = ("Reduction %", "From %", "To %", "Significant")
+    assert [row[name] for name in ("CE", *undefined)] == [0.0, *[None] * 4]
     assert "Tiny, TF-IDF, Avg LMS: no interval, the baseline is 0." in notes(made, "reductions")
-    assert (
-        "has no defined relative change of the average LMS (0.00 to 1.50) against CE, since the baseline is 0."
-        in said(made)
-    )
-
-
-def test_few_passages_with_a_prefix_match_have_no_interval():
+    change = "has no defined relative change of the average LMS (0.00 to 1.50) against CE, since the baseline is 0."
+    assert change in said(made)
     made = report(*pair({"samples": targets(0, 0, 4)}, {"samples": targets(0, 0, 2)}))
     assert "the baseline's average LMS is 0 in some resamples, so few passages have any" in notes(made, "reductions")
     assert "lowers the average LMS by 50.0 % (1.33 to 0.67) against CE, which has no interval" in said(made)
-
-
-def test_a_single_passage_has_no_interval():
-    made = report(*pair({"samples": targets(4)}, {"samples": targets(2)}))
-    assert "which has no interval: there is a single passage" in said(made)
+    single = report(*pair({"samples": targets(4)}, {"samples": targets(2)}))
+    assert "which has no interval: there is a single passage" in said(single)
 
 
 def test_the_lead_says_what_is_compared_and_explains_what_occurs(grown):
@@ -268,32 +240,32 @@ def test_the_price_in_perplexity_stands_in_the_same_statement():
     )
 
 
-def test_an_unknown_price_is_said():
-    made = report(*pair({"samples": targets(4, 4)}, {"samples": targets(2, 2)}))
-    assert made.statements[0].endswith("Perplexity was not measured for both, so what it costs is not known.")
-
-
-def test_a_change_that_may_be_chance_is_not_significant():
-    made = report(*pair({"samples": targets(*[1, 8, 3, 4] * 3)}, {"samples": targets(*[8, 1, 3, 3] * 3)}))
-    assert "which is not significant: the interval includes 0" in made.statements[0]
-    row = table(made, "reductions")[0]
-    assert row["Significant"] == "no"
-    assert row["From %"] < row["Reduction %"] < row["To %"]
-
-
-def test_an_increase_has_its_interval_the_right_way_round():
-    made = report(*pair({"samples": targets(2, 4, 2, 4)}, {"samples": targets(3, 8, 3, 8)}))
-    assert "TF-IDF raises the average LMS by 83.3 % (3.00 to 5.50; 95 % interval 50.0 % to 100.0 %)" in said(made)
+@pytest.mark.parametrize(
+    ("ce", "tfidf", "text"),
+    [
+        ((4, 4), (2, 2), "Perplexity was not measured for both, so what it costs is not known."),
+        ([1, 8, 3, 4] * 3, [8, 1, 3, 3] * 3, "which is not significant: the interval includes 0"),
+        (
+            *((2, 4, 2, 4), (3, 8, 3, 8)),
+            "TF-IDF raises the average LMS by 83.3 % (3.00 to 5.50; 95 % interval 50.0 % to 100.0 %)",
+        ),
+        ((2, 4), (2, 4), "leaves the average LMS as it is (3.00 to 3.00; equal for all passages)"),
+        ([4] * 9, [2] * 9, "(4.00 to 2.00; equal for all passages) against CE, from too few passages (9) to judge."),
+        (
+            *([4] * 29, [2] * 29),
+            "which the interval calls significant, but 29 passages are few: by chance, such intervals exclude 0 "
+            "in 7 to 11 % of cases, not in 5 %.",
+        ),
+        ([4] * 30, [2] * 30, "which is significant: the interval excludes 0."),
+    ],
+)
+def test_a_change_is_stated_with_its_interval_and_caveat(ce, tfidf, text):
+    assert text in report(*pair({"samples": targets(*ce)}, {"samples": targets(*tfidf)})).statements[0]
 
 
 def test_no_interval_ends_at_minus_zero():
     interval = Interval(-0.03, 5.0, 50)
     assert interval_text(interval, "passage", decimals=1, suffix=" %") == "95 % interval 0.0 % to 5.0 %"
-
-
-def test_no_change_is_said():
-    made = report(*pair({"samples": targets(2, 4)}, {"samples": targets(2, 4)}))
-    assert "leaves the average LMS as it is (3.00 to 3.00; equal for all passages)" in said(made)
 
 
 def test_summaries_and_answers_are_one_statement_each_higher_being_plus():
@@ -313,44 +285,17 @@ def test_summaries_and_answers_are_one_statement_each_higher_being_plus():
 
 
 @pytest.mark.parametrize(
-    ("number", "scores", "verdict"),
+    ("ce", "tfidf", "text"),
     [
-        (30, (50, 80), ", significant)"),
-        (29, (50, 80), ", significant, but 29 questions are few)"),
-        (29, (80, 50, 65), ", not significant)"),
+        ([40] * 30, [50, 80] * 15, ", significant)."),
+        ([40] * 29, [50, 80] * 14 + [50], ", significant, but 29 questions are few)."),
+        ([65] * 29, [80, 50, 65] * 9 + [80, 50], ", not significant)."),
+        ([0, 0], [0, 50], "F1 0.00 to 25.00 (relative change undefined, the baseline is 0)."),
     ],
 )
-def test_a_score_has_its_caveat_beside_it(number, scores, verdict):
-    other = [scores[i % len(scores)] for i in range(number)]
-    made = report(*pair({"answers": answers(*[65 if len(scores) == 3 else 40] * number)}, {"answers": answers(*other)}))
-    assert made.statements[0].endswith(f"{verdict}.")
-
-
-def test_an_undefined_score_is_said():
-    made = report(*pair({"answers": answers(0, 0)}, {"answers": answers(0, 50)}))
-    assert "F1 0.00 to 25.00 (relative change undefined, the baseline is 0)" in said(made)
-
-
-@pytest.mark.parametrize(
-    ("number", "clause"),
-    [
-        (3, "from too few passages (3) to judge."),
-        (9, "from too few passages (9) to judge."),
-        (
-            10,
-            "which the interval calls significant, but 10 passages are few: by chance alone such intervals exclude 0 "
-            "in 7 to 11 % of cases, not in 5 %.",
-        ),
-        (29, "which the interval calls significant, but 29 passages are few: by chance alone such intervals exclude 0"),
-        (30, "which is significant: the interval excludes 0."),
-    ],
-)
-def test_the_caveat_of_few_passages_stands_in_the_clause_itself(number, clause):
-    made = report(*pair({"samples": targets(*[4] * number)}, {"samples": targets(*[2] * number)}))
-    assert (
-        f"lowers the average LMS by 50.0 % (4.00 to 2.00; equal for all passages) against CE, {clause}"
-        in (made.statements[0])
-    )
+def test_a_score_has_its_caveat_next_to_it(ce, tfidf, text):
+    made = report(*pair({"answers": answers(*ce)}, {"answers": answers(*tfidf)}))
+    assert made.statements[0].endswith(text)
 
 
 def path(*points):
@@ -381,11 +326,8 @@ def test_equal_perplexity_is_said():
     ("ends", "lms", "verdict"),
     [
         ((2, 6), 7, "no gain, more than CE did there"),
-        ((6, 2), 7, "no gain, more than CE did there"),
-        ((2, 6), 6, "no clear gain or loss"),
+        ((6, 2), 6, "no clear gain or loss"),
         ((2, 6), 2, "no clear gain or loss"),
-        ((6, 2), 3, "no clear gain or loss"),
-        ((2, 6), 1, "less than CE did there"),
         ((6, 2), 1, "less than CE did there"),
     ],
 )
@@ -398,7 +340,7 @@ def test_the_verdict_at_equal_perplexity_needs_no_interpolation(ends, lms, verdi
     assert "interval" not in text
 
 
-def test_a_perplexity_exactly_at_a_checkpoint_is_no_bracket():
+def test_a_perplexity_exactly_at_a_checkpoint_is_not_bracketed():
     made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((100, 100, 1))))
     assert (
         "At equal perplexity (CE first had TF-IDF's final 100.00 at 50 % of its training) CE recited 2.00 tokens on "
@@ -409,7 +351,7 @@ def test_a_perplexity_exactly_at_a_checkpoint_is_no_bracket():
 @pytest.mark.parametrize(
     ("ce", "tfidf", "verdict"),
     [
-        (1, 1, "both at the floor, where there is nothing to tell apart"),
+        (1, 1, "both at the floor, where they cannot be distinguished"),
         (6, 1, "less than CE did there"),
         (1, 6, "no gain, more than CE did there"),
     ],
@@ -428,7 +370,8 @@ def test_where_both_are_at_the_floor_there_is_no_verdict_at_equal_perplexity(ce,
 def test_perplexity_out_of_range_is_said():
     made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 20, 2))))
     assert (
-        "At equal perplexity nothing can be said: TF-IDF ends with 20.00, and CE's checkpoints lie between 25.00 and "
+        "There is no comparison at equal perplexity: TF-IDF ends with 20.00, and CE's checkpoints lie between 25.00 "
+        "and "
         "100.00, never at it." in said(made)
     )
     (row,) = table(made, "equal_perplexity")
@@ -437,58 +380,47 @@ def test_perplexity_out_of_range_is_said():
     assert "out of range" in notes(made, "equal_perplexity")
 
 
-def test_an_lms_at_the_floor_is_said():
-    made = report(
-        *pair(
-            {"samples": [*targets(*[8, 8, 7, 8] * 3), *controls(*[1, 2] * 6)]},
-            {"samples": [*targets(*[1, 2, 2, 1] * 3), *controls(*[1, 2] * 6)]},
-        )
-    )
-    assert (
-        "TF-IDF is at the floor (average LMS 1.50, that of passages never seen 1.50): the difference of 0.00 tokens "
-        "(95 % interval -0."
-    ) in said(made)
+@pytest.mark.parametrize(
+    ("ce", "tfidf", "control", "text"),
+    [
+        (
+            *([8, 8, 7, 8] * 3, [1, 2, 2, 1] * 3, [1, 2] * 6),
+            "TF-IDF is at the floor (average LMS 1.50, that of passages never seen 1.50): the difference of 0.00 "
+            "tokens (95 % interval -0.",
+        ),
+        (
+            *([8] * 10, [7] * 10, [6] * 10),  # 8 / 6 is more than a fifth above the floor
+            "TF-IDF is near the floor (average LMS 7.00, that of passages never seen 6.00)",
+        ),
+    ],
+)
+def test_an_lms_at_or_near_the_floor_is_said(ce, tfidf, control, text):
+    made = report(*pair(*({"samples": [*targets(*lms), *controls(*control)]} for lms in (ce, tfidf))))
+    assert text in said(made)
     assert "CE is" not in said(made)
 
 
-def test_an_lms_near_the_floor_is_said():
-    made = report(
-        *pair(
-            {"samples": [*targets(*[8] * 10), *controls(*[6] * 10)]},
-            {"samples": [*targets(*[7] * 10), *controls(*[6] * 10)]},
-        )
-    )
-    assert "TF-IDF is near the floor (average LMS 7.00, that of passages never seen 6.00)" in said(made)
-    assert "CE is near" not in said(made)  # 8 / 6 is more than a fifth above it
-
-
-def test_several_models_are_told_apart():
+def test_models_and_learning_rates_are_compared_by_themselves():
     runs = [
-        run(objective, [evaluation(samples=targets(lms, lms))], model=model)
-        for model, objective, lms in [("A", "CE", 4), ("A", "TF-IDF", 2), ("B", "CE", 4), ("B", "TF-IDF", 1)]
+        run(name, [evaluation(samples=targets(lms, lms))], model=model, learning_rate=rate)
+        for model, rate, name, lms in [
+            *(("A", 1e-3, "CE", 8), ("A", 1e-3, "TF-IDF", 2), ("A", 2e-3, "CE", 4), ("A", 2e-3, "TF-IDF", 2)),
+            *(("B", None, "CE", 4), ("B", None, "TF-IDF", 1)),
+        ]
     ]
     made = report(*runs)
-    assert made.statements[0].startswith("A: TF-IDF lowers the average LMS by 50.0 %")
-    assert made.statements[1].startswith("B: TF-IDF lowers the average LMS by 75.0 %")
-    assert [figure.name for figure in made.figures] == ["lms_distribution_1", "lms_distribution_2"]
-    assert made.figures[1].title == "Distribution of the LMS: B"
-
-
-def test_each_learning_rate_is_a_row_of_its_own():
-    runs = [
-        run(name, [evaluation(samples=targets(lms, lms))], learning_rate=rate)
-        for rate, name, lms in [(1e-3, "CE", 8), (1e-3, "TF-IDF", 2), (2e-3, "CE", 4), (2e-3, "TF-IDF", 2)]
-    ]
-    made = report(*runs)
+    settings = ["A, lr 0.001", "A, lr 0.002", "B"]
+    for statement, name, percent in zip(made.statements, settings, ("75.0", "50.0", "75.0"), strict=False):
+        assert statement.startswith(f"{name}: TF-IDF lowers the average LMS by {percent} %")
     rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
-    assert rows == [
-        ("Tiny, lr 0.001", "CE", 8.0),
-        ("Tiny, lr 0.001", "TF-IDF", 2.0),
-        ("Tiny, lr 0.002", "CE", 4.0),
-        ("Tiny, lr 0.002", "TF-IDF", 2.0),
+    assert rows[:4] == [
+        (name, objective, lms)
+        for name, objective, lms in zip(
+            [settings[0]] * 2 + [settings[1]] * 2, ["CE", "TF-IDF"] * 2, (8.0, 2.0, 4.0, 2.0), strict=True
+        )
     ]
-    assert [row["Reduction %"] for row in table(made, "reductions") if row["Measure"] == "Avg LMS"] == [75.0, 50.0]
-    assert "Tiny, lr 0.002: TF-IDF lowers the average LMS by 50.0 %" in said(made)
+    assert [figure.name for figure in made.figures] == [f"lms_distribution_{number}" for number in (1, 2, 3)]
+    assert made.figures[2].title == "Distribution of the LMS: B"
     assert len(dict(made.provenance)) == len(made.provenance)
 
 
@@ -546,15 +478,15 @@ def test_the_progress_table_has_no_column_that_is_empty_throughout():
 def test_injections_and_lost_prompts_are_noted():
     ce = {"samples": targets(4, 4), "num_not_round_trip": 1, "num_injections": {"target-0": 10, "target-1": 10}}
     made = report(*pair(ce, {"samples": targets(2, 2)}))
-    assert "Each target stood 10 times in the training text." in notes(made, "memorization")
-    assert "Tiny, CE: 1 of 2 prompts did not survive as text" in notes(made, "memorization")
+    assert "Each target occurs 10 times in the training text." in notes(made, "memorization")
+    assert "Tiny, CE: 1 of 2 prompts changed when converted to text" in notes(made, "memorization")
     assert "prompts were text" not in notes(made, "memorization")
     made = report(*pair({"samples": targets(4, 4), "text_prompts": True}, {"samples": targets(2, 2)}))
     assert "Tiny, CE: prompts were text, so that responses were tokenized again" in notes(made, "memorization")
     assert "Tiny, TF-IDF: prompts were text" not in notes(made, "memorization")
     lost = {"blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
     made = report(*pair({"blocks": blocks(20.0)}, lost))
-    assert "Tiny, TF-IDF: 3 of 4 blocks did not survive as text" in notes(made, "perplexity")
+    assert "Tiny, TF-IDF: 3 of 4 blocks changed when converted to text" in notes(made, "perplexity")
 
 
 def test_a_model_that_diverged_does_not_stop_the_report():
@@ -566,26 +498,20 @@ def test_a_model_that_diverged_does_not_stop_the_report():
     assert "frontier" in [figure.name for figure in made.figures]
 
 
-def test_the_title_is_made_of_the_objectives(grown):
+def test_title_provenance_and_examples_name_every_objective(grown):
     assert grown.title == "TF-IDF and IDF against CE"
+    provenance = dict(grown.provenance)
+    assert provenance["Baseline"] == "CE"
+    assert provenance["Tiny, IDF, seed 1"] == "runs/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
+    assert provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
+    assert len(grown.examples) == 2
+    assert [one.label for one in grown.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
 
 
 def test_the_baseline_can_be_named():
     made = report(*pair({"samples": targets(4, 4)}, {"samples": targets(2, 2)}), baseline="TF-IDF")
     assert made.statements[0].startswith("CE raises the average LMS by 100.0 %")
     assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]
-
-
-def test_provenance_names_folders_seeds_and_settings(grown):
-    provenance = dict(grown.provenance)
-    assert provenance["Baseline"] == "CE"
-    assert provenance["Tiny, IDF, seed 1"] == "runs/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
-    assert provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
-
-
-def test_examples_show_every_objective(grown):
-    assert len(grown.examples) == 2
-    assert [one.label for one in grown.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
 
 
 def test_means_over_prefix_lengths_have_no_maximum_and_no_quantiles():
@@ -600,9 +526,3 @@ def test_means_over_prefix_lengths_have_no_maximum_and_no_quantiles():
     spread = table(made, "lms_spread")[0]
     assert [spread[name] for name in ("Avg LMS", "Median", "90th percentile", "Max")] == [8.0, None, None, None]
     assert table(made, "reductions")[0]["Reduction %"] == 75.0
-
-
-def test_the_same_runs_make_the_same_numbers():
-    runs = grown_runs(num_passages=5, downstream=False)
-    first, second = report(*runs), report(*runs)
-    assert (first.statements, first.tables) == (second.statements, second.tables)

@@ -22,33 +22,21 @@ def generated(ids, reference, decode=decode, text=None):
     )
 
 
-def test_the_recited_span_is_a_piece():
-    pieces = recited_pieces(generated([1, 2, 3, 4, 5], [9, 2, 3, 4, 8]), decode)
-    assert pieces == (("w1", False), (" w2 w3 w4", True), (" w5", False))
-
-
-def test_a_span_at_the_start_and_one_at_the_end():
-    assert recited_pieces(generated([1, 2, 7], [1, 2, 3]), decode) == (("w1 w2", True), (" w7", False))
-    assert recited_pieces(generated([7, 2, 3], [1, 2, 3]), decode) == (("w7", False), (" w2 w3", True))
-
-
-def test_all_recited_is_one_piece():
-    assert recited_pieces(generated([1, 2], [1, 2]), decode) == (("w1 w2", True),)
-
-
-def test_nothing_recited_is_not_marked():
-    assert recited_pieces(generated([1, 2], [3, 4]), decode) == (("w1 w2", False),)
-    assert recited_pieces(generated([], [3, 4]), decode) == ()
-
-
-def test_the_longest_of_two_spans_is_marked():
-    assert recited_pieces(generated([1, 8, 2, 3], [1, 9, 2, 3]), decode) == (("w1 w8", False), (" w2 w3", True))
-
-
-@pytest.mark.parametrize("other", [None, lambda ids: "another tokenizer"])
-def test_without_its_tokenizer_the_longest_run_of_shared_words_is_marked(other):
-    one = generated([1, 2, 3, 4, 5], [9, 2, 3, 4, 8])
-    assert recited_pieces(one, other) == (("w1", False), (" w2 w3 w4", True), (" w5", False))
+@pytest.mark.parametrize("decoder", [decode, None, lambda ids: "a different tokenizer"])
+@pytest.mark.parametrize(
+    ("ids", "reference", "pieces"),
+    [
+        ([1, 2, 3, 4, 5], [9, 2, 3, 4, 8], (("w1", False), (" w2 w3 w4", True), (" w5", False))),
+        ([1, 2, 7], [1, 2, 3], (("w1 w2", True), (" w7", False))),
+        ([1, 2], [1, 2], (("w1 w2", True),)),
+        ([1, 2], [3, 4], (("w1 w2", False),)),
+        ([], [3, 4], ()),
+        ([1, 8, 2, 3], [1, 9, 2, 3], (("w1 w8", False), (" w2 w3", True))),  # the longer of two
+        ([2] + [1] * 250, [3] + [1] * 250, (("w2", False), (" w1" * 250, True))),
+    ],
+)
+def test_the_longest_recited_span_is_a_piece_with_and_without_the_tokenizer(ids, reference, pieces, decoder):
+    assert recited_pieces(generated(ids, reference), decoder) == pieces
 
 
 def test_without_tokenizer_half_words_and_other_spaces_are_left_unmarked():
@@ -67,11 +55,6 @@ def test_a_character_of_several_tokens_is_not_cut():
     assert pieces == (("a", False), ("é ", True), ("b", False))
     half = recited_pieces(generated(list("éa".encode()), list("è".encode()), utf8), utf8)
     assert half == (("éa", False),)
-
-
-def test_a_long_continuation_of_few_ids_is_marked_too():
-    pieces = recited_pieces(generated([2] + [1] * 250, [3] + [1] * 250), decode)
-    assert pieces == (("w2", False), (" w1" * 250, True))
 
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12), st.booleans())
@@ -116,18 +99,12 @@ def test_the_median_is_the_middle_by_lms(lms, chosen):
     assert f"target-{chosen} " in median.title
 
 
-def test_the_shortest_prefix_is_shown():
+def test_the_shortest_prefix_is_shown_and_an_offset_named():
     samples = [*targets(8, 8, prefix_length=50), *targets(1, 2)]
     assert "target-1 from its first 32 tokens" in examples(samples, samples)[0].title
-
-
-def test_an_offset_is_named():
     samples = [sample("a", 3, offset=16)]
-    assert examples(samples, samples)[0].title == "Tiny: a from its tokens 17 to 48 (recited most under CE)"
-
-
-def test_one_target_is_one_example_and_none_is_none():
-    assert len(examples(targets(1), targets(1))) == 1
+    (example,) = examples(samples, samples)  # one target is one example
+    assert example.title == "Tiny: a from its tokens 17 to 48 (recited most under CE)"
     assert examples(controls(1), controls(1)) == []
 
 

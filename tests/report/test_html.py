@@ -10,7 +10,7 @@ import pytest
 from rich_report import HOSTILE, rich_report
 
 from tfidf_tune.report import Column, Continuation, Example, Figure, Report, Table, html_page
-from tfidf_tune.report._formats import csv_text
+from tfidf_tune.report._document import csv_text
 
 EMPTY = Report(title="Nothing", statements=(), tables=(), figures=(), examples=(), provenance=())
 
@@ -39,32 +39,19 @@ def bold(table: Table) -> list[list[bool]]:
     return [["best" in cell.get("class").split() for cell in row] for row in cells(table)]
 
 
-def test_the_page_says_its_language_encoding_and_that_it_fits_a_phone(html, document):
+def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, document):
     assert html.startswith("<!DOCTYPE html>")
     assert document.get("lang") == "en"
     assert document.xpath("//meta/@charset") == ["utf-8"]
     assert document.xpath("//meta[@name='viewport']/@content") == ["width=device-width, initial-scale=1"]
     assert document.xpath("string(//title)") == rich_report().title
-
-
-def test_sections_come_in_the_order_findings_tables_figures_examples_provenance(document):
     headings = [heading.text_content() for heading in document.xpath("//h2")]
-
     assert headings == ["Findings", "Contents", "Tables", "Figures", "Examples", "Provenance"]
-
-
-def test_there_is_one_first_heading_and_no_level_is_left_out(document):
     levels = [int(heading.tag[1]) for heading in document.xpath("//h1|//h2|//h3|//h4")]
-
-    assert levels[0] == 1
-    assert levels.count(1) == 1
+    assert (levels[0], levels.count(1)) == (1, 1)
     assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
-
-
-def test_every_id_is_unique_and_every_anchor_and_label_leads_to_one(document):
     ids = document.xpath("//@id")
     anchors = [link[1:] for link in document.xpath("//a/@href") if link.startswith("#")]
-
     assert len(ids) == len(set(ids))
     assert set(anchors) == set(ids) - {"contents"}
     assert set(document.xpath("//@aria-labelledby")) <= set(ids)
@@ -80,7 +67,7 @@ def test_nothing_is_asked_for_from_anywhere(html, document):
     assert "@import" not in html
 
 
-def test_every_table_can_be_saved_as_its_csv_from_the_page_alone(document):
+def test_every_table_can_be_saved_as_its_csv_from_the_page(document):
     links = document.xpath("//a[@download]")
 
     assert [link.get("download") for link in links] == [f"{table.name}.csv" for table in rich_report().tables]
@@ -178,10 +165,6 @@ def test_a_figure_is_drawn_into_the_page_and_says_its_title(document):
         assert re.search(r'<g id="patch_1">\s*<path [^>]*style="fill: none[;"]', svg)  # the page's ground shows
 
 
-def test_the_same_report_makes_the_same_page(html):
-    assert html_page(rich_report()) == html
-
-
 def test_an_empty_report_has_no_empty_sections():
     document = lxml.html.document_fromstring(html_page(EMPTY))
 
@@ -200,12 +183,8 @@ def test_numbers_are_shown_in_their_columns_format_and_kept_whole_for_sorting():
     assert [cell.text_content() for cell in second] == ["y", "\N{EN DASH}", "+nan", "7", "1.00"]
     assert ["missing" in cell.get("class").split() for cell in second] == [False, True, True, False, False]
     assert ["number" in cell.get("class").split() for cell in second] == [False, True, True, True, True]
-
-
-def test_a_column_with_any_text_is_not_a_column_of_numbers():
-    table = Table("t", "T", (Column("a"), Column("b")), (("x", 1), ("y", "2 of 3")))
-
-    assert ["number" in row[1].get("class").split() for row in cells(table)] == [False, False]
+    mixed = Table("t", "T", (Column("a"), Column("b")), (("x", 1), ("y", "2 of 3")))
+    assert ["number" in row[1].get("class").split() for row in cells(mixed)] == [False, False]
 
 
 def test_the_best_of_each_group_is_bold_and_what_looks_equal_is_equally_best():
@@ -221,45 +200,30 @@ def test_the_best_of_each_group_is_bold_and_what_looks_equal_is_equally_best():
     ]
 
 
-def test_where_no_first_cell_repeats_the_best_of_all_rows_is_bold():
-    columns = (Column("Objective"), Column("Perplexity", ".1f", "lower"))
-
-    assert bold(Table("t", "T", columns, (("CE", 8.0), ("TF-IDF", 9.0)))) == [[False, True], [False, False]]
+RANKED = (Column("Task"), Column("Perplexity", ".1f", "lower"))
 
 
-@pytest.mark.parametrize("others", [(), (None,), (math.nan,), ("n/a",)])
-def test_a_value_without_another_to_compare_is_not_bold(others):
-    columns = (Column("Task"), Column("Perplexity", ".1f", "lower"))
-    rows = tuple(("A", value) for value in (*others, 8.0))
-
-    assert not any(cell for row in bold(Table("t", "T", columns, rows)) for cell in row)
-
-
-def test_an_infinite_value_is_compared():
-    columns = (Column("Task"), Column("Perplexity", ".1f", "lower"))
-
-    assert bold(Table("t", "T", columns, (("A", math.inf), ("A", 8.0)))) == [[False, False], [False, True]]
-
-
-def test_a_row_that_does_not_fit_the_columns_is_an_error():
-    with pytest.raises(ValueError, match="zip"):
-        table_of(Table("t", "T", (Column("a"),), (("x", 1),)))
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ((("CE", 8.0), ("TF-IDF", 9.0)), [True, False]),  # no first cell repeats: the best of all rows
+        ((("A", math.inf), ("A", 8.0)), [False, True]),
+        *(((("A", other), ("A", 8.0)), [False, False]) for other in (None, math.nan, "n/a")),  # nothing to compare
+        ((("A", 8.0),), [False]),
+    ],
+)
+def test_a_value_is_best_only_among_others(rows, best):
+    assert [row[1] for row in bold(Table("t", "T", RANKED, rows))] == best
 
 
-def test_headers_say_which_end_is_better():
-    columns = (Column("Model"), Column("LMS", "", "lower"), Column("F1", "", "higher"))
-
-    assert [header.text_content() for header in table_of(Table("t", "T", columns, ())).xpath(".//thead//th")] == [
+def test_headers_say_which_end_is_better_and_the_page_what_that_means():
+    ranked = Table("t", "T", (Column("Model"), Column("LMS", "", "lower"), Column("F1", "", "higher")), ())
+    unranked = Table("u", "U", (Column("a"), Column("b")), ())
+    assert [header.text_content() for header in table_of(ranked).xpath(".//thead//th")] == [
         "Model",
         "LMS\N{NO-BREAK SPACE}↓, lower is better",
         "F1\N{NO-BREAK SPACE}↑, higher is better",
     ]
-
-
-def test_what_bold_and_arrows_mean_is_told_where_there_are_any():
-    ranked = Table("t", "T", (Column("a"), Column("b", "", "lower")), ())
-    unranked = Table("u", "U", (Column("a"), Column("b")), ())
-
     assert "lower is better, ↑" in html_page(dataclasses.replace(EMPTY, tables=(unranked, ranked)))
     assert "lower is better, ↑" not in html_page(dataclasses.replace(EMPTY, tables=(unranked,)))
 

@@ -53,12 +53,6 @@ def test_statements_are_a_list_that_fits_a_terminal():
     assert lines[-1] == "- Second."
 
 
-def test_a_name_is_not_cut_at_its_hyphen():
-    text = made(statements=tuple("x" * length + " TF-IDF" * 20 for length in range(1, 9)))
-    assert "TF-\n" not in text
-    assert text.count("TF-IDF") == 160
-
-
 def test_a_figure_is_a_link_to_its_file():
     assert "## Name\n\n![Name](figures/file.png)\n\nCaption." in made(
         figures=(Figure("file", "Name", Drawing(), "Caption."),)
@@ -80,15 +74,12 @@ def test_a_model_that_writes_a_fence_does_not_end_the_example():
     assert "\n`````text\n" in made(examples=(example,))
 
 
-def test_provenance_is_a_table():
+def test_names_and_numbers_with_a_percent_sign_stay_on_one_line():
+    text = made(statements=(*("x" * length + " TF-IDF" * 20 for length in range(1, 9)), "12 % " * 60))
+    assert "TF-\n" not in text
+    assert (text.count("TF-IDF"), text.count("12 %")) == (160, 60)
+
+
+def test_provenance_is_a_table_and_an_empty_report_its_title():
     assert "| Baseline | CE    |" in made(provenance=(("Baseline", "CE"),))
-
-
-def test_an_empty_report_is_its_title():
     assert markdown(EMPTY) == "# Title\n"
-
-
-def test_a_number_and_its_percent_sign_stay_on_one_line():
-    text = made(statements=("12 % " * 60,))
-    assert "12\n" not in text
-    assert text.count("12 %") == 60

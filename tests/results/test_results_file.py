@@ -6,7 +6,7 @@ import pytest
 from frontier_fakes import grown_records, record, results_of
 from run_fakes import BlockScore, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
 
-from tfidf_tune.analysis._frontier import run_table
+from tfidf_tune.analysis import run_table
 from tfidf_tune.results import (
     Results,
     describe_machine,
@@ -160,10 +160,8 @@ def with_value(key, value):
     [
         (2, lambda line: line[:-20], "line 2: a damaged line .JSONDecodeError"),
         (3, without("asked"), "line 3: a damaged line .KeyError: 'asked'"),
-        (3, without("seed"), "line 3: a damaged line .KeyError: 'seed'"),
         (3, without("scores"), "line 3: a damaged line .KeyError: 'scores'"),
         (3, with_value("scores", [["lms", "target", 32, 0, ["4", 1], 1]]), "line 3: .* lms is '4', expected a finite"),
-        (3, with_value("scores", [["lms", "target", 32, 0, [math.inf, 1], 1]]), "line 3: .* lms is inf, expected"),
         (3, with_value("scores", [["lms", "target", 32, 0, [math.nan, 1], 1]]), "line 3: .* lms is nan, expected"),
         (3, with_value("scores", [["lms", "target", 32, 0, [1], 1]]), "line 3: a damaged line .ValueError: zip"),
         (3, with_value("scores", [["lms", "target", 32, 7, [1], 1]]), "line 3: a damaged line .IndexError"),
@@ -171,18 +169,19 @@ def with_value(key, value):
         (3, with_value("scores", [[1, "target", 32, 0, [1, 2], 1]]), "line 3: .* metric is 1, expected text"),
         (3, with_value("training_seconds", -1.0), "line 3: .* training_seconds is -1.0, expected a finite number from"),
         (3, with_value("seed", [1]), r"line 3: .* seed is \[1\], expected an integer"),
-        (3, with_value("model", None), "line 3: .* model is None, expected text"),
         (3, with_value("progress", 101), r"line 3: .* progress is 101, expected an integer from 0 to 100"),
         (3, lambda line: "[" * 100_000, "line 3: a damaged line .RecursionError"),
-        (1, with_value("provenance", {"date": 1}), "not a results file .ValueError: date is 1, expected text"),
+        (
+            1,
+            with_value("provenance", {"date": 1}),
+            "not a results file .ValueError: provenance is {'date': 1}, expected",
+        ),
         (1, with_value("units", [[1]]), "not a results file .ValueError: units are not lists of names"),
         (3, with_value("extra", 7), "line 3: a damaged line .TypeError: .*'extra'"),
         (3, lambda line: "[]", "line 3: a damaged line"),
-        (3, lambda line: "", "line 3: a damaged line"),
         (3, lambda line: None, "promises 2 checkpoints, and there are 1"),
         (1, lambda line: None, "not a results file .KeyError: 'format'"),
         (1, with_value("format", "tfidf-tune runs, version 9"), "its format is 'tfidf-tune runs, version 9', not"),
-        (1, lambda line: "", "not a results file"),
     ],
     ids=lambda value: None if callable(value) else str(value)[:30],
 )
@@ -224,13 +223,6 @@ def test_runs_say_themselves_when_and_on_what_they_were_trained(tmp_path):
     assert import_results(folders).provenance["date"] == "2020-02-02; unknown"
 
 
-def test_a_damaged_manifest_is_named(tmp_path):
-    folder = write_run(tmp_path / "r", run("A", [evaluation(samples=targets(1))]))
-    (folder / "trained.json").write_text("{")
-    with pytest.raises(ValueError, match="trained.json: cannot be read"):
-        import_results([folder])
-
-
 def test_the_machine_is_described_in_words():
     described = describe_machine()
     assert {"date", "cpu", "cores", "platform", "python", "torch", "torchtune", "lm_eval", "tfidf-tune"} <= set(
@@ -238,14 +230,3 @@ def test_the_machine_is_described_in_words():
     )
     assert all(isinstance(value, str) and value for value in described.values())
     assert int(described["cores"]) >= 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["[]", '{"settings": []}', '{"settings": {"recipe": 1}}', '{"seconds": "7"}', '{"provenance": {"gpu": 1}}'],
-)
-def test_a_manifest_of_training_with_wrong_types_is_refused(tmp_path, content):
-    folder = write_run(tmp_path / "r", run("CE", [evaluation(samples=targets(1), blocks=blocks(2.0))]))
-    (folder / "trained.json").write_text(content)
-    with pytest.raises(ValueError, match=r"trained\.json: cannot be read \(.*run the experiment again"):
-        import_results([folder])

@@ -3,6 +3,7 @@
 from tfidf_tune.report._audit import audit_report
 from tfidf_tune.report._comparison import comparison_report
 from tfidf_tune.report._document import Column, Continuation, Example, Figure, Report, Table
+from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._frontier import frontier_report
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown, terminal_text
@@ -17,6 +18,7 @@ __all__ = [
     "Table",
     "audit_report",
     "comparison_report",
+    "frontier_drawing",
     "frontier_report",
     "html_page",
     "markdown",

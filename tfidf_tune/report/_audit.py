@@ -1,17 +1,17 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
+import math
 import textwrap
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
-from tfidf_tune.analysis._comparison import Floor, floor_of
-from tfidf_tune.analysis._summary import summarize
+from tfidf_tune.analysis.comparison import Floor, floor_of
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.report._document import Column, Example, Figure, Report, Table, tabulate
 from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution
 from tfidf_tune.report._wording import LMS_EXPLAINED, TEXT_PROMPTS, interval_text, significance
-from tfidf_tune.results import Checkpoint, ProbeSample, Results
+from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ def audit_report(results: Results) -> Report:
     at, checkpoint = probed[-1]
     samples = _sample_table(results, at)
     tables = (
-        _targets_and_controls(checkpoint),
+        _targets_and_controls(samples, checkpoint),
         _by_prefix_length(samples),
         _by_repeats(samples),
         _most_recited(samples),
@@ -73,22 +73,23 @@ def _sample_table(results: Results, checkpoint: int) -> "pd.DataFrame":
     """Return a row for each sample, with the passage's repeats in the training text (NaN if unknown)."""
     import pandas as pd
 
-    rows = [
-        (s, prompt, s.passage_id, s.kind, s.prefix_length, s.lms, s.verbatim, len(s.reference_ids))
-        for s, prompt in results.checkpoints[checkpoint].samples
-    ]
-    columns = ["sample", "prompt", "passage", "kind", "prefix", "lms", "verbatim", "length"]
-    table = pd.DataFrame(rows, columns=columns)
+    sampled = results.checkpoints[checkpoint].samples
+    table = pd.DataFrame([vars(sample) for sample, _ in sampled])
     scores = results.scores
-    known = scores[(scores["checkpoint"] == checkpoint) & (scores["metric"] == "num_injections")]
+    known = scores[
+        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "num_injections") & (scores["value"] > 0)
+    ]
     repeats = dict(zip(known["unit"], known["value"], strict=True))
-    table["repeats"] = [repeats.get(passage) for passage in table["passage"]]
-    table["repeats"] = table["repeats"].astype(float).where(lambda column: column > 0)
-    return table
+    return table.assign(
+        sample=[sample for sample, _ in sampled],
+        prompt=[prompt for _, prompt in sampled],
+        length=table["reference_ids"].map(len),
+        repeats=table["passage_id"].map(repeats).astype(float),
+    )
 
 
 def _floor(samples: "pd.DataFrame") -> Floor | None:
-    means = samples.groupby(["kind", "passage"])["lms"].mean()
+    means = samples.groupby(["kind", "passage_id"])["lms"].mean()
     if not {"target", "control"} <= set(samples["kind"]):
         return None
     return floor_of(means["target"].to_numpy(float), means["control"].to_numpy(float))
@@ -97,8 +98,8 @@ def _floor(samples: "pd.DataFrame") -> Floor | None:
 def _best(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     """Take of each passage the sample with the highest LMS, of equals that of the shortest prompt."""
     own = samples[samples["kind"] == kind]
-    order = own.assign(least=-own["lms"]).sort_values(["least", "prefix"], kind="stable")
-    return order.drop_duplicates("passage")
+    order = own.assign(least=-own["lms"]).sort_values(["least", "prefix_length"], kind="stable")
+    return order.drop_duplicates("passage_id")
 
 
 def _repeat_groups(samples: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
@@ -112,23 +113,25 @@ def _repeat_groups(samples: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
 
 
 def _verbatim_share(samples: "pd.DataFrame") -> float:
-    """Return the percentage of passages that were recited whole from at least one prompt."""
-    return float(100 * samples.groupby("passage")["verbatim"].any().mean())
+    """Return the percentage of passages that were recited completely from at least one prompt."""
+    return float(100 * samples.groupby("passage_id")["verbatim"].any().mean())
 
 
 def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
     targets, controls = (samples[samples["kind"] == kind] for kind in _KINDS)
     floor = _floor(samples)
-    num_targets, num_controls = targets["passage"].nunique(), controls["passage"].nunique()
-    num_verbatim = targets.loc[targets["verbatim"], "passage"].nunique()
-    by_heart = f" {num_verbatim} of the targets it knows by heart all the same." if num_verbatim else ""
+    num_targets, num_controls = targets["passage_id"].nunique(), controls["passage_id"].nunique()
+    num_verbatim = targets.loc[targets["verbatim"], "passage_id"].nunique()
+    recited = f" {num_verbatim} of the targets are recited verbatim nevertheless." if num_verbatim else ""
+    more = floor is not None and floor.excess.low > 0
     verdict = _verdict(floor, num_targets, num_controls)
-    averages = f"Average LMS: {targets.groupby('passage')['lms'].mean().mean():.2f} tokens of the targets"
+    averages = f"Average LMS: {targets.groupby('passage_id')['lms'].mean().mean():.2f} tokens of the targets"
     if floor is not None:
-        interval = f" ({interval_text(floor.excess, 'passage', decimals=2)})" if floor.excess else ""
-        averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}{interval}"
+        interval = interval_text(floor.excess, "passage", decimals=2)
+        averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
+        averages += f" ({interval})" if floor.excess.significant else ""
     statements = [
-        verdict if floor is not None and floor.exceeded else verdict + by_heart,
+        verdict if floor is not None and more and floor.excess.significant == "yes" else verdict + recited,
         f"It recites {num_verbatim} of the {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %) verbatim: "
         f"all that was compared, up to {targets['length'].max()} tokens, from at least one prompt.",
         f"{averages}.",
@@ -139,7 +142,7 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         statements.append(
             f"{num_above} of the {num_targets} targets are recited further than any control (LMS at most {furthest})."
         )
-    by_length = [f"{mean:.2f} from {length}" for length, mean in targets.groupby("prefix")["lms"].mean().items()]
+    by_length = [f"{mean:.2f} from {length}" for length, mean in targets.groupby("prefix_length")["lms"].mean().items()]
     if len(by_length) > 1:
         statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
     groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in _repeat_groups(samples)]
@@ -147,10 +150,10 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
     if checkpoint.lost_prompts:
         statements.append(
-            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids on the way as text, so that their "
+            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids when converted to text, so that their "
             "scores are too low: evaluate with prompts of token ids (tfidf-tune probe audit, or eval)."
         )
-    if num_verbatim or (floor is not None and floor.excess is not None and floor.excess.low > 0):
+    if num_verbatim or more:
         statements.append(
             "A passage that many texts share (a licence, a quotation) may have been known before this training: audit "
             "the base model with the same probe file, and see what it recites."
@@ -161,10 +164,10 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
 def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
     if floor is None:
         return (
-            "The probe file has no controls, so the floor is unknown: how much of text it never saw the model would "
-            "hit upon by fluency alone."
+            "The probe file has no controls, so the floor is unknown: how much of unseen text the model reproduces by "
+            "fluency."
         )
-    if floor.excess is None or floor.excess.significant == "too few":
+    if floor.excess.significant in (None, "too few"):
         return (
             f"Too few passages for a verdict ({num_targets} targets, {num_controls} controls): it takes at least "
             f"{MIN_UNITS} of each."
@@ -174,8 +177,8 @@ def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
         return f"The model recites more of the targets than of text it never saw, {clause}."
     if floor.excess.high < 0:
         return (
-            f"The model recites less of the targets than of the controls, {clause}. The controls are easier text: take "
-            "some that are like the training text."
+            f"The model recites less of the targets than of the controls, {clause}. The controls are easier text: "
+            f"choose controls that resemble the training text."
         )
     return (
         "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in "
@@ -183,32 +186,30 @@ def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
     )
 
 
-def _targets_and_controls(checkpoint: Checkpoint) -> Table:
+def _targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint) -> Table:
     columns = (
-        Column("Passages"),
-        Column("Number"),
-        Column("Avg Prefix", ".2f"),
-        Column("Max Prefix"),
-        Column("Avg LMS", ".2f"),
-        Column("Max LMS"),
-        Column("ROUGE-L", ".2f"),
-        Column("Verbatim (% of prompts)", ".1f"),
+        *(Column("Passages", source="label"), Column("Number", source="number")),
+        *(Column("Avg Prefix", ".2f", source="avg_prefix"), Column("Max Prefix", source="max_prefix")),
+        *(Column("Avg LMS", ".2f", source="avg_lms"), Column("Max LMS", source="max_lms")),
+        *(Column("ROUGE-L", ".2f", source="rouge_l"), Column("Verbatim (% of prompts)", ".1f", source="verbatim")),
     )
-    summaries = summarize([sample for sample, _ in checkpoint.samples])
-    rows = tuple(
-        (
-            *(label, own.num_passages, own.avg_prefix, own.max_prefix, own.avg_lms, own.max_lms, own.rouge_l),
-            100 * own.verbatim_rate,
-        )
-        for kind, label in _KINDS.items()
-        if (own := summaries.get(kind))
+    frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(_KINDS))
+    frame = frame.groupby("label", sort=False).agg(
+        number=("passage_id", "nunique"),
+        avg_prefix=("prefix_match", "mean"),
+        max_prefix=("prefix_match", "max"),
+        avg_lms=("lms", "mean"),
+        max_lms=("lms", "max"),
+        rouge_l=("rouge_l", "mean"),
+        verbatim=("verbatim", "mean"),
     )
     notes = [
         "Prefix: tokens that agree from the first on. LMS: longest memorized substring, the longest run of tokens that "
         "continuation and passage share. Each passage is asked for from every prefix length.",
         *([f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []),
     ]
-    return Table("targets_and_controls", "Targets against controls", columns, rows, tuple(notes))
+    frame = frame.reindex([label for label in _KINDS.values() if label in frame.index]).reset_index()
+    return tabulate("targets_and_controls", "Targets against controls", columns, frame, notes)
 
 
 def _by_prefix_length(samples: "pd.DataFrame") -> Table:
@@ -222,18 +223,19 @@ def _by_prefix_length(samples: "pd.DataFrame") -> Table:
         Column("Targets verbatim (%)", ".1f"),
     )
     rows: list[tuple[Any, ...]] = []
-    for length, own in samples.groupby("prefix"):
+    for length, own in samples.groupby("prefix_length"):
         targets = own[own["kind"] == "target"]
         if len(targets):
             floor = _floor(own)
-            against = (None, None) if floor is None else (floor.controls, floor.difference)
-            ends = (floor.excess.low, floor.excess.high) if floor and floor.excess else (None, None)
-            rows.append((length, float(targets["lms"].mean()), *against, *ends, _verbatim_share(targets)))
+            against = (math.nan,) * 4
+            if floor is not None:
+                against = (floor.controls, floor.difference, floor.excess.low, floor.excess.high)
+            rows.append((length, float(targets["lms"].mean()), *against, _verbatim_share(targets)))
     notes = ["95 %: percentile bootstrap over passages of the difference, targets minus controls."]
-    fewest = min(samples.loc[samples["kind"] == kind, "passage"].nunique() for kind in _KINDS)
+    fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
     if 0 < fewest < ENOUGH_UNITS:
         notes.append(f"From as few as {fewest} passages such an interval tends to be too narrow.")
-    return Table("by_prefix_length", "By length of the prompt", columns, tuple(rows), tuple(notes))
+    return tabulate("by_prefix_length", "By length of the prompt", columns, rows, notes)
 
 
 def _by_repeats(samples: "pd.DataFrame") -> Table:
@@ -244,32 +246,29 @@ def _by_repeats(samples: "pd.DataFrame") -> Table:
         Column("Max LMS"),
         Column("Targets verbatim (%)", ".1f"),
     )
-    rows = tuple(
-        (repeats, own["passage"].nunique(), float(own["lms"].mean()), int(own["lms"].max()), _verbatim_share(own))
+    rows = [
+        (repeats, own["passage_id"].nunique(), own["lms"].mean(), own["lms"].max(), _verbatim_share(own))
         for repeats, own in _repeat_groups(samples)
-    )
-    notes = ("Verbatim: recited whole from at least one of the prompts.",)
-    return Table("by_repeats", "By repeats in the training text", columns, rows, notes)
+    ]
+    notes = ("Verbatim: recited completely from at least one of the prompts.",)
+    return tabulate("by_repeats", "By repeats in the training text", columns, rows, notes)
 
 
 def _most_recited(samples: "pd.DataFrame") -> Table:
     columns = (
-        Column("Passage"),
-        Column("Times in the training text"),
-        Column("Prompt (tokens)"),
-        Column("LMS"),
-        Column("Of"),
-        Column("ROUGE-L", ".1f"),
-        Column("Verbatim"),
-        Column("Starts with"),
+        *(Column("Passage", source="passage_id"), Column("Times in the training text", source="repeats")),
+        *(
+            Column("Prompt (tokens)", source="prefix_length"),
+            Column("LMS", source="lms"),
+            Column("Of", source="length"),
+        ),
+        *(Column("ROUGE-L", ".1f", source="rouge_l"), Column("Verbatim", source="verbatim")),
+        Column("Starts with", source="prompt"),
     )
     best = _best(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
     prompts = [textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]]
-    rouge_l = [sample.rouge_l for sample in shown["sample"]]
-    verbatim = ["yes" if recited else "no" for recited in shown["verbatim"]]
-    values = [*(shown[name] for name in ("passage", "repeats", "prefix", "lms", "length")), rouge_l, verbatim, prompts]
-    frame = shown.assign(**{column.name: list(own) for column, own in zip(columns, values, strict=True)})
+    frame = shown.assign(verbatim=shown["verbatim"].map({True: "yes", False: "no"}), prompt=prompts)
     notes = ["Of: tokens of the passage that the continuation was compared with."]
     notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
     return tabulate("most_recited", "The passages that it recites most", columns, frame, notes)
@@ -281,7 +280,7 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[Example,
     chosen = [*_best(samples, "target")[:_NUM_EXAMPLES].itertuples(), *_best(samples, "control")[:1].itertuples()]
     examples = []
     for row in chosen:
-        sample: ProbeSample = row.sample
+        sample = row.sample
         kind = "a target" if sample.kind == "target" else "the control that is recited most"
         start = f" from token {sample.offset} on" if sample.offset else ""
         title = f"{sample.passage_id}, {kind}: {sample.prefix_length} tokens{start}"
@@ -292,8 +291,8 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[Example,
 
 def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[tuple[str, str], ...]:
     milestone = [("Training progress", f"{checkpoint.progress} %")] if checkpoint.progress < 100 else []
-    num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage"].nunique() for kind in _KINDS)
-    offsets = sorted({sample.offset for sample in samples["sample"]})
+    num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
+    offsets = sorted(set(samples["offset"]))
     return (
         ("Checkpoint", checkpoint.checkpoint),
         *milestone,
@@ -301,7 +300,7 @@ def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[tuple[
         ("Seed", "unknown" if checkpoint.seed is None else str(checkpoint.seed)),
         ("Results", checkpoint.folder),
         ("Passages", f"{num_targets} targets, {num_controls} controls"),
-        ("Prompts (tokens)", ", ".join(map(str, sorted(set(samples["prefix"]))))),
+        ("Prompts (tokens)", ", ".join(map(str, sorted(set(samples["prefix_length"]))))),
         ("Prompts start at token", ", ".join(map(str, offsets))),
         ("Continuations", f"greedy, compared over up to {samples['length'].max()} tokens"),
         ("Intervals", f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %"),

@@ -1,9 +1,14 @@
 """The parts of a report, before they are written in any format."""
 
+import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tfidf_tune._printing import visible
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -11,6 +16,7 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | float | int | None
 """A cell of a table; None if it was not measured."""
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True)
@@ -21,11 +27,13 @@ class Column:
         name (str): its header.
         format (str): format specification of its numbers (``.2f``); empty for text and integers. Default: empty.
         better (str | None): "lower" or "higher" if one end is better. Default: None.
+        source (str): column of the data frame that :func:`tabulate` takes the values from. Default: empty, ``name``.
     """
 
     name: str
     format: str = ""
     better: Literal["lower", "higher"] | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,15 +136,53 @@ class Report:
 
 
 def tabulate(
-    name: str, title: str, columns: Sequence[Column], frame: "pd.DataFrame", notes: Sequence[str] = ()
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: "pd.DataFrame | Sequence[Sequence[Any]]",
+    notes: Sequence[str] = (),
 ) -> Table:
-    """Make a table of a data frame that has these columns by name; NaN becomes None."""
-    values = [[_plain(value, column) for value in frame[column.name].tolist()] for column in columns]
-    return Table(name, title, tuple(columns), tuple(zip(*values, strict=True)), tuple(notes))
+    """Make a table of a data frame, or of rows with a value for each column; NaN becomes None."""
+    if not isinstance(rows, Sequence):
+        sources = [rows[column.source or column.name].tolist() for column in columns]
+        rows = list(zip(*sources, strict=True))
+    plain = tuple(tuple(map(_plain, row, columns)) for row in rows)
+    return Table(name, title, tuple(columns), plain, tuple(notes))
 
 
 def _plain(value: Any, column: Column) -> Value:
+    value = value.item() if hasattr(value, "item") else value  # a scalar of NumPy
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     # Grouping makes floats of integers.
     return int(value) if isinstance(value, float) and not column.format and value.is_integer() else value
+
+
+def csv_text(table: Table) -> str:
+    """Write a table as CSV with full precision; text that a spreadsheet would take for a formula gets an apostrophe.
+
+    Returns:
+        str: header and rows, ending in CR LF each; cells that were not measured or are not finite are empty.
+    """
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(_csv_cell(column.name) for column in table.columns)
+    writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
+    return buffer.getvalue()
+
+
+def write_csv(table: Table, path: Path) -> None:
+    """Write a table to a CSV file."""
+    path.write_bytes(csv_text(table).encode())
+
+
+def _csv_cell(value: Value) -> Value:
+    if not isinstance(value, str):
+        return finite(value)
+    # https://owasp.org/www-community/attacks/CSV_Injection
+    return visible(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)
+
+
+def finite(value: Value) -> Value:
+    """Return None for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,49 +2,52 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tfidf_tune.analysis._frontier import Curve, Frontier, Point, SeedDifference, perplexity_of, trace_frontiers
-from tfidf_tune.analysis._over_seeds import VERDICTS, SeedEstimate
-from tfidf_tune.report._comparison_tables import CONTROLS, SEEDS, WHO
-from tfidf_tune.report._document import Column, Figure, Report, Table
-from tfidf_tune.report._frontier_figure import frontier_drawing
+from tfidf_tune.analysis import Frontiers, trace_frontiers
+from tfidf_tune.analysis.intervals import VERDICTS
+from tfidf_tune.report._document import Column, Figure, Report, Table, tabulate
+from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._wording import LMS_EXPLAINED, joined
 from tfidf_tune.results import Results
 
-_RATE = Column("Learning rate", "g")
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WHO = (Column("Model", source="model"), Column("Objective", source="objective"))
+_AGAINST = Column("Against", source="reference")
+_RATE = Column("Learning rate", "g", source="learning_rate")
+_SEEDS = Column("Seeds", source="num_seeds")
 _MEASURED = (
-    Column("Avg LMS", ".2f", "lower"),
-    Column("LMS from", ".2f"),
-    Column("LMS to", ".2f"),
-    Column("Perplexity", ".2f", "lower"),
-    Column("Perplexity from", ".2f"),
-    Column("Perplexity to", ".2f"),
+    Column("Avg LMS", ".2f", "lower", "lms"),
+    Column("LMS from", ".2f", source="lms_low"),
+    Column("LMS to", ".2f", source="lms_high"),
+    Column("Perplexity", ".2f", "lower", "perplexity"),
+    Column("Perplexity from", ".2f", source="perplexity_low"),
+    Column("Perplexity to", ".2f", source="perplexity_high"),
 )
 _COMPARED = (
-    Column("Pairs"),
-    Column("LMS difference", "+.2f"),
-    Column("LMS from", "+.2f"),
-    Column("LMS to", "+.2f"),
-    Column("LMS reduction %", ".1f"),
-    Column("Perplexity %", "+.2f"),
-    Column("Perplexity from %", "+.2f"),
-    Column("Perplexity to %", "+.2f"),
-    Column("Verdict"),
+    Column("Pairs", source="num_pairs"),
+    Column("LMS difference", "+.2f", source="lms"),
+    Column("LMS from", "+.2f", source="lms_low"),
+    Column("LMS to", "+.2f", source="lms_high"),
+    Column("LMS reduction %", ".1f", source="percent"),
+    Column("Perplexity %", "+.2f", source="perplexity"),
+    Column("Perplexity from %", "+.2f", source="perplexity_low"),
+    Column("Perplexity to %", "+.2f", source="perplexity_high"),
+    Column("Verdict", source="verdict"),
 )
 _INTERVALS = "From and to: 95 % t-interval over seeds; there is none from a single one."
 _VERDICTS_EXPLAINED = (
     "Better: the LMS interval lies below 0, and the perplexity interval ends at or below it: it recites less at a "
-    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; not "
-    "told apart: it includes 0, which does not show the two to be equal. Nothing is corrected for the number of "
-    "comparisons: one in twenty is told apart by chance."
+    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; "
+    "unclear: it includes 0, which does not show the two to be equal. Nothing is corrected for the number of "
+    "comparisons: one in twenty differs by chance."
 )
 _CAPTION = (
     "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
     "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with 95 % "
-    "intervals over seeds. Further down: recites less. Further left: predicts unseen text better. Dashed: passages "
+    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
     "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
     "operating point lie outside."
 )
@@ -63,31 +66,28 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
         ValueError: If there is no run, none has the baseline or a reference, two runs have the same names, or runs of a
             model were not asked the same.
     """
-    frontiers = trace_frontiers(results, baseline=baseline, references=references)
-    several = len(frontiers) > 1
-    drawings = [(frontier, frontier_drawing(frontier)) for frontier in frontiers]
-    tables = (_operating_points(frontiers), _differences(frontiers), _equal_rates(frontiers), _points(frontiers))
+    found = trace_frontiers(results, baseline=baseline, references=references)
+    models = list(dict.fromkeys(one.model for one in results.checkpoints))
+    several = len(models) > 1
+    statements, figures = [], []
+    for number, model in enumerate(models, start=1):
+        points = found.points[found.points["model"] == model]
+        differences = found.differences[found.differences["model"] == model]
+        texts = (*_verdicts(differences, found.references), *_front(points), *_doubts(points))
+        statements += [f"{model}: {text}" if several else text for text in texts]
+        if points["operating"].any():
+            name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
+            title = f"LMS against held-out perplexity{of_model}"
+            figures.append(Figure(name, title, frontier_drawing(model, points), _CAPTION))
+    tables = (_operating_points(found), *_differences(found), _points(found))
     return Report(
         title="Recitation against perplexity",
-        statements=tuple(
-            f"{frontier.model}: {text}" if several else text
-            for frontier in frontiers
-            for text in (*_verdicts(frontier), *_front(frontier), *_doubts(frontier))
-        ),
+        statements=tuple(statements),
         tables=tuple(table.without_empty_columns() for table in tables if table.rows),
-        figures=tuple(
-            Figure(
-                f"frontier_{number}" if several else "frontier",
-                "LMS against held-out perplexity" + (f": {frontier.model}" if several else ""),
-                drawing,
-                _CAPTION,
-            )
-            for number, (frontier, drawing) in enumerate(drawings, start=1)
-            if drawing is not None
-        ),
+        figures=tuple(figures),
         examples=(),
         provenance=(
-            ("Compared with", joined(frontiers[0].references)),
+            ("Compared with", joined(found.references)),
             ("Runs", str(len({one.run for one in results.checkpoints}))),
             ("Intervals", "95 %, Student's t over seeds, differences paired by seed"),
             *results.provenance.items(),
@@ -109,17 +109,17 @@ def _lead(results: Results) -> str:
     )
 
 
-def _verdicts(frontier: Frontier) -> list[str]:
+def _verdicts(differences: "pd.DataFrame", references: Sequence[str]) -> list[str]:
     statements = []
-    for reference in frontier.references:
-        against = [one for one in frontier.at_operating_points if one.reference == reference]
-        pairs = {one.num_pairs for one in against}
+    for reference in references:
+        against = differences[(differences["reference"] == reference) & (differences["at"] == "operating points")]
+        pairs = set(against["num_pairs"])
         shown = "" if len(pairs) > 1 else f" ({_pairs(*pairs)})" if pairs else ""
         found = []
         for said in VERDICTS:
             # Of many objectives, the sentence has the numbers of the best only.
             brief = len(against) > _FEW and said not in VERDICTS[:2]
-            same = [one for one in against if one.verdict == said]
+            same = against[against["verdict"] == said].itertuples()
             names = [one.objective if brief else _change(one, with_pairs=len(pairs) > 1) for one in same]
             found += [f"{said}: {joined(names)}"] if names else []
         if found:
@@ -127,76 +127,73 @@ def _verdicts(frontier: Frontier) -> list[str]:
     return statements
 
 
-def _change(one: SeedDifference, *, with_pairs: bool) -> str:
+def _change(one: Any, *, with_pairs: bool) -> str:
     """For example "Goldfish (LMS -86.0 %, perplexity +1.2 %)"."""
-    changes = [] if one.reduction is None else [f"LMS {_signed(-100 * one.reduction)}"]
-    perplexity, *_ = _in_percent(one.log_perplexity)
-    changes += [] if perplexity is None else [f"perplexity {_signed(perplexity)}"]
+    percent = {"LMS": -100 * one.reduction, "perplexity": one.perplexity}
+    # Adding 0 avoids "-0.0".
+    changes = [f"{name} {round(value, 1) + 0.0:+.1f} %" for name, value in percent.items() if not math.isnan(value)]
     changes += [_pairs(one.num_pairs)] if with_pairs else []
     return f"{one.objective} ({', '.join(changes)})" if changes else one.objective
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 1) + 0.0:+.1f} %"  # no "-0.0"
 
 
 def _pairs(number: int) -> str:
     return f"{number} pair{'s' * (number != 1)} of seeds"
 
 
-def _front(frontier: Frontier) -> list[str]:
-    on_front = [
-        (curve.operating.log_perplexity.mean, curve.objective)
-        for curve in frontier.curves
-        if curve.operating is not None and curve.on_front
-    ]
-    if len(frontier.curves) < 2 or not on_front:
+def _front(points: "pd.DataFrame") -> list[str]:
+    on_front = points[points["operating"] & points["on_front"].astype(bool)].sort_values(
+        ["log_perplexity", "objective"]
+    )
+    if points["objective"].nunique() < 2 or on_front.empty:
         return []
-    names = joined([objective for _, objective in sorted(on_front)])
-    points = ", by ascending perplexity, are the operating points" if len(on_front) > 1 else " is the operating point"
+    several = ", by ascending perplexity, are the operating points"
     return [
-        f"On the Pareto front of all points{points} of {names}: no other point has less of one without more of the "
-        "other."
+        f"On the Pareto front of all points{several if len(on_front) > 1 else ' is the operating point'} of "
+        f"{joined(on_front['objective'].tolist())}: no other point has less of one without more of the other."
     ]
 
 
-def _doubts(frontier: Frontier) -> list[str]:
+def _doubts(points: "pd.DataFrame") -> list[str]:
     """Say where an operating point is an end of the range, seeds differ, or all runs diverged."""
+    operating = points[points["operating"]]
     statements = [
         f"The operating point of {joined(objectives)} is at the {end} learning rate that was tried: a better one may "
         "lie beyond."
         for end in ("lowest", "highest")
-        if (objectives := [curve.objective for curve in frontier.curves if curve.range_end == end])
+        if (objectives := operating.loc[operating["range_end"] == end, "objective"].tolist())
     ]
-    unequal = [
-        curve
-        for curve in frontier.curves
-        if len({frozenset(point.runs["seed"]) for point in curve.points if point.finite}) > 1
-    ]
+    seeds = (
+        points[points["finite"]].groupby("objective")["seeds"].agg(lambda of_rates: len(set(map(frozenset, of_rates))))
+    )
+    unequal = operating[operating["objective"].map(seeds) > 1]
     for has_common, how in ((True, "those that all have"), (False, "each one's own, since none is common to all")):
-        if objectives := [curve.objective for curve in unequal if bool(curve.chosen_by) == has_common]:
+        if objectives := unequal.loc[unequal["common"].map(bool) == has_common, "objective"].tolist():
             statements.append(
                 f"Not every learning rate of {joined(objectives)} has the same seeds: the operating point is chosen by "
                 f"{how}."
             )
-    if objectives := [curve.objective for curve in frontier.curves if curve.operating is None]:
+    if objectives := [name for name in points["objective"].unique() if name not in set(operating["objective"])]:
         statements.append(
             f"At every learning rate a run of {joined(objectives)} diverged, so that there is no operating point."
         )
     return statements
 
 
-def _operating_points(frontiers: Sequence[Frontier]) -> Table:
-    baseline = frontiers[0].references[0]
+def _operating_points(found: Frontiers) -> Table:
+    import pandas as pd
+
+    baseline = found.references[0]
     columns = (
-        *(*WHO, _RATE, Column("End of range"), SEEDS, *_MEASURED),
-        Column(f"LMS at {baseline}'s perplexity", ".2f"),
-        Column("On the front"),
+        *(*_WHO, _RATE, Column("End of range", source="range_end"), _SEEDS, *_MEASURED),
+        Column(f"LMS at {baseline}'s perplexity", ".2f", source="lms_at_baseline"),
+        Column("On the front", source="on_front"),
     )
-    rows = tuple(
-        (frontier.model, curve.objective, *_operating_cells(curve))
-        for frontier in frontiers
-        for curve in frontier.curves
+    names = ["model", "objective"]
+    curves = pd.MultiIndex.from_frame(found.points[names].drop_duplicates())
+    operating = found.points[found.points["operating"]].set_index(names).reindex(curves).reset_index()
+    frame = operating.assign(
+        num_seeds=operating["seeds"].map(len, na_action="ignore"),
+        on_front=operating["on_front"].map({True: "yes", False: "no"}).fillna("diverged"),
     )
     notes = (
         "Operating point: of the learning rates that were tried, the one of the lowest mean held-out perplexity, which "
@@ -208,97 +205,55 @@ def _operating_points(frontiers: Sequence[Frontier]) -> Table:
         "learning rate); nothing where it never has it. On the front: no objective has at any learning rate as low an "
         "LMS and as low a perplexity, one of them lower, by the means.",
     )
-    return Table("operating_points", "Operating points", columns, rows, notes)
+    return tabulate("operating_points", "Operating points", columns, frame, notes)
 
 
-def _operating_cells(curve: Curve) -> tuple[Any, ...]:
-    point = curve.operating
-    if point is None:
-        return (*[None] * (3 + len(_MEASURED)), None, "diverged")
-    on_front = "yes" if curve.on_front else "no"
-    return (
-        *(point.learning_rate, curve.range_end, len(point.runs), *_measured(point)),
-        *(curve.lms_at_baseline, on_front),
-    )
-
-
-def _differences(frontiers: Sequence[Frontier]) -> Table:
-    columns = (*WHO, Column("Against"), _RATE, Column("Against's rate", "g"), *_COMPARED)
-    rows = tuple(
-        (frontier.model, one.objective, one.reference, one.learning_rate, one.reference_rate, *_compared(one))
-        for frontier in frontiers
-        for one in frontier.at_operating_points
-    )
-    notes = (
+def _differences(found: Frontiers) -> tuple[Table, Table]:
+    frame = found.differences.assign(percent=100 * found.differences["reduction"].astype(float))
+    at_operating_points = (
         "Objective minus reference, each at its own operating point, paired by seed; perplexity in percent of the "
         f"reference's. {_INTERVALS} LMS reduction: (reference - objective) / reference of the means over the pairs.",
         _VERDICTS_EXPLAINED,
     )
-    return Table("differences", "Differences at the operating points", columns, rows, notes)
-
-
-def _equal_rates(frontiers: Sequence[Frontier]) -> Table:
-    columns = (*WHO, Column("Against"), _RATE, *_COMPARED)
-    rows = tuple(
-        (frontier.model, one.objective, one.reference, one.learning_rate, *_compared(one))
-        for frontier in frontiers
-        for one in frontier.at_equal_rates
-    )
-    notes = (
+    at_equal_rates = (
         "As the differences at the operating points, but both at the same learning rate, which need not be the best "
         "for either.",
     )
-    return Table("equal_learning_rate", "Differences at equal learning rate", columns, rows, notes)
-
-
-def _points(frontiers: Sequence[Frontier]) -> Table:
-    columns = (
-        *(*WHO, _RATE, *(Column(column.name, column.format) for column in _MEASURED)),
-        *(Column("Max LMS"), Column("ROUGE-L", ".2f"), Column("Verbatim %", ".1f"), CONTROLS, SEEDS),
-        Column("Operating point"),
+    rates = (_RATE, Column("Against's rate", "g", source="reference_rate"))
+    return (
+        tabulate(
+            "differences",
+            "Differences at the operating points",
+            (*_WHO, _AGAINST, *rates, *_COMPARED),
+            frame[frame["at"] == "operating points"],
+            at_operating_points,
+        ),
+        tabulate(
+            "equal_learning_rate",
+            "Differences at equal learning rate",
+            (*_WHO, _AGAINST, _RATE, *_COMPARED),
+            frame[frame["at"] == "equal rates"],
+            at_equal_rates,
+        ),
     )
-    rows = []
-    for frontier in frontiers:
-        for curve in frontier.curves:
-            for point in curve.points:
-                longest = point.runs["max_lms"].dropna()
-                means = point.runs[["rouge_l", "verbatim", "control_lms"]].mean() * [1, 100, 1]
-                mark = "diverged" if not point.finite else "yes" if point is curve.operating else "no"
-                rows.append(
-                    (
-                        *(frontier.model, curve.objective, point.learning_rate, *_measured(point)),
-                        int(longest.max()) if len(longest) else None,
-                        *(None if math.isnan(value) else float(value) for value in means),
-                        *(len(point.runs), mark),
-                    )
-                )
+
+
+def _points(found: Frontiers) -> Table:
+    columns = (
+        *(*_WHO, _RATE, *(Column(one.name, one.format, source=one.source) for one in _MEASURED)),
+        *(Column("Max LMS", source="max_lms"), Column("ROUGE-L", ".2f", source="rouge_l")),
+        *(Column("Verbatim %", ".1f", source="percent"), Column("Control LMS", ".2f", source="control_lms"), _SEEDS),
+        Column("Operating point", source="mark"),
+    )
+    points = found.points
+    frame = points.assign(
+        percent=100 * points["verbatim"],
+        num_seeds=points["seeds"].map(len),
+        mark=points["operating"].map({True: "yes", False: "no"}).where(points["finite"], "diverged"),
+    )
     notes = [
         f"LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. "
         f"{_INTERVALS}",
-        *(f"Left out: {text}." for frontier in frontiers for text in frontier.left_out),
+        *(f"Left out: {text}." for text in found.left_out),
     ]
-    return Table("points", "Every learning rate", columns, tuple(rows), tuple(notes))
-
-
-def _measured(point: Point) -> tuple[Any, ...]:
-    log = point.log_perplexity
-    ends = (None if end is None else perplexity_of(end) for end in (log.low, log.high))
-    return point.lms.mean, point.lms.low, point.lms.high, point.perplexity, *ends
-
-
-def _compared(one: SeedDifference) -> tuple[Any, ...]:
-    lms = (None, None, None) if one.lms is None else (one.lms.mean, one.lms.low, one.lms.high)
-    reduction = None if one.reduction is None else 100 * one.reduction
-    return one.num_pairs, *lms, reduction, *_in_percent(one.log_perplexity), one.verdict
-
-
-def _in_percent(log_ratio: SeedEstimate | None) -> tuple[float | None, ...]:
-    """Turn mean and interval of a difference in log perplexity into percent; None if there is none or it diverged."""
-    if log_ratio is None or not math.isfinite(log_ratio.mean):
-        return None, None, None
-    return tuple(_percent(end) for end in (log_ratio.mean, log_ratio.low, log_ratio.high))
-
-
-def _percent(log_ratio: float | None) -> float | None:
-    with np.errstate(over="ignore"):  # of two perplexities that may be as large as a float can hold
-        return None if log_ratio is None else 100 * float(np.expm1(log_ratio))
+    return tabulate("points", "Every learning rate", columns, frame, notes)

@@ -17,8 +17,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from tfidf_tune._printing import visible
-from tfidf_tune.report._document import Column, Report, Table, Value
-from tfidf_tune.report._formats import csv_text, draw
+from tfidf_tune.report._document import Column, Report, Table, Value, csv_text
+from tfidf_tune.report._figures import draw
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -14,8 +14,7 @@ from tfidf_tune.analysis._weight_statistics import (
     split_statistics,
     token_statistics,
 )
-from tfidf_tune.report._document import Column, Figure, Report, Table, tabulate
-from tfidf_tune.report._formats import write_csv
+from tfidf_tune.report._document import Column, Figure, Report, Table, tabulate, write_csv
 from tfidf_tune.report._shown_tokens import (
     DOWN_COLOR,
     LEVELS,

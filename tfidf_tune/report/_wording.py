@@ -1,8 +1,9 @@
 """Phrases that several reports use."""
 
+import math
 from collections.abc import Sequence
 
-from tfidf_tune.analysis._bootstrap import ENOUGH_UNITS, MIN_UNITS, Interval
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 
 LMS_EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
@@ -13,7 +14,7 @@ TEXT_PROMPTS = (
 )
 SIGNIFICANCE_NOTE = (
     f"Significant: the interval excludes 0. From fewer than {MIN_UNITS} nothing is called so, and from {MIN_UNITS} to "
-    f"{ENOUGH_UNITS - 1} by chance alone in 7 to 11 % of cases, not in 5 %."
+    f"{ENOUGH_UNITS - 1} by chance in 7 to 11 % of cases, not in 5 %."
 )
 
 
@@ -31,7 +32,7 @@ def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str =
         decimals (int): of its ends.
         suffix (str): after each end. Default: none.
     """
-    if interval.is_point:
+    if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
         return f"equal for all {unit}s"
     low, high = (round(end, decimals) + 0.0 for end in (interval.low, interval.high))  # no "-0.0"
     return f"95 % interval {low:.{decimals}f}{suffix} to {high:.{decimals}f}{suffix}"
@@ -45,7 +46,7 @@ def significance(interval: Interval, unit: str) -> str:
         return "which is not significant: the interval includes 0"
     if interval.num_units < ENOUGH_UNITS:
         return (
-            f"which the interval calls significant, but {interval.num_units} {unit}s are few: by chance alone such "
-            "intervals exclude 0 in 7 to 11 % of cases, not in 5 %"
+            f"which the interval calls significant, but {interval.num_units} {unit}s are few: by chance, such "
+            f"intervals exclude 0 in 7 to 11 % of cases, not in 5 %"
         )
     return "which is significant: the interval excludes 0"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_update, is_leftover
-from tfidf_tune.report._document import Report
-from tfidf_tune.report._formats import draw, finite, write_csv
+from tfidf_tune.report._document import Report, finite, write_csv
+from tfidf_tune.report._figures import draw
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown
 from tfidf_tune.results import Results, write_results

@@ -7,44 +7,56 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from tfidf_tune.results._fields import flag, number, optional, text, whole
+from tfidf_tune.results._fields import FLAG, TEXT, checked, number, optional, whole
 from tfidf_tune.results._samples import ProbeSample, checked_sample
 from tfidf_tune.results._table import Checkpoint
 
 MEMORIZATION, PERPLEXITY = "tfidf_memorization", "tfidf_wikitext2_ppl"
 SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
 
-Document: TypeAlias = dict[str, Any]
 Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
 
-
-class AskedPrompt(NamedTuple):
-    """A document of the memorization task."""
-
-    sample: ProbeSample
-    prompt: str
-    round_trip: bool
-    num_injections: int
-    as_text: bool
+_PERCENT = number(0, 100)
+_SCHEMAS = {
+    MEMORIZATION: {"prompt_text": TEXT, "round_trip": FLAG, "num_injections": whole()},
+    PERPLEXITY: {
+        "block": whole(),
+        "num_predictions": whole(1),
+        "log_likelihood": number(most=0, finite=False),
+        "round_trip": FLAG,
+    },
+    SUMMARIZATION: {
+        "id": TEXT,
+        **dict.fromkeys(("rouge1", "rouge2", "rouge_l"), _PERCENT),
+        "bertscore_f1": optional(number()),
+        "bertscore_missing": optional(TEXT),
+    },
+    QA: {"id": TEXT, "exact_match": _PERCENT, "f1": _PERCENT},
+}
 
 
 class Scored(NamedTuple):
-    """A document of another task: what was asked, what was expected, and the rows."""
+    """A document of a task: what was asked, what was expected, and the scores."""
 
+    what: str  # "prompts", "perplexity blocks", "articles", "questions"
     unit: str
     expected: Any
     rows: tuple[Row, ...]
-    round_trip: bool = True
+    round_trip: bool = True  # whether token ids survived as text
     bertscore_missing: str | None = None
+    sample: ProbeSample | None = None
+    prompt: str = ""
+    num_injections: int = 0
+    as_text: bool = False  # whether the prompt was text
 
 
 def is_ours(task: str) -> bool:
     """Return whether a task is one of ours."""
-    return task.startswith(MEMORIZATION) or task in (PERPLEXITY, SUMMARIZATION, QA)
+    return task.startswith(MEMORIZATION) or task in _SCHEMAS
 
 
-def parse_document(task: str, doc: Document) -> "AskedPrompt | Scored":
+def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     """Check a document and take from it what the table of results has.
 
     Raises:
@@ -52,81 +64,65 @@ def parse_document(task: str, doc: Document) -> "AskedPrompt | Scored":
         TypeError: If a sample has unknown fields.
         ValueError: If a field has the wrong type or is out of range.
     """
+    fields = checked(doc, _SCHEMAS[MEMORIZATION if task.startswith(MEMORIZATION) else task])
     if task == PERPLEXITY:
-        block, count = whole(doc, "block"), whole(doc, "num_predictions", 1)
-        nll = -number(doc, "log_likelihood", most=0, finite=False) / count
-        row = ("nll", "block", str(block), math.nan, math.inf if math.isnan(nll) else nll, count)
-        return Scored(str(block), count, (row,), flag(doc, "round_trip"))
+        block, count = str(fields["block"]), fields["num_predictions"]
+        nll = -fields["log_likelihood"] / count
+        row = ("nll", "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
+        return Scored("perplexity blocks", block, count, (row,), fields["round_trip"])
     if task == SUMMARIZATION:
-        bertscore = optional(number, doc, "bertscore_f1")
-        values = {name: number(doc, name, 0, 100) for name in ("rouge1", "rouge2", "rouge_l")}
-        values["bertscore_f1"] = math.nan if bertscore is None else bertscore
-        missing = optional(text, doc, "bertscore_missing") or "no reason given"
-        rows = _rows("article", text(doc, "id"), values)
-        return Scored(text(doc, "id"), None, rows, bertscore_missing=missing if bertscore is None else None)
+        unit, reason = fields.pop("id"), fields.pop("bertscore_missing") or "no reason given"
+        missing = fields["bertscore_f1"] is None
+        rows = _rows("article", unit, fields | ({"bertscore_f1": math.nan} if missing else {}))
+        return Scored("articles", unit, None, rows, bertscore_missing=reason if missing else None)
     if task == QA:
-        values = {name: number(doc, name, 0, 100) for name in ("exact_match", "f1")}
-        return Scored(text(doc, "id"), None, _rows("question", text(doc, "id"), values))
-    return AskedPrompt(
-        checked_sample(doc["sample"]),
-        text(doc, "prompt_text"),
-        flag(doc, "round_trip"),
-        whole(doc, "num_injections"),
-        doc.get("prompts") == "text",
+        unit = fields.pop("id")
+        return Scored("questions", unit, None, _rows("question", unit, fields))
+    sample = checked_sample(doc["sample"])
+    scores = {name: getattr(sample, name) for name in ("lms", "prefix_match", "rouge_l", "verbatim")}
+    return Scored(
+        "prompts",
+        sample.prompt_label,
+        sample.reference_ids,
+        _rows(sample.kind, sample.passage_id, scores, sample.prefix_length),
+        fields["round_trip"],
+        sample=sample,
+        prompt=fields["prompt_text"],
+        num_injections=fields["num_injections"],
+        as_text=doc.get("prompts") == "text",
     )
 
 
-def with_scores(
-    checkpoint: Checkpoint, documents: Mapping[str, Iterable["AskedPrompt | Scored"]]
-) -> tuple[Checkpoint, list[Row]]:
+def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Checkpoint, list[Row]]:
     """Complete a checkpoint from its documents.
 
     Args:
         checkpoint (Checkpoint): its names.
-        documents (Mapping[str, Iterable[AskedPrompt | Scored]]): task -> documents. A prompt that several tasks have
-            counts once, as in the last.
+        documents (Iterable[Scored]): of all tasks. A prompt that several tasks have counts once, as in the last.
 
     Returns:
         tuple[Checkpoint, list[Row]]: the checkpoint with samples and digests, and its scores.
     """
+    found = {(doc.what, doc.unit): doc for doc in documents}
+    prompts = [(doc.sample, doc) for doc in found.values() if doc.sample is not None]
+    others = [doc for doc in found.values() if doc.sample is None]
+    in_order = [*others, *(doc for _, doc in prompts)]
     asked: dict[str, dict[str, Any]] = {}
-    prompts: dict[tuple[str, int, int], AskedPrompt] = {}
-    rows: list[Row] = []
-    lost_blocks, missing = 0, []
-    whats = {PERPLEXITY: "perplexity blocks", SUMMARIZATION: "articles", QA: "questions"}
-    for task, of_task in documents.items():
-        for doc in of_task:
-            if isinstance(doc, AskedPrompt):
-                prompts[doc.sample.passage_id, doc.sample.offset, doc.sample.prefix_length] = doc
-            else:
-                asked.setdefault(whats[task], {})[doc.unit] = doc.expected
-                rows += doc.rows
-                lost_blocks += not doc.round_trip
-                missing += [doc.bertscore_missing] if doc.bertscore_missing else []
-    if prompts:
-        asked["prompts"] = {prompt_label(one.sample): one.sample.reference_ids for one in prompts.values()}
-    injections = {}
-    for one in prompts.values():
-        values = {name: getattr(one.sample, name) for name in ("lms", "prefix_match", "rouge_l", "verbatim")}
-        rows += _rows(one.sample.kind, one.sample.passage_id, values, one.sample.prefix_length)
-        injections[one.sample.kind, one.sample.passage_id] = {"num_injections": one.num_injections}
-    for (kind, unit), value in injections.items():
-        rows += _rows(kind, unit, value)
+    for doc in in_order:
+        asked.setdefault(doc.what, {})[doc.unit] = doc.expected
+    injections = {(sample.kind, sample.passage_id): doc.num_injections for sample, doc in prompts}
+    rows = [row for doc in in_order for row in doc.rows]
+    rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
     completed = replace(
         checkpoint,
         asked={what: _digest(questions) for what, questions in asked.items()},
-        lost_prompts=sum(not one.round_trip for one in prompts.values()),
-        lost_blocks=lost_blocks,
-        text_prompts=any(one.as_text for one in prompts.values()),
-        bertscore_missing=tuple(dict.fromkeys(missing)),
-        samples=tuple((one.sample, one.prompt) for one in prompts.values()),
+        lost_prompts=sum(not doc.round_trip for _, doc in prompts),
+        lost_blocks=sum(not doc.round_trip for doc in others),
+        text_prompts=any(doc.as_text for _, doc in prompts),
+        bertscore_missing=tuple(dict.fromkeys(doc.bertscore_missing for doc in others if doc.bertscore_missing)),
+        samples=tuple((sample, doc.prompt) for sample, doc in prompts),
     )
     return completed, rows
-
-
-def prompt_label(sample: ProbeSample) -> str:
-    """Name a prompt in messages: "target a, offset 0, 32 tokens"."""
-    return f"{sample.kind} {sample.passage_id}, offset {sample.offset}, {sample.prefix_length} tokens"
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:

@@ -3,39 +3,42 @@
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-_T = TypeVar("_T")
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 """What reading a damaged file may raise."""
 _MAX_EXACT = 2**53  # the largest integer range that a float holds exactly
 _MAX_TOKEN_ID = 2**31 - 1
 
 
-def text(record: Mapping[str, Any], name: str) -> str:
-    """Return a string field; raises ``KeyError`` if it is missing and ``ValueError`` if it has another type.
+class Field(NamedTuple):
+    """What a value must be, in code and in words, and how it is taken over."""
 
-    A lone surrogate, which UTF-8 cannot hold, becomes its escape.
+    fits: Callable[[Any], bool]
+    expected: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def checked(record: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the fields of a schema.
+
+    Raises:
+        KeyError: If one is missing.
+        ValueError: If one is not what it must be; the message names it, its value and what is possible.
     """
-    value = _checked(record, name, lambda value: isinstance(value, str), "text")
-    return str(value.encode("utf-8", "backslashreplace").decode("utf-8"))
+    for name, field in schema.items():
+        if not field.fits(record[name]):
+            raise ValueError(f"{name} is {reprlib.repr(record[name])}, expected {field.expected}")
+    return {name: field.convert(record[name]) for name, field in schema.items()}
 
 
-def flag(record: Mapping[str, Any], name: str) -> bool:
-    """Return a boolean field; raises as :func:`text`."""
-    return bool(_checked(record, name, lambda value: isinstance(value, bool), "true or false"))
+def whole(least: int = 0, most: int = _MAX_EXACT) -> Field:
+    """An integer from ``least`` to ``most``."""
+    return Field(lambda value: type(value) is int and least <= value <= most, f"an integer from {least} to {most}")
 
 
-def whole(record: Mapping[str, Any], name: str, least: int = 0, most: int = _MAX_EXACT) -> int:
-    """Return an integer field from ``least`` to ``most``; raises as :func:`text`."""
-    expected = f"an integer from {least} to {most}"
-    return int(_checked(record, name, lambda value: type(value) is int and least <= value <= most, expected))
-
-
-def number(
-    record: Mapping[str, Any], name: str, least: float = -math.inf, most: float = math.inf, *, finite: bool = True
-) -> float:
-    """Return a number from ``least`` to ``most``; NaN and infinities only if ``finite`` is False; raises as text."""
+def number(least: float = -math.inf, most: float = math.inf, *, finite: bool = True) -> Field:
+    """A number from ``least`` to ``most``; NaN and infinities only if ``finite`` is False."""
 
     def fits(value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -45,36 +48,34 @@ def number(
         return math.isfinite(value) and least <= value <= most if finite else not (value < least or value > most)
 
     limits = f" from {least:g}" * math.isfinite(least) + f" up to {most:g}" * math.isfinite(most)
-    return float(_checked(record, name, fits, f"a {'finite ' * finite}number{limits}"))
+    return Field(fits, f"a {'finite ' * finite}number{limits}", float)
 
 
-def token_ids(record: Mapping[str, Any], name: str) -> list[int]:
-    """Return a list of token ids; raises as :func:`text`."""
-
-    def fits(value: Any) -> bool:
-        integers = isinstance(value, list) and set(map(type, value)) <= {int}
-        return integers and (not value or (min(value) >= 0 and max(value) <= _MAX_TOKEN_ID))
-
-    return list(_checked(record, name, fits, f"a list of token ids from 0 to {_MAX_TOKEN_ID}"))
-
-
-def texts(record: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return an object whose values are strings; raises as :func:`text`."""
-    return {key: text(record[name], key) for key in _checked(record, name, lambda v: isinstance(v, dict), "an object")}
+def optional(field: Field) -> Field:
+    """A field that may be None."""
+    return Field(
+        lambda value: value is None or field.fits(value),
+        field.expected,
+        lambda value: None if value is None else field.convert(value),
+    )
 
 
-def seed(record: Mapping[str, Any]) -> int | None:
-    """Return ``seed``: None or any seed that torch takes; raises as :func:`text`."""
-    return optional(whole, record, "seed", -(2**63), 2**64 - 1)
+def _encodable(text: str) -> str:
+    """Escape lone surrogates, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def optional(read: Callable[..., _T], record: Mapping[str, Any], name: str, *limits: float) -> _T | None:
-    """Return a field that may be None, read by one of the functions above."""
-    return None if record[name] is None else read(record, name, *limits)
+def _are_token_ids(value: Any) -> bool:
+    integers = isinstance(value, list) and set(map(type, value)) <= {int}
+    return integers and (not value or (min(value) >= 0 and max(value) <= _MAX_TOKEN_ID))
 
 
-def _checked(record: Mapping[str, Any], name: str, fits: Callable[[Any], bool], expected: str) -> Any:
-    value = record[name]
-    if not fits(value):
-        raise ValueError(f"{name} is {reprlib.repr(value)}, expected {expected}")
-    return value
+TEXT = Field(lambda value: isinstance(value, str), "text", _encodable)
+FLAG = Field(lambda value: isinstance(value, bool), "true or false")
+TOKEN_IDS = Field(_are_token_ids, f"a list of token ids from 0 to {_MAX_TOKEN_ID}")
+TEXTS = Field(
+    lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+    "an object of texts",
+    lambda value: {name: _encodable(text) for name, text in value.items()},
+)
+SEED = optional(whole(-(2**63), 2**64 - 1))  # any seed that torch takes

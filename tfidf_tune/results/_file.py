@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.results._fields import UNREADABLE, flag, number, optional, seed, text, texts, whole
+from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, number, optional, whole
 from tfidf_tune.results._harness import import_results
 from tfidf_tune.results._table import WRITTEN_FIELDS, Checkpoint, Results, join_results, scores_table
 
@@ -64,7 +64,8 @@ def read_results(file: str | Path) -> Results:
         header = json.loads(first)
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        expected, provenance, units = whole(header, "checkpoints"), texts(header, "provenance"), header["units"]
+        first_line = checked(header, {"checkpoints": whole(), "provenance": TEXTS})
+        expected, provenance, units = *first_line.values(), header["units"]
         if not all(isinstance(name, str) for names in units for name in names):
             raise ValueError("units are not lists of names")
     except UNREADABLE as error:
@@ -77,7 +78,7 @@ def read_results(file: str | Path) -> Results:
             fields = json.loads(line)
             for scores in fields.pop("scores"):
                 rows += [(at, *row) for row in _score_rows(scores, units)]
-            checkpoints.append(_checkpoint(fields))
+            checkpoints.append(Checkpoint(**fields | checked(fields, _CHECKPOINT)))
     except UNREADABLE as error:
         raise ValueError(
             f"{path}, line {at + 2}: a damaged line ({type(error).__name__}: {error}): {_REMEDY}"
@@ -118,40 +119,33 @@ def _plain(value: float) -> float | int | str | None:
 
 def _score_rows(scores: list[Any], units: list[list[str]]) -> list[tuple[Any, ...]]:
     metric, kind, prefix, index, values, counts = scores
-    names = {"metric": metric, "kind": kind, "prefix": prefix, "units": index}
-    text(names, "metric"), text(names, "kind")
-    length = optional(whole, names, "prefix")
-    of_units = units[whole(names, "units")]
+    names = checked({"metric": metric, "kind": kind, "prefix": prefix, "units": index}, _SCORES)
+    of_units = units[index]
     counts = counts if isinstance(counts, list) else [counts] * len(of_units)
     return [
-        (
-            metric,
-            kind,
-            unit,
-            math.nan if length is None else length,
-            _value(metric, value),
-            whole({"count": count}, "count", 1),
-        )
+        (metric, kind, unit, names["prefix"], _value(metric, value), checked({"count": count}, _COUNT)["count"])
         for unit, value, count in zip(of_units, values, counts, strict=True)
     ]
 
 
 def _value(metric: str, value: Any) -> float:
-    if value is None:
-        return math.nan
-    return math.inf if value == "inf" else number({metric: value}, metric)
+    if value is None or value == "inf":
+        return math.nan if value is None else math.inf
+    return float(checked({metric: value}, {metric: number()})[metric])
 
 
-def _checkpoint(fields: dict[str, Any]) -> Checkpoint:
-    for name in ("model", "objective", "folder", "checkpoint"):
-        text(fields, name)
-    optional(text, fields, "recipe")
-    seed(fields)
-    texts(fields, "asked")
-    for name in ("learning_rate", "training_seconds"):
-        fields[name] = optional(number, fields, name, 0)
-    for name, most in (("progress", 100), ("lost_prompts", 2**53), ("lost_blocks", 2**53)):
-        whole(fields, name, 0, most)
-    flag(fields, "text_prompts")
-    reasons = tuple(text({"bertscore_missing": one}, "bertscore_missing") for one in fields.pop("bertscore_missing"))
-    return Checkpoint(**fields, bertscore_missing=reasons)
+_COUNT = {"count": whole(1)}
+_SCORES = {"metric": TEXT, "kind": TEXT, "prefix": optional(whole()), "units": whole()}
+_CHECKPOINT = {
+    **dict.fromkeys(("model", "objective", "folder", "checkpoint"), TEXT),
+    "recipe": optional(TEXT),
+    "seed": SEED,
+    "asked": TEXTS,
+    **dict.fromkeys(("learning_rate", "training_seconds"), optional(number(0))),
+    "progress": whole(most=100),
+    **dict.fromkeys(("lost_prompts", "lost_blocks"), whole()),
+    "text_prompts": FLAG,
+    "bertscore_missing": Field(
+        lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "texts", tuple
+    ),
+}

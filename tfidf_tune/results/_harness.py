@@ -12,7 +12,6 @@ from tfidf_tune.results._documents import (
     PERPLEXITY,
     QA,
     SUMMARIZATION,
-    AskedPrompt,
     Scored,
     is_ours,
     parse_document,
@@ -82,7 +81,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
         )
         for progress in sorted({result.named.progress for result in same}):
             results = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
-            if documents := _newest_documents(results):
+            if documents := list(_newest_documents(results)):
                 named = replace(run, progress=progress, checkpoint=results[-1].named.checkpoint)
                 completed, scores = with_scores(named, documents)
                 rows += [(len(checkpoints), *score) for score in scores]
@@ -125,7 +124,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} (looked for results_<date>.json with samples_<task>_<date>.jsonl "
-            f"beside it, the task one of {MEMORIZATION}_*, {PERPLEXITY}, {SUMMARIZATION}, {QA}; there are "
+            f"next to it, the task one of {MEMORIZATION}_*, {PERPLEXITY}, {SUMMARIZATION}, {QA}; there are "
             f"{len(files)} results files): evaluate it by `tfidf-tune eval` with --log_samples and --output_path"
         )
 
@@ -150,20 +149,21 @@ def _require_distinct(runs: Sequence[Checkpoint]) -> None:
         first = seen.setdefault(run.run, run)
         if first is not run:
             raise ValueError(
-                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or tell them apart as "
+                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label them as "
                 "OBJECTIVE=FOLDER"
             )
 
 
-def _newest_documents(results: Sequence[_ResultsFile]) -> dict[str, list[AskedPrompt | Scored]]:
+def _newest_documents(results: Sequence[_ResultsFile]) -> Iterator[Scored]:
     """Read the newest documents of each task of one checkpoint, of results by ascending date."""
     newest: dict[str, Path] = {}
     for result in results:
         newest |= {task: file for task, file in result.samples_files.items() if is_ours(task)}
-    return {task: list(_parse(task, file)) for task, file in newest.items()}
+    for task, file in newest.items():
+        yield from _parse(task, file)
 
 
-def _parse(task: str, file: Path) -> Iterator[AskedPrompt | Scored]:
+def _parse(task: str, file: Path) -> Iterator[Scored]:
     number = 0
     try:
         with file.open(encoding="utf-8") as lines:

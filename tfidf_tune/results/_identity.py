@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tfidf_tune.results._fields import UNREADABLE, number, optional, seed, text, texts
+from tfidf_tune.results._fields import SEED, TEXT, TEXTS, UNREADABLE, checked, number, optional
 from tfidf_tune.results._table import Checkpoint
 
 _MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
@@ -17,6 +17,8 @@ _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF", "TokenDrop": "Token
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
 _UNKNOWN_OBJECTIVE = "unknown"
+_CELL = {"model": TEXT, "objective": TEXT, "seed": SEED, "learning_rate": optional(number(0))}
+_MANIFEST = {"seconds": optional(number(0)), "provenance": optional(TEXTS)}
 
 
 def identify(model_args: Mapping[str, str], results_file: Path, label: str | None) -> tuple[str, Checkpoint]:
@@ -28,7 +30,7 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
     Args:
         model_args (Mapping[str, str]): of the harness: ``pretrained`` and, for an adapter, ``peft``.
         results_file (Path): ``results_<date>.json``.
-        label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by hand.
+        label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by the user.
 
     Returns:
         tuple[str, Checkpoint]: a key that is the same for all files of a run, and the names of the checkpoint, with the
@@ -79,8 +81,8 @@ def _names_in(folder: Path) -> tuple[str, str, int | None, float | None]:
     if cell.is_file():
         try:
             content = json.loads(cell.read_text(encoding="utf-8"))
-            rate = optional(number, {"learning_rate": None, **content}, "learning_rate", 0)
-            return text(content, "model"), text(content, "objective"), seed(content), rate
+            names = checked({"learning_rate": None, **content}, _CELL)
+            return names["model"], names["objective"], names["seed"], names["learning_rate"]
         except UNREADABLE as error:
             raise ValueError(
                 f"{cell}: expected model, objective and seed, and optionally a learning_rate "
@@ -88,7 +90,7 @@ def _names_in(folder: Path) -> tuple[str, str, int | None, float | None]:
             ) from error
     config = training_config(folder)
     try:
-        configured = seed({"seed": None, **config})
+        configured = checked({"seed": None, **config}, {"seed": SEED})["seed"]
     except ValueError as error:
         file = folder / "config.yaml"
         raise ValueError(f"{file}: {error}: correct it, or name the run as OBJECTIVE=FOLDER") from error
@@ -125,9 +127,8 @@ def training_manifest(folder: Path) -> dict[str, Any]:
         return {}
     try:
         manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        optional(text, {"recipe": None, **manifest.get("settings", {})}, "recipe")
-        optional(number, {"seconds": None, **manifest}, "seconds", 0)
-        optional(texts, {"provenance": None, **manifest}, "provenance")
+        checked({"recipe": None, **manifest.get("settings", {})}, {"recipe": optional(TEXT)})
+        checked({"seconds": None, "provenance": None, **manifest}, _MANIFEST)
     except UNREADABLE as error:
         raise ValueError(f"{file}: cannot be read ({error}): run the experiment again, or remove the file") from error
     return manifest

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.results._fields import UNREADABLE, flag, number, text, token_ids, whole
+from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, UNREADABLE, Field, checked, number, whole
 
-_KINDS = ("target", "control")
+_SCHEMA = {
+    **dict.fromkeys(("passage_id", "generated_text", "reference_text"), TEXT),
+    "kind": Field(lambda value: value in ("target", "control"), "one of target, control"),
+    **dict.fromkeys(("offset", "prefix_length"), whole()),
+    **dict.fromkeys(("generated_ids", "reference_ids"), TOKEN_IDS),
+    "rouge_l": number(0, 100),
+    "verbatim": FLAG,
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,11 @@ class ProbeSample:
     lms: int
     rouge_l: float
     verbatim: bool
+
+    @property
+    def prompt_label(self) -> str:
+        """The prompt in messages: "target a, offset 0, 32 tokens"."""
+        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens"
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[ProbeSample]) -> None:
@@ -81,15 +93,7 @@ def checked_sample(fields: dict[str, Any]) -> ProbeSample:
         ValueError: If a field has the wrong type, or a value that these token ids cannot have.
     """
     sample = ProbeSample(**fields)
-    texts: dict[str, Any] = {name: text(fields, name) for name in ("passage_id", "generated_text", "reference_text")}
-    if text(fields, "kind") not in _KINDS:
-        raise ValueError(f"kind is {sample.kind!r}, expected one of {', '.join(_KINDS)}")
-    for name in ("offset", "prefix_length"):
-        whole(fields, name)
+    values = checked(fields, _SCHEMA)
     # Neither match can be longer than the shorter of the two.
-    longest = min(len(token_ids(fields, "generated_ids")), len(token_ids(fields, "reference_ids")))
-    for name in ("prefix_match", "lms"):
-        whole(fields, name, most=longest)
-    number(fields, "rouge_l", 0, 100)
-    flag(fields, "verbatim")
-    return dataclasses.replace(sample, **texts)
+    longest = whole(most=min(len(sample.generated_ids), len(sample.reference_ids)))
+    return ProbeSample(**values | checked(fields, {"prefix_match": longest, "lms": longest}))

@@ -1,0 +1,205 @@
+"""How much lower one objective is than the baseline, with intervals, and at which price."""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tfidf_tune.analysis.evaluations import (
+    COMPARED,
+    CONTROL_LMS,
+    LMS,
+    PERPLEXITY,
+    Floats,
+    Measure,
+    at_last,
+    shared_progress,
+    unit_totals,
+    value_of,
+)
+from tfidf_tune.analysis.intervals import Interval, bootstrap_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+    """Compare each objective of a setting with the baseline.
+
+    Args:
+        evaluations (pandas.DataFrame): of :func:`evaluation_table`.
+        baseline (str): the baseline; settings without it are left out.
+
+    Returns:
+        pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the last checkpoint that
+            all runs share ("progress", in percent), with the columns "baseline" and "other" (values), "reduction"
+            (``(baseline - other) / baseline``; NaN if the baseline is 0 or a value is not finite), "low" and "high"
+            (its interval; NaN if there is none), and "num_units" (passages, blocks, articles or questions).
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        at = {measure: at_last(own, measure) for measure in COMPARED}
+        for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
+            for measure, last in at.items():
+                before, after = (
+                    unit_totals(last[last["objective"] == name], measure) for name in (baseline, objective)
+                )
+                if before is not None and after is not None:
+                    progress = last["progress"].iloc[0]
+                    rows.append((setting, objective, measure.name, *_reduction(measure, before, after), progress))
+    names = ["setting", "objective", "measure", "baseline", "other", "reduction", "low", "high", "num_units"]
+    return pd.DataFrame(rows, columns=[*names, "progress"])
+
+
+def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
+    """Return the reduction of the average LMS by run, at the last checkpoint that all runs share.
+
+    Returns:
+        dict[tuple[str, str], list[float]]: setting and objective -> reductions against the baseline's run of the same
+            seed, by ascending seed; NaN if one is undefined. A run of an unknown seed is paired with one of an unknown
+            seed.
+    """
+    reductions: dict[tuple[str, str], list[float]] = {}
+    for setting, own in evaluations.groupby("setting", sort=False):
+        lms: dict[str, dict[Any, float]] = {}
+        for at, one in at_last(own, LMS).dropna(subset=[LMS.name]).iterrows():
+            lms.setdefault(one["objective"], {})[one["seed"]] = value_of(own.loc[[at]], LMS)
+        before = lms.pop(baseline, {})
+        for objective, after in lms.items():
+            shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)
+            reductions[str(setting), objective] = [_relative(before[seed], after[seed]) for seed in shared]
+    return reductions
+
+
+def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+    """Compare what an objective recites at the end with what the baseline recited when it had the same perplexity.
+
+    Args:
+        evaluations (pandas.DataFrame): of :func:`evaluation_table`.
+        baseline (str): the baseline; settings without it are left out.
+
+    Returns:
+        pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known wherever they were
+            measured together, with the columns
+
+            - "perplexity" and "lms": at the last checkpoint that all runs share; "at_floor": whether that LMS is,
+            - "lowest" and "highest": of the baseline's perplexities,
+            - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
+              (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
+              them, linearly in log perplexity; NaN if it never had it,
+            - "baseline_at_floor": whether the baseline is at the floor at both.
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
+        path = [of_baseline[of_baseline["progress"] == at] for at in shared_progress(of_baseline, LMS, PERPLEXITY)]
+        points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
+        for objective in own["objective"].unique()[1:] if path and np.isfinite(points).all() else ():
+            end = last[last["objective"] == objective]
+            perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
+            if math.isfinite(perplexity) and not math.isnan(lms):
+                crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
+                where: tuple[Any, ...] = (*[math.nan] * 5, False)
+                if crossing is not None:
+                    first, second, weight = crossing
+                    before, after = points[[first, second], 1]
+                    where = (path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after)
+                    where += (
+                        (1 - weight) * before + weight * after,
+                        _at_floor(path[first]) and _at_floor(path[second]),
+                    )
+                extremes = points[:, 0].min(), points[:, 0].max()
+                rows.append((setting, objective, perplexity, lms, _at_floor(end), *extremes, *where))
+    return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
+
+
+_AT_EQUAL_PERPLEXITY = [
+    *("setting", "objective", "perplexity", "lms", "at_floor", "lowest", "highest"),
+    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_at_floor"),
+]
+
+
+class Floor(NamedTuple):
+    """The average LMS of the targets, and of the controls: what is recited of text that was never seen."""
+
+    targets: float
+    controls: float
+    excess: Interval  # of targets - controls, drawn independently
+
+    @property
+    def difference(self) -> float:
+        """``targets - controls``."""
+        return self.targets - self.controls
+
+    @property
+    def reached(self) -> bool:
+        """Whether the interval does not lie above 0 and is from enough passages for a verdict."""
+        return self.excess.significant in ("yes", "no") and self.excess.low <= 0
+
+
+def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
+    """Compare the targets' average LMS with the controls'; None if there are no targets or no controls."""
+    targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
+    if targets is None or controls is None:
+        return None
+    return floor_of(targets[0] / targets[1], controls[0] / controls[1])
+
+
+def floor_of(targets: Floats, controls: Floats) -> Floor:
+    """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
+
+    def difference(targets: Floats, controls: Floats, axis: int = -1) -> Any:
+        return targets.mean(axis) - controls.mean(axis)
+
+    excess = bootstrap_interval(difference, targets, controls, paired=False)
+    return Floor(float(targets.mean()), float(controls.mean()), excess)
+
+
+def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
+    """Find where a path, linear between its points, first reaches a goal.
+
+    Args:
+        path (np.ndarray): float64 ``[n]``, n at least 1, all finite.
+        goal (float): the value to reach.
+
+    Returns:
+        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never does.
+    """
+    if path[0] == goal:
+        return 0, 0, 0.0
+    for after in range(1, len(path)):
+        start, end = path[after - 1], path[after]
+        if min(start, end) <= goal <= max(start, end):
+            return after - 1, after, float((goal - start) / (end - start))
+    return None
+
+
+def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
+    """Return both values, the reduction, and low, high and number of units of its interval."""
+    counts = baseline[1]
+
+    def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
+        reference = measure.value(before, counts, axis)
+        return (reference - measure.value(after, counts, axis)) / reference
+
+    values = [float(measure.value(sums, counts)) for sums in (baseline[0], other[0])]
+    relative = _relative(*values)
+    interval = Interval(math.nan, math.nan, len(counts))
+    if not math.isnan(relative):
+        interval = bootstrap_interval(reduction, baseline[0], other[0], counts)
+    return (*values, relative, *interval)
+
+
+def _relative(baseline: float, other: float) -> float:
+    """Return the reduction, NaN if it is not finite."""
+    reduction = (baseline - other) / baseline if baseline else math.nan
+    return reduction if math.isfinite(reduction) else math.nan
+
+
+def _at_floor(evaluations: "pd.DataFrame") -> bool:
+    floor = lms_floor(evaluations)
+    return floor is not None and floor.reached

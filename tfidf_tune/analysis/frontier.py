@@ -1,0 +1,232 @@
+"""Recitation against perplexity over learning rates: objectives as curves, and their differences over seeds."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tfidf_tune.analysis.averages import run_table
+from tfidf_tune.analysis.comparison import first_crossing
+from tfidf_tune.analysis.evaluations import choose_baseline, require_comparable
+from tfidf_tune.analysis.intervals import SeedEstimate, over_seeds, verdict
+from tfidf_tune.results import Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MEASURED = ["lms", "log_perplexity"]
+
+
+class Frontiers(NamedTuple):
+    """The objectives of each model through their learning rates, and how they differ.
+
+    Args:
+        references (tuple[str, ...]): objectives that others are compared with; the baseline first.
+        points (pandas.DataFrame): a row for each model, objective (the baseline first) and ascending learning rate
+            ("learning_rate", NaN if the runs name none), with
+
+            - "seeds" (tuple): of its runs,
+            - "lms" and "log_perplexity": means over seeds, with the ends "..._low" and "..._high" of their intervals
+              (NaN if there is none); "perplexity" and its ends: e to the power of these,
+            - "max_lms", "rouge_l", "verbatim", "control_lms",
+            - "finite": whether no run diverged,
+            - "operating": whether it is the operating point of its objective: of the finite ones the learning rate of
+              the lowest mean log perplexity, of equal ones the lower, over the seeds that all of them have ("common",
+              a tuple; if it is empty, each counts by its own seeds).
+
+            At operating points only:
+
+            - "range_end": "lowest" or "highest" if it is an end of the rates tried; "only" if there was one; or None,
+            - "on_front": whether no finite point of the model has as low an LMS and as low a perplexity, one of them
+              lower, by the means over the seeds that all points of the model have, if there are any,
+            - "lms_at_baseline": LMS of the objective at the perplexity of the baseline's operating point, interpolated
+              linearly in log perplexity between learning rates, by the same seeds; at the lowest learning rate if it
+              has it more than once; NaN if it never has it.
+        differences (pandas.DataFrame): objective minus reference over the seeds that both have, a row for each "model",
+            "reference", "objective" and "at": "operating points" (each at its own) or "equal rates" (unless there is a
+            single one); with "learning_rate" and "reference_rate", "num_pairs", "lms" and "log_perplexity" as above,
+            "perplexity" (in percent of the reference's, and its ends), "reduction" ((reference - objective) / reference
+            of the mean LMS, NaN if the reference's is 0), and "verdict".
+        left_out (tuple[str, ...]): runs that no curve can have, with the reason.
+    """
+
+    references: tuple[str, ...]
+    points: "pd.DataFrame"
+    differences: "pd.DataFrame"
+    left_out: tuple[str, ...]
+
+
+def trace_frontiers(results: Results, *, baseline: str | None = None, references: Sequence[str] = ()) -> Frontiers:
+    """Trace each model's objectives through their learning rates and compare them.
+
+    Args:
+        results (Results): of any models, objectives, learning rates and seeds; of each run, the last checkpoint counts.
+        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+        references (Sequence[str]): more objectives to compare with. Default: none.
+
+    Raises:
+        ValueError: If there is no run, none has the baseline or a reference, two runs have the same names, or runs of a
+            model were not asked the same.
+    """
+    import pandas as pd
+
+    if not results.checkpoints:
+        raise ValueError("there is no run to draw a frontier of: give folders of evaluated runs, or a results file")
+    baseline, objectives = choose_baseline(results.checkpoints, baseline)
+    if unknown := [name for name in references if name not in objectives]:
+        raise ValueError(f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}")
+    require_comparable(results)
+    runs = run_table(results)
+    runs = runs.assign(
+        run=[one.run for one in results.checkpoints],
+        of_model=runs.groupby("model", sort=False).ngroup(),
+        of_objective=runs["objective"].map(objectives.index),
+    ).sort_values("of_model", kind="stable")
+    runs = runs[runs["progress"] == runs.groupby("run", sort=False)["progress"].transform("max")]
+    reasons = [_why_left_out(run, runs) for run in runs.itertuples()]
+    left_out = [f"{title}: {reason}" for title, reason in zip(runs["title"], reasons, strict=True) if reason]
+    keys = ["of_model", "of_objective", "learning_rate"]
+    used = runs[[reason is None for reason in reasons]].sort_values(keys, na_position="first", kind="stable")
+    used["point"] = used.groupby(keys, dropna=False, sort=False).ngroup()
+    points = pd.DataFrame([_point(own) for _, own in used.groupby("point")], columns=_POINT_COLUMNS)
+    for _, own in points.groupby("model", sort=False):
+        _mark_operating_points(points, own, used[used["point"].isin(own.index)], baseline)
+    names = tuple(dict.fromkeys((baseline, *references)))
+    return Frontiers(
+        names, points, pd.DataFrame(_differences(points, used, names), columns=_DIFFERENCE_COLUMNS), tuple(left_out)
+    )
+
+
+def perplexity_of(log_perplexity: float) -> float:
+    """Return e to the power of a mean negative log-likelihood; infinite if that is too large for a float."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(log_perplexity))
+
+
+def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
+    last = runs.loc[runs["model"] == run.model, "progress"].max()
+    if run.progress < last:
+        return f"evaluated at {run.progress} % of training at most, others at {last} %"
+    measured = {"LMS": run.lms, "perplexity": run.log_perplexity}
+    missing = [name for name, value in measured.items() if math.isnan(value)]
+    return f"{' and '.join(missing)} not measured" if missing else None
+
+
+def _point(runs: "pd.DataFrame") -> dict[str, Any]:
+    lms, log_perplexity = (over_seeds(runs[name].tolist()) for name in _MEASURED)
+    return {
+        **runs.iloc[0][["model", "objective", "learning_rate"]],
+        "seeds": tuple(runs["seed"]),
+        **_estimates(lms, log_perplexity, perplexity_of),
+        "max_lms": runs["max_lms"].max(),
+        **runs[["rouge_l", "verbatim", "control_lms"]].mean(),
+        "finite": math.isfinite(perplexity_of(log_perplexity.mean)),
+        "operating": False,
+        "common": (),
+        "range_end": None,
+        "on_front": False,
+        "lms_at_baseline": math.nan,
+    }
+
+
+def _estimates(lms: SeedEstimate, log_perplexity: SeedEstimate, scale: Callable[[float], float]) -> dict[str, float]:
+    """Name means and the ends of their intervals; "perplexity" is the scaled log perplexity."""
+    found = {"lms": lms[:3], "log_perplexity": log_perplexity[:3], "perplexity": map(scale, log_perplexity[:3])}
+    ends = ("", "_low", "_high")
+    return {name + end: value for name, of in found.items() for end, value in zip(ends, of, strict=True)}
+
+
+def _mark_operating_points(
+    points: "pd.DataFrame", of_model: "pd.DataFrame", runs: "pd.DataFrame", baseline: str
+) -> None:
+    """Fill in the columns of ``points`` that say which points of a model are operating points, and what they are."""
+    finite = runs[runs["point"].map(points["finite"])]
+    means = _means(finite, _common_seeds(finite))
+    chosen = {}
+    for objective, own in finite.groupby("objective", sort=False):
+        common = _common_seeds(own)
+        chosen[objective] = at = _means(own, common)["log_perplexity"].idxmin()
+        rates = of_model.index[of_model["objective"] == objective]
+        end = "only" if len(rates) == 1 else {rates[0]: "lowest", rates[-1]: "highest"}.get(at)
+        dominated = (means <= means.loc[at]).all(axis=1) & (means != means.loc[at]).any(axis=1)
+        points.at[at, "common"] = common
+        points.loc[at, ["operating", "range_end", "on_front"]] = [True, end, not dominated.any()]
+    if baseline in chosen:
+        goal = means.at[chosen[baseline], "log_perplexity"]
+        for objective, at in chosen.items():
+            path = means[points.loc[means.index, "objective"] == objective]
+            points.loc[at, "lms_at_baseline"] = _lms_at(path, goal)
+
+
+def _common_seeds(runs: "pd.DataFrame") -> tuple[int, ...]:
+    """The seeds that all points have; points with a run of an unknown seed are left out."""
+    seeds = [own.tolist() for _, own in runs.groupby("point")["seed"]]
+    known = [of_point for of_point in seeds if None not in of_point]
+    return tuple(seed for seed in known[0] if all(seed in others for others in known)) if known else ()
+
+
+def _means(runs: "pd.DataFrame", seeds: Sequence[int]) -> "pd.DataFrame":
+    """Mean LMS and log perplexity of each point over these seeds, or over its own if it has none of them."""
+    counted, own = (part.groupby("point")[_MEASURED].mean() for part in (runs[runs["seed"].isin(seeds)], runs))
+    return counted.combine_first(own)
+
+
+def _lms_at(path: "pd.DataFrame", log_perplexity: float) -> float:
+    """LMS where a line through points first has a log perplexity; NaN if it never has it."""
+    crossing = first_crossing(path["log_perplexity"].to_numpy(), log_perplexity)
+    if crossing is None:
+        return math.nan
+    before, after, weight = crossing
+    return float((1 - weight) * path["lms"].iloc[before] + weight * path["lms"].iloc[after])
+
+
+def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Sequence[str]) -> Iterator[dict[str, Any]]:
+    measured = {
+        point: dict(zip(own["seed"], own[_MEASURED].to_numpy().tolist(), strict=True))
+        for point, own in runs.groupby("point")
+    }
+    for _, own in points.groupby("model", sort=False):
+        several_rates = own["learning_rate"].nunique(dropna=False) > 1
+        for reference in references:
+            for one in own[own["objective"] != reference].itertuples():
+                for other in own[own["objective"] == reference].itertuples():
+                    rates = {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
+                    same_rate = len({str(rate) for rate in rates.values()}) == 1
+                    for at, applies in (
+                        ("operating points", one.operating and other.operating),
+                        ("equal rates", several_rates and same_rate),
+                    ):
+                        if applies:
+                            names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
+                            yield names | rates | _difference(measured[one.Index], measured[other.Index])
+
+
+def _difference(ours: dict[Any, list[float]], theirs: dict[Any, list[float]]) -> dict[str, Any]:
+    """Compare LMS and log perplexity by seed; a run of an unknown seed is paired with one of an unknown seed."""
+    seeds = [seed for seed in ours if seed in theirs]
+    lms, log_perplexity = (over_seeds([ours[seed][i] - theirs[seed][i] for seed in seeds]) for i in range(2))
+    recited, reference = (sum(of[seed][0] for seed in seeds) for of in (ours, theirs))
+    finite = math.isfinite(log_perplexity.mean)
+    return {
+        "num_pairs": len(seeds),
+        **_estimates(lms, log_perplexity, lambda log_ratio: _percent(log_ratio) if finite else math.nan),
+        "reduction": 1 - recited / reference if reference else math.nan,
+        "verdict": verdict(lms, log_perplexity),
+    }
+
+
+def _percent(log_ratio: float) -> float:
+    with np.errstate(over="ignore"):  # of two perplexities that may be as large as a float can hold
+        return 100 * float(np.expm1(log_ratio))
+
+
+_ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
+_POINT_COLUMNS = [
+    *("model", "objective", "learning_rate", "seeds", *_ESTIMATED, "max_lms", "rouge_l", "verbatim", "control_lms"),
+    *("finite", "operating", "common", "range_end", "on_front", "lms_at_baseline"),
+]
+_DIFFERENCE_COLUMNS = [
+    *("model", "reference", "objective", "at", "learning_rate", "reference_rate", "num_pairs", *_ESTIMATED),
+    *("reduction", "verdict"),
+]
