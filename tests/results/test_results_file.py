@@ -136,9 +136,9 @@ def test_results_come_back_as_they_were(tmp_path):
 
 
 def test_a_run_over_100_passages_takes_at_most_10_kilobytes_a_checkpoint(tmp_path):
-    runs = grown_runs(objectives=("CE",), seeds=range(5), num_passages=100, downstream=False)
+    runs = grown_runs(objectives=("CE",), seeds=[0], num_passages=100, downstream=False)
     write_results(results(*runs), tmp_path / "r.jsonl")
-    assert (tmp_path / "r.jsonl").stat().st_size < 25 * 10_000
+    assert (tmp_path / "r.jsonl").stat().st_size < 5 * 10_000
 
 
 def changed(file, number, change):
