@@ -18,6 +18,11 @@ from tiny_llama import make_llama, make_tokenizer
 from tiny_run import run_config, write_documents
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Run one worker more than there are CPUs: tests of several processes often wait for each other."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Models this small gain nothing from a second thread, and lose minutes to it on a busy machine."""

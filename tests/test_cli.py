@@ -101,7 +101,7 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     for text, message in cases.items():
         (tmp_path / "mine.yaml").write_text(text)
         assert re.search(message, failure("validate", str(tmp_path / "mine.yaml"))), text
-    assert "no config of that name; there are: demo/" in failure("validate", "tinyllama/2B")
+    assert "no config of that name; available are demo/" in failure("validate", "tinyllama/2B")
 
 
 def test_help_and_version(run_command, capsys):
@@ -190,7 +190,9 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     commands += [["run", "full_finetun", "--config", "x"], ["run", "full_finetune"], ["weights", "my.txt"]]
     own = (*cli._OURS, "ls", "cp", "cat")
     commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
-    commands += [["probe", "audit", "--no-such-option"]]
+    commands += [["probe", "audit", "--no-such-option"], ["experiment"], ["experiment", "/none.yaml"]]
+    commands += [["validate", "nothing"], ["run", "lora_finetune", "--config", "nothing"]]
+    commands += [["probe", "audit", "/none", "--probe-file", "p"], ["compare", "/none"]]
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments

@@ -80,7 +80,7 @@ def test_a_comparison_can_be_made_again_from_its_results_without_examples(experi
 def test_a_folder_of_other_files_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(ValueError, match="give the report a folder of its own"):
-        main(["nowhere", "--output-dir", str(tmp_path)])
+        main([str(tmp_path), "--output-dir", str(tmp_path)])
 
 
 def test_one_run_alone_leaves_nothing_behind(experiment):

@@ -74,7 +74,7 @@ def test_make_writes_a_file_and_says_what_it_found(make, capsys):
     assert [passage.kind for passage in passages] == ["target"] * 4 + ["control"] * 3
     assert passages[0].num_injections >= 21
     out = capsys.readouterr().out
-    for words in ("Text: 80 documents", "Targets: 4; ", "which occur", "Controls: 3; 0 were refused"):
+    for words in ("Text: 80 documents", "Targets: 4; ", "which occur", "Controls: 3; 0 candidates share text"):
         assert words in out
     assert "tfidf-tune probe audit MODEL --probe-file" in out
     before = file.read_bytes()
@@ -282,8 +282,8 @@ def test_the_prompts_decide_the_task_and_the_model_the_folder(
         ([], ValueError, "name either a MODEL to evaluate or the --results of one"),
         (["some/model", "--results", "."], ValueError, "name either a MODEL"),
         (["some/model"], ValueError, "a MODEL needs a --probe-file"),
-        (["./gone/model", "--probe-file", "p"], FileNotFoundError, "no folder gone/model: name"),
-        (["{model}", "--probe-file", "gone.jsonl"], FileNotFoundError, r"no such probe file: 'gone\.jsonl'"),
+        (["./gone/model", "--probe-file", "{probe}"], FileNotFoundError, "no folder gone/model: name"),
+        (["{model}", "--probe-file", "gone.jsonl"], FileNotFoundError, r"no probe file gone\.jsonl: `tfidf-tune"),
         (["{model}", "--probe-file", "{probe}", "--base", "b"], ValueError, "--base is for an adapter"),
         (["{model}", "--probe-file", "{probe}"], ValueError, "has 32 tokens, none after the first 100"),
         (["--results", "{empty}"], FileNotFoundError, "no results of our tasks below"),
@@ -311,6 +311,6 @@ def test_a_folder_with_other_files_is_not_written_to(probe_file, tiny_checkpoint
     other = tmp_path / "audit" / "report" / "thesis.txt"
     other.parent.mkdir(parents=True)
     other.write_text("mine")
-    with pytest.raises(ValueError, match="holds files and no report"):
+    with pytest.raises(ValueError, match="has files but no report"):
         audit(tiny_checkpoint, "--probe-file", probe_file)
     assert [path for path in (tmp_path / "audit").rglob("*") if path.is_file()] == [other]

@@ -35,9 +35,9 @@ def run(code, **options):
     ("module", "arguments", "body"),
     [
         ("torchtune", ["run", "full_finetune", "--config", "x"], IN_AN_IMPORT),
-        ("numpy", ["compare", "runs"], AS_ANOTHER_ERROR),
+        ("numpy", ["compare", "."], AS_ANOTHER_ERROR),
         ("lm_eval", ["eval"], IN_A_CALLBACK),
-        ("numpy", ["compare", "runs"], IN_A_CALLBACK),
+        ("numpy", ["compare", "."], IN_A_CALLBACK),
     ],
 )
 def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):

@@ -116,7 +116,7 @@ def test_a_terminal_gets_colors_and_an_output_without_unicode_question_marks(arg
         (["--block", "40"], "the text has the blocks 0 to 39"),
         (["--block", "-1"], "the text has the blocks 0 to 39"),
         (["--num-blocks", "9", "--no-shuffle", "--block", "8"], "incomplete mini-batch, which training leaves out"),
-        (["--output-dir", "mine"], "holds files and no report"),
+        (["--output-dir", "mine"], "has files but no report"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change, message, arguments, tmp_path):

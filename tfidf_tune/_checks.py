@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 
+class SetupError(ValueError):
+    """A setting or file of the user is wrong; the message says how to fix it."""
+
+
 def require_integer(name: str, value: Any, lowest: int, meaning: str = "", highest: int | None = None) -> None:
     """Raise a ``ValueError`` unless a value is an integer from ``lowest`` to ``highest``.
 

@@ -62,7 +62,7 @@ def _end_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 def _run_command(arguments: Sequence[str]) -> None:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        print(f"usage: tfidf-tune [--version] COMMAND ...\n\n{_list()}\ntfidf-tune COMMAND --help says more.")
+        print(f"usage: tfidf-tune [--version] COMMAND ...\n\n{_list()}\nRun `tfidf-tune COMMAND --help` for details.")
     elif command == "--version":
         print(f"tfidf-tune {tfidf_tune.__version__}")
     elif command not in {**_OURS, **_TORCHTUNES}:

@@ -54,7 +54,7 @@ FILES = [
     BadInput(
         "no file of that name",
         text("a: 1"),
-        r"no config file nothing\.yaml, and no config of that name; there are: .*tinyllama/1\.1B_full_memorization",
+        r"no config file nothing\.yaml, and no config of that name; available are .*tinyllama/1\.1B_full_memorization",
         arguments=("--config", "nothing.yaml"),
     ),
     BadInput("YAML that does not end", text("batch_size: [1"), r"config .*mine\.yaml.*line 1"),

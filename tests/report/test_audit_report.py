@@ -90,7 +90,7 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages():
 
 
 MORE = "The model recites more of the targets than of text it never saw, which "
-CAVEAT = "are few: by chance, such intervals exclude 0 in 7 to 11 % of cases, not in 5 %."
+CAVEAT = "the rate of false positives is 7 to 11 % instead of 5 %."
 NO_SIGN = (
     "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in the "
     "95 % interval of the difference."
@@ -101,8 +101,8 @@ NO_SIGN = (
     ("num_targets", "num_controls", "targets_more", "verdict"),
     [
         (30, 30, 5, f"{MORE}is significant: the interval excludes 0."),
-        (40, 12, 5, f"{MORE}the interval calls significant, but 12 controls {CAVEAT}"),
-        (12, 40, 5, f"{MORE}the interval calls significant, but 12 targets {CAVEAT}"),
+        (40, 12, 5, f"{MORE}is nominally significant, but from only 12 controls {CAVEAT}"),
+        (12, 40, 5, f"{MORE}is nominally significant, but from only 12 targets {CAVEAT}"),
         (9, 40, 5, "Too few passages for a verdict (9 targets, 40 controls): it takes at least 10 of each."),
         (4, 1, 5, "Too few passages for a verdict (4 targets, 1 controls): it takes at least 10 of each."),
         (30, 30, 0, NO_SIGN),
@@ -246,7 +246,7 @@ def test_offsets_and_inexact_prompts_are_named():
     assert ("Prompts start at token", "5") in report.provenance
     assert "3 of 12 prompts lost token ids" in " ".join(report.statements)
     (note,) = table_of(report, "targets_and_controls").notes[1:]
-    assert note.startswith("The prompts were text, so that responses were tokenized again")
+    assert note.startswith("The prompts were sent as text, so the responses were tokenized again")
     exact = audit_report(run_of())
     assert "lost token ids" not in " ".join(exact.statements)
     assert len(table_of(exact, "targets_and_controls").notes) == 1

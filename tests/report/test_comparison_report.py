@@ -107,7 +107,9 @@ def test_the_reduction_of_each_seed_is_stated(grown):
 
 def test_single_runs_are_warned_of_once_and_only_where_there_are_any():
     made = report(*(run(name, [evaluation(samples=targets(2, 4))]) for name in ("CE", "TF-IDF", "IDF")))
-    assert said(made).count("A single training run cannot separate an objective from its seed") == 1
+    assert (
+        said(made).count("A single training run cannot separate the effect of the objective from that of the seed") == 1
+    )
     assert "Lowest seed" not in table(made, "lms_spread")[0]
     of_models = {"A": (0,), "B": (0, 1), "C": (0,)}
     runs = [
@@ -195,7 +197,7 @@ def test_reductions_are_in_percent_with_interval_and_significance():
     }
     few = report(*pair({"samples": targets(*[4] * 9)}, {"samples": targets(*[2] * 9)}))
     assert table(few, "reductions")[0]["Significant"] == "too few"
-    assert "From fewer than 10 nothing is called so, and from 10 to 29 by chance in 7 to 11 % of cases" in notes(
+    assert "With fewer than 10 units there is no verdict. With 10 to 29, the rate of false positives is 7" in notes(
         few, "reductions"
     )
 
@@ -207,10 +209,12 @@ def test_why_there_is_no_reduction_or_no_interval_is_said():
     undefined = ("Reduction %", "From %", "To %", "Significant")
     assert [row[name] for name in ("CE", *undefined)] == [0.0, *[None] * 4]
     assert "Tiny, TF-IDF, Avg LMS: no interval, the baseline is 0." in notes(made, "reductions")
-    change = "has no defined relative change of the average LMS (0.00 to 1.50) against CE, since the baseline is 0."
+    change = "has an undefined relative change of the average LMS (0.00 to 1.50) against CE, since the baseline is 0."
     assert change in said(made)
     made = report(*pair({"samples": targets(0, 0, 4)}, {"samples": targets(0, 0, 2)}))
-    assert "the baseline's average LMS is 0 in some resamples, so few passages have any" in notes(made, "reductions")
+    assert "the baseline's average LMS is 0 in some resamples, because few passages have another value" in notes(
+        made, "reductions"
+    )
     assert "lowers the average LMS by 50.0 % (1.33 to 0.67) against CE, which has no interval" in said(made)
     single = report(*pair({"samples": targets(4)}, {"samples": targets(2)}))
     assert "which has no interval: there is a single passage" in said(single)
@@ -249,12 +253,12 @@ def test_the_price_in_perplexity_stands_in_the_same_statement():
             *((2, 4, 2, 4), (3, 8, 3, 8)),
             "TF-IDF raises the average LMS by 83.3 % (3.00 to 5.50; 95 % interval 50.0 % to 100.0 %)",
         ),
-        ((2, 4), (2, 4), "leaves the average LMS as it is (3.00 to 3.00; equal for all passages)"),
+        ((2, 4), (2, 4), "does not change the average LMS (3.00 to 3.00; equal for all passages)"),
         ([4] * 9, [2] * 9, "(4.00 to 2.00; equal for all passages) against CE, from too few passages (9) to judge."),
         (
             *([4] * 29, [2] * 29),
-            "which the interval calls significant, but 29 passages are few: by chance, such intervals exclude 0 "
-            "in 7 to 11 % of cases, not in 5 %.",
+            "which is nominally significant, but from only 29 passages the rate of false positives is 7 to 11 % "
+            "instead of 5 %.",
         ),
         ([4] * 30, [2] * 30, "which is significant: the interval excludes 0."),
     ],
@@ -370,9 +374,8 @@ def test_where_both_are_at_the_floor_there_is_no_verdict_at_equal_perplexity(ce,
 def test_perplexity_out_of_range_is_said():
     made = report(run("CE", path((50, 100, 2), (100, 25, 6))), run("TF-IDF", path((50, 200, 0), (100, 20, 2))))
     assert (
-        "There is no comparison at equal perplexity: TF-IDF ends with 20.00, and CE's checkpoints lie between 25.00 "
-        "and "
-        "100.00, never at it." in said(made)
+        "There is no comparison at equal perplexity: TF-IDF ends with 20.00, and CE's checkpoints range from 25.00 to "
+        "100.00 and never reach it." in said(made)
     )
     (row,) = table(made, "equal_perplexity")
     assert [row[name] for name in ("CE at %", "CE LMS before", "CE LMS after", "Interpolated")] == [None] * 4
@@ -480,10 +483,10 @@ def test_injections_and_lost_prompts_are_noted():
     made = report(*pair(ce, {"samples": targets(2, 2)}))
     assert "Each target occurs 10 times in the training text." in notes(made, "memorization")
     assert "Tiny, CE: 1 of 2 prompts changed when converted to text" in notes(made, "memorization")
-    assert "prompts were text" not in notes(made, "memorization")
+    assert "prompts were sent as text" not in notes(made, "memorization")
     made = report(*pair({"samples": targets(4, 4), "text_prompts": True}, {"samples": targets(2, 2)}))
-    assert "Tiny, CE: prompts were text, so that responses were tokenized again" in notes(made, "memorization")
-    assert "Tiny, TF-IDF: prompts were text" not in notes(made, "memorization")
+    assert "Tiny, CE: prompts were sent as text, so the responses were tokenized again" in notes(made, "memorization")
+    assert "Tiny, TF-IDF: prompts were sent as text" not in notes(made, "memorization")
     lost = {"blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
     made = report(*pair({"blocks": blocks(20.0)}, lost))
     assert "Tiny, TF-IDF: 3 of 4 blocks changed when converted to text" in notes(made, "perplexity")

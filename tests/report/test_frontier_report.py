@@ -128,7 +128,7 @@ def test_statements_follow_from_the_numbers():
         "Against B, each at its operating point (3 pairs of seeds): recites less, perplexity higher: C (LMS -39.7 %, "
         "perplexity +10.5 %); worse: CE (LMS +118.5 %, perplexity +2.0 %) and D (LMS +118.5 %, perplexity +2.0 %).",
         "On the Pareto front of all points, by ascending perplexity, are the operating points of B and C: no other "
-        "point has less of one without more of the other.",
+        "point improves one without worsening the other.",
     )
 
 

@@ -136,7 +136,7 @@ def test_a_report_that_was_cut_off_is_replaced(tmp_path, content):
 
 def test_a_folder_with_other_files_and_a_file_are_refused(tmp_path):
     (tmp_path / "index.html").write_text("a page of mine")
-    with pytest.raises(ValueError, match=r"holds files and no report \(report.json\)"):
+    with pytest.raises(ValueError, match=r"has files but no report \(report.json\)"):
         write_report(REPORT, tmp_path)
     assert files(tmp_path) == ["index.html"]
     with pytest.raises(ValueError, match="is a file"):

@@ -179,7 +179,7 @@ def with_value(key, value):
         (1, with_value("units", [[1]]), "not a results file .ValueError: units are not lists of names"),
         (3, with_value("extra", 7), "line 3: a damaged line .TypeError: .*'extra'"),
         (3, lambda line: "[]", "line 3: a damaged line"),
-        (3, lambda line: None, "promises 2 checkpoints, and there are 1"),
+        (3, lambda line: None, "lists 2 checkpoints, the file has 1"),
         (1, lambda line: None, "not a results file .KeyError: 'format'"),
         (1, with_value("format", "tfidf-tune runs, version 9"), "its format is 'tfidf-tune runs, version 9', not"),
     ],

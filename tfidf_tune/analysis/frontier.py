@@ -21,7 +21,7 @@ _MEASURED = ["lms", "log_perplexity"]
 class Frontiers(NamedTuple):
     """The objectives of each model through their learning rates, and how they differ.
 
-    Args:
+    Attributes:
         references (tuple[str, ...]): objectives that others are compared with; the baseline first.
         points (pandas.DataFrame): a row for each model, objective (the baseline first) and ascending learning rate
             ("learning_rate", NaN if the runs name none), with

@@ -39,7 +39,7 @@ VERDICTS = (*_VERDICTS.values(), _TOO_FEW, _DIVERGED)
 class Interval(NamedTuple):
     """A 95 % interval.
 
-    Args:
+    Attributes:
         low (float): lower end; NaN if there is no interval, see :func:`bootstrap_interval`.
         high (float): upper end; NaN as ``low``.
         num_units (int): how many observations were resampled; of two samples, the size of the smaller.

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tfidf_tune._checks import closest
+from tfidf_tune._checks import SetupError, closest
+from tfidf_tune._shipped import config_path
 from tfidf_tune._signals import ENDING, is_ignored_hangup
 
 _RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
@@ -32,8 +33,12 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
     """
     torchtune = _package_without_init()
     recipes = _register_recipes()
+    if command == "cat" and arguments and not arguments[0].startswith("-"):
+        _check_config(arguments[0])
     if command in _USAGES and not arguments:
         _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
+    if command == "run" and not {"-h", "--help"}.isdisjoint(arguments):
+        arguments = ["--help"]
     if command == "run" and not arguments[0].startswith("-"):
         arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
     if command not in _WITHOUT_TORCH and not hasattr(torchtune, "__version__"):
@@ -114,7 +119,20 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         _usage_error("run", "argument --config is required: `tfidf-tune ls` lists the configs")
     if arguments[-1] == "--config":
         _usage_error("run", "argument --config: expected one argument")
+    if recipe in _RECIPES:
+        try:
+            config_path(arguments[arguments.index("--config") + 1])
+        except SetupError as error:
+            sys.exit(f"error: {error}")
     return recipe
+
+
+def _check_config(name: str) -> None:
+    """Refuse an unknown config, for which torchtune only says that it is not a YAML file."""
+    recipes = import_module("torchtune._recipe_registry").get_all_recipes()
+    names = [config.name for recipe in recipes for config in recipe.configs]
+    if name not in names and not os.path.isfile(name):
+        sys.exit(f"error: no config {name!r}{closest(name, names) or '.'} `tfidf-tune ls` lists the configs")
 
 
 def _usage_error(command: str, message: str) -> NoReturn:

@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.reference and not options.frontier:
         parser.error("--reference is for --frontier; without it, --baseline names what is compared with")
+    from tfidf_tune.results import load_results, require_runs
+
+    require_runs(options.runs)  # before torch is imported
     from tfidf_tune.report import (
         comparison_report,
         frontier_report,
@@ -57,7 +60,6 @@ def main(arguments: list[str]) -> None:
         terminal_text,
         write_report,
     )
-    from tfidf_tune.results import load_results
 
     folder = (options.output_dir or Path("frontier" if options.frontier else "comparison")).expanduser()
     require_report_folder(folder)

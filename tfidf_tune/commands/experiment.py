@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say, visible
+from tfidf_tune._shipped import experiment_path, shipped_experiments
 from tfidf_tune._signals import ENDING, handle
 from tfidf_tune.commands import whole_number
 
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> None:
     if options.list or options.config is None:
         _list()
         return
+    experiment_path(options.config)
     from tfidf_tune.experiment import load_experiment, print_cells
 
     launcher = [] if options.launcher is None else [f"launcher.name={options.launcher}"]
@@ -73,8 +75,6 @@ def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, 
 
 
 def _list() -> None:
-    from tfidf_tune.experiment import shipped_experiments
-
     say("tfidf-tune experiment NAME runs one of these; a file of your own may build on one by `base:`.")
     for name, path in shipped_experiments().items():
         purpose = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")

@@ -46,9 +46,9 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     add("--num-targets", type=whole_number(1), default=100, help=default)
     add("--num-controls", type=whole_number(0), default=100, help=default)
     add("--block-size", type=whole_number(2), default=256, help=f"tokens in a passage; {default}")
-    passages_help = f"what occurs most often, filled up at random; or all at random; {default}"
+    passages_help = f"most frequent passages first, then random ones; or only random ones; {default}"
     add("--passages", choices=("duplicates", "random"), default="duplicates", help=passages_help)
-    add("--min-repeats", type=whole_number(2), default=2, help=f"of a duplicate; {default}")
+    add("--min-repeats", type=whole_number(2), default=2, help=f"least occurrences of a duplicate; {default}")
     add("--seed", type=whole_number(0, 2**63 - 1), default=0, help=default)
 
 
@@ -102,7 +102,10 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
     if num_controls:
-        lines.append(f"Controls: {num_controls}; {made.num_refused} were refused for a stretch of the training text.")
+        lines.append(
+            f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data and were "
+            "rejected."
+        )
     if num_controls and spec.controls_source is None:
         lines.append(
             "The controls are Python's documentation: another domain than your text, and known to most pretrained "
@@ -117,6 +120,8 @@ def _audit(options: argparse.Namespace) -> None:
     # For example mine-checkpoint_100pct for runs/mine/checkpoint_100pct.
     name = "-".join(Path(options.model or options.results).expanduser().resolve().parts[-2:]).strip("/")
     folder = (options.output_dir or Path("runs/audit") / name).expanduser()
+    if options.model is not None:
+        _check_files(options)
     from tfidf_tune.report import audit_report, require_report_folder, terminal_text, write_report
     from tfidf_tune.results import import_results
 
@@ -138,8 +143,6 @@ def _audit(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace, folder: Path) -> Path:
     """Run the harness; return the folder of the results, a new one each time."""
-    if options.probe_file is None:
-        raise ValueError("a MODEL needs a --probe-file: the one of its training run, or one of `tfidf-tune probe make`")
     from tfidf_tune.analysis import check_passages
     from tfidf_tune.data import hf_tokenizer, read_probe_file
     from tfidf_tune.tasks import evaluate
@@ -162,13 +165,22 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Path:
     return results
 
 
+def _check_files(options: argparse.Namespace) -> None:
+    """Check that model and probe file exist, before torch is imported."""
+    if options.probe_file is None:
+        raise ValueError("a MODEL needs a --probe-file: the one of its training run, or one of `tfidf-tune probe make`")
+    model = Path(options.model).expanduser()
+    if looks_like_path(options.model) and not model.is_dir():
+        raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
+    if not options.probe_file.expanduser().is_file():
+        raise FileNotFoundError(f"no probe file {options.probe_file}: `tfidf-tune probe make` writes one")
+
+
 def _model_args(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of the harness's model."""
     model = options.model
     if looks_like_path(model):
         model = str(Path(model).expanduser())
-        if not Path(model).is_dir():
-            raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
         from peft import PeftConfig

@@ -4,6 +4,8 @@ import argparse
 import sys
 from typing import Any
 
+from tfidf_tune._shipped import config_path
+
 
 def main(arguments: list[str]) -> None:
     """Check a config, base included: as our recipes do if it is for one of them, else as torchtune does.
@@ -20,6 +22,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("config", help="path of a config, or a name that `tfidf-tune ls` lists")
     name = parser.parse_args(arguments).config
 
+    config_path(name)
     from omegaconf import OmegaConf
     from torchtune.config import validate
     from torchtune.config._errors import ConfigError

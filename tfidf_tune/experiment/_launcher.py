@@ -65,7 +65,7 @@ def only_command(folder: Path) -> Iterator[int]:
 def run_jobs(
     runs: list[Run], folder: Path, jobs_lock: int, launcher: Launcher, *, retries: int, jobs: int | None
 ) -> list[Failure]:
-    """Do every cell that is not done, and return the failures; a failure leaves out only what needs the cell.
+    """Run all pending cells and return the failures; a failure skips only the cells that depend on it.
 
     The folder and the lock are those of :func:`only_command`. By default there is one job at a time on this machine,
     and a job for each run on a cluster.

@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune.training import SetupError, config_path, load_config, setup_errors
+from tfidf_tune._shipped import config_path, experiment_path
+from tfidf_tune.training import SetupError, load_config, setup_errors
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_FOLDER = "experiments"
 # Keys of a training config that the experiment sets, and by which of its own keys.
 _OWN_KEYS = {"output_dir": "output_dir", "seed": "seeds", "loss": "objectives", "save_at_percent": "milestones"}
 
@@ -159,11 +157,6 @@ class Experiment(_Section):
         return self
 
 
-def shipped_experiments() -> dict[str, Path]:
-    """Return the files of the experiments that come with the package, sorted, by name."""
-    return {file.stem: file for file in sorted((Path(str(files("tfidf_tune.configs"))) / _FOLDER).glob("*.yaml"))}
-
-
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment and check its keys; training configs are not read yet.
 
@@ -179,7 +172,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
         ValueError: If there is no such experiment, the file is not valid YAML, or a key is unknown, missing or out of
             range.
     """
-    cfg = _read(name, overrides)
+    cfg = load_config(experiment_path(name), overrides)
     unresolved = [_plain(section.pop("overrides", None), resolve=False) for section in _with_overrides(cfg)]
     with setup_errors("experiment"):
         content = _plain(cfg, resolve=True)
@@ -189,16 +182,6 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
         return Experiment.model_validate(content)
     except ValidationError as error:
         raise SetupError(f"experiment: {_message(error)}") from error
-
-
-def _read(name: str, overrides: Sequence[str]) -> DictConfig:
-    if not Path(name).is_file():
-        shipped = shipped_experiments()
-        bare = name.removeprefix(f"{_FOLDER}/")
-        if bare not in shipped:
-            raise SetupError(f"no file {name}, and no experiment of that name; available are {', '.join(shipped)}")
-        name = str(shipped[bare])
-    return load_config(name, overrides)
 
 
 def _with_overrides(content: Any) -> list[Any]:

@@ -105,7 +105,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         return token_cross_entropy(logits, labels)
 
     def compile_chunks(self) -> None:
-        """Compile the cross-entropy of a chunk of logits; a compiled fused head needs more memory, and no less time."""
+        """Compile the cross-entropy of a chunk of logits. Compiling the fused head takes memory and saves no time."""
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
         self.compute_cross_entropy = torch.compile(  # type: ignore[method-assign]
             self.compute_cross_entropy, backend=backend

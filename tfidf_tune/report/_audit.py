@@ -155,8 +155,8 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         )
     if num_verbatim or more:
         statements.append(
-            "A passage that many texts share (a licence, a quotation) may have been known before this training: audit "
-            "the base model with the same probe file, and see what it recites."
+            "The base model may already have memorized a passage that many texts share (a licence, a quotation): audit "
+            "the base model with the same probe file."
         )
     return statements
 
@@ -271,7 +271,7 @@ def _most_recited(samples: "pd.DataFrame") -> Table:
     frame = shown.assign(verbatim=shown["verbatim"].map({True: "yes", False: "no"}), prompt=prompts)
     notes = ["Of: tokens of the passage that the continuation was compared with."]
     notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
-    return tabulate("most_recited", "The passages that it recites most", columns, frame, notes)
+    return tabulate("most_recited", "Most recited passages", columns, frame, notes)
 
 
 def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[Example, ...]:

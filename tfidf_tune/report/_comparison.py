@@ -156,8 +156,7 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     if math.isnan(one.before):
         return (
             f"There is no comparison at equal perplexity: {one.objective} ends with {goal}, and {baseline}'s "
-            f"checkpoints "
-            f"lie between {one.lowest:.2f} and {one.highest:.2f}, never at it."
+            f"checkpoints range from {one.lowest:.2f} to {one.highest:.2f} and never reach it."
         )
     least, most = sorted((one.lms_before, one.lms_after))
     if one.before == one.after:
@@ -185,8 +184,8 @@ def _floor_statement(objective: str, floor: Floor) -> str | None:
     if floor.reached:
         return (
             f"{objective} is at the floor ({values}): the difference of {floor.difference:.2f} tokens "
-            f"({interval_text(floor.excess, 'passage', decimals=2)}) is not clear of 0, so little or nothing is left "
-            "to reduce."
+            f"({interval_text(floor.excess, 'passage', decimals=2)}) is not significantly above 0, so there is little "
+            "left to reduce."
         )
     if floor.targets <= (1 + _NEAR_FLOOR) * floor.controls:
         return f"{objective} is near the floor ({values}), so little is left to reduce."
@@ -197,8 +196,8 @@ def _seeds_statement(objective: str, by_seed: Sequence[float], num_seeds: int) -
     """Say what the intervals leave out, with the reduction of each seed if there are several."""
     if num_seeds < 2:
         return (
-            "A single training run cannot separate an objective from its seed: intervals cover only the choice of "
-            "passages."
+            "A single training run cannot separate the effect of the objective from that of the seed: intervals cover "
+            "only the choice of passages."
         )
     text = "Intervals cover the choice of passages, not that of seeds"
     if not by_seed:
@@ -211,9 +210,9 @@ def _change(one: Any) -> str:
     """For example "lowers the average LMS by 57.8 % (8.30 to 3.50; 95 % interval 34.9 % to 71.1 %)"."""
     phrase, values = _MEASURES[one.measure].phrase, f"{one.baseline:.2f} to {one.other:.2f}"
     if math.isnan(one.reduction):
-        return f"has no defined relative change of the {phrase} ({values})"
+        return f"has an undefined relative change of the {phrase} ({values})"
     if one.reduction == 0:
-        return f"leaves the {phrase} as it is ({values}{_interval(one, 1, ';')})"
+        return f"does not change the {phrase} ({values}{_interval(one, 1, ';')})"
     verb, sign = ("lowers", 1) if one.reduction > 0 else ("raises", -1)
     return f"{verb} the {phrase} by {100 * abs(one.reduction):.1f} % ({values}{_interval(one, sign, ';')})"
 

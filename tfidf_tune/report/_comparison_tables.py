@@ -286,8 +286,7 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
     )
     explanation = (
         f"{baseline} first had the objective's final perplexity between these checkpoints. LMS before and after: its "
-        "average LMS at them; Interpolated: linearly in log perplexity, a guess at what lies between. Avg LMS: the "
-        "objective's."
+        "average LMS at them; Interpolated: linearly in log perplexity between the two. Avg LMS: the objective's."
     )
     frame = at_equal_perplexity.assign(span=spans)
     title = f"At equal perplexity, against {baseline}"
@@ -306,4 +305,4 @@ def why_no_interval(one: Any) -> str:
     measure = next(measure for measure in COMPARED if measure.name == one.measure)
     if one.num_units < 2:
         return f"there is a single {measure.unit}"
-    return f"the baseline's {measure.phrase} is 0 in some resamples, so few {measure.unit}s have any"
+    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"

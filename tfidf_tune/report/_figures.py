@@ -31,11 +31,11 @@ _TITLE_LETTERS = 64
 _FRONTIER_HEIGHT, _LEGEND_LINE = 4.4, 0.2
 # Areas of the markers in square points: learning rates from the lowest to the highest, and operating points.
 _SMALLEST, _LARGEST, _OPERATING = 6.0, 26.0, 44.0
-# The seven colors come again with other lines, beside other markers.
+# After seven objectives the colors repeat, with different lines and markers.
 _LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 # Where the number of an operating point may stand, in points from it; of equally good ones the first.
 _SIDES = ((8, 7), (-8, 7), (8, -7), (-8, -7))
-# What has more than so many times the highest perplexity of an operating point would squeeze all the others.
+# Points above this multiple of the highest perplexity of an operating point are not shown.
 _FURTHEST = 4.0
 _HIGHEST = 1e304  # of perplexities that can be drawn
 # Below this LMS a wide axis is linear, so that it can hold 0.

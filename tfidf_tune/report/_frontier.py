@@ -41,7 +41,7 @@ _INTERVALS = "From and to: 95 % t-interval over seeds; there is none from a sing
 _VERDICTS_EXPLAINED = (
     "Better: the LMS interval lies below 0, and the perplexity interval ends at or below it: it recites less at a "
     "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; "
-    "unclear: it includes 0, which does not show the two to be equal. Nothing is corrected for the number of "
+    "unclear: it includes 0, which does not show the two to be equal. There is no correction for multiple "
     "comparisons: one in twenty differs by chance."
 )
 _CAPTION = (
@@ -149,7 +149,7 @@ def _front(points: "pd.DataFrame") -> list[str]:
     several = ", by ascending perplexity, are the operating points"
     return [
         f"On the Pareto front of all points{several if len(on_front) > 1 else ' is the operating point'} of "
-        f"{joined(on_front['objective'].tolist())}: no other point has less of one without more of the other."
+        f"{joined(on_front['objective'].tolist())}: no other point improves one without worsening the other."
     ]
 
 
@@ -196,13 +196,13 @@ def _operating_points(found: Frontiers) -> Table:
         on_front=operating["on_front"].map({True: "yes", False: "no"}).fillna("diverged"),
     )
     notes = (
-        "Operating point: of the learning rates that were tried, the one of the lowest mean held-out perplexity, which "
-        f"one would choose without a look at the passages, by the seeds that all its learning rates have. {_INTERVALS} "
+        "Operating point: the learning rate with the lowest mean held-out perplexity, over the seeds that all learning "
+        f"rates of the objective have; it does not depend on the passages. {_INTERVALS} "
         "The perplexity is the geometric mean over seeds. End of range: that learning rate is the lowest, the highest "
         "or the only one tried, so that a better one may lie beyond.",
         f"LMS at {baseline}'s perplexity: on the objective's own line through its learning rates, where it has the "
         f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it twice, at the lower "
-        "learning rate); nothing where it never has it. On the front: no objective has at any learning rate as low an "
+        "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
         "LMS and as low a perplexity, one of them lower, by the means.",
     )
     return tabulate("operating_points", "Operating points", columns, frame, notes)

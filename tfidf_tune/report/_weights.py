@@ -99,7 +99,7 @@ def weights_report(
     tables = (
         tabulate(
             "frequency_bands",
-            "Who holds the weight, by frequency in this text",
+            "Share of the weight by token frequency",
             (rank, *_SHARE_COLUMNS),
             bands,
             (_BAND_NOTE,),

@@ -9,12 +9,12 @@ LMS_EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
 )
 TEXT_PROMPTS = (
-    "prompts were text, so that responses were tokenized again, each in the way nearest to its passage: LMS and prefix "
-    "match are approximate, a little too high or too low, even where no token id was lost; `tfidf-tune eval` is exact."
+    "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are approximate, even "
+    "where no token id was lost. `tfidf-tune eval` is exact."
 )
 SIGNIFICANCE_NOTE = (
-    f"Significant: the interval excludes 0. From fewer than {MIN_UNITS} nothing is called so, and from {MIN_UNITS} to "
-    f"{ENOUGH_UNITS - 1} by chance in 7 to 11 % of cases, not in 5 %."
+    f"Significant: the interval excludes 0. With fewer than {MIN_UNITS} units there is no verdict. With {MIN_UNITS} to "
+    f"{ENOUGH_UNITS - 1}, the rate of false positives is 7 to 11 % instead of 5 %."
 )
 
 
@@ -46,7 +46,7 @@ def significance(interval: Interval, unit: str) -> str:
         return "which is not significant: the interval includes 0"
     if interval.num_units < ENOUGH_UNITS:
         return (
-            f"which the interval calls significant, but {interval.num_units} {unit}s are few: by chance, such "
-            f"intervals exclude 0 in 7 to 11 % of cases, not in 5 %"
+            f"which is nominally significant, but from only {interval.num_units} {unit}s the rate of false positives "
+            f"is 7 to 11 % instead of 5 %"
         )
     return "which is significant: the interval excludes 0"

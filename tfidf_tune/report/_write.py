@@ -76,7 +76,7 @@ def require_report_folder(folder: Path) -> None:
         raise ValueError(f"{folder} is a file: give the report a folder of its own")
     others = (path for path in folder.iterdir() if not is_leftover(path)) if folder.is_dir() else ()
     if any(others) and not (folder / _INDEX).is_file():
-        raise ValueError(f"{folder} holds files and no report ({_INDEX}): give the report a folder of its own")
+        raise ValueError(f"{folder} has files but no report ({_INDEX}): give the report a folder of its own")
 
 
 def _tables_and_figures(folder: Path) -> set[Path]:

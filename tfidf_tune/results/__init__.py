@@ -1,6 +1,6 @@
 """The table of results: read from lm-evaluation-harness's files, written to and read from one file."""
 
-from tfidf_tune.results._file import load_results, read_results, write_results
+from tfidf_tune.results._file import load_results, read_results, require_runs, write_results
 from tfidf_tune.results._harness import import_results
 from tfidf_tune.results._provenance import describe_machine
 from tfidf_tune.results._samples import ProbeSample, read_samples, write_samples
@@ -15,6 +15,7 @@ __all__ = [
     "load_results",
     "read_results",
     "read_samples",
+    "require_runs",
     "write_results",
     "write_samples",
 ]

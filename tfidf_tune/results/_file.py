@@ -8,7 +8,7 @@ from typing import Any
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, number, optional, whole
-from tfidf_tune.results._harness import import_results
+from tfidf_tune.results._harness import import_results, split_label
 from tfidf_tune.results._table import WRITTEN_FIELDS, Checkpoint, Results, join_results, scores_table
 
 _FORMAT = "tfidf-tune results, version 2"
@@ -84,10 +84,15 @@ def read_results(file: str | Path) -> Results:
             f"{path}, line {at + 2}: a damaged line ({type(error).__name__}: {error}): {_REMEDY}"
         ) from error
     if len(checkpoints) != expected:
-        raise ValueError(
-            f"{path}: its first line promises {expected} checkpoints, and there are {len(checkpoints)}: {_REMEDY}"
-        )
+        raise ValueError(f"{path}: the header lists {expected} checkpoints, the file has {len(checkpoints)}: {_REMEDY}")
     return Results(tuple(checkpoints), scores_table(rows), provenance)
+
+
+def require_runs(paths: Sequence[str | Path]) -> None:
+    """Raise a ``FileNotFoundError`` unless all files and folders of :func:`load_results` exist; imports no pandas."""
+    for path in paths:
+        if not Path(path).expanduser().is_file():
+            split_label(str(path))
 
 
 def load_results(paths: Sequence[str | Path]) -> Results:

@@ -54,7 +54,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
         ValueError: If a file cannot be read (the message names file and line), or two runs have the same model,
             objective, learning rate and seed.
     """
-    labelled = [_split_label(str(folder)) for folder in folders]
+    labelled = [split_label(str(folder)) for folder in folders]
     found: dict[Path, _ResultsFile] = {}
     for label, folder in sorted(labelled, key=lambda item: item[0] is None):  # a label takes precedence
         for file, result in _results_below(folder, label):
@@ -89,7 +89,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     return Results(tuple(checkpoints), scores_table(rows), merge_provenance(provenance))
 
 
-def _split_label(text: str) -> tuple[str | None, Path]:
+def split_label(text: str) -> tuple[str | None, Path]:
     """Return label and folder; either may contain "=": "Goldfish (k=4)"."""
     cuts = [position for position, letter in enumerate(text) if letter == "="]
     readings = [(None, text), *((text[:cut], text[cut + 1 :]) for cut in cuts)]

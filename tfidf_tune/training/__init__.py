@@ -13,7 +13,7 @@ from tfidf_tune.training._data import (
     set_special_tokens,
     write_probe_files,
 )
-from tfidf_tune.training._entry_point import config_path, load_config, recipe
+from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
@@ -57,7 +57,6 @@ __all__ = [
     "check_loss",
     "check_optimizer",
     "check_resources",
-    "config_path",
     "count_steps",
     "format_bytes",
     "instantiate",

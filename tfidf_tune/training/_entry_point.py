@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import wraps
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
 
+from tfidf_tune._shipped import config_path
 from tfidf_tune._signals import ENDING, ended_by
 from tfidf_tune.training._distributed import claim_error_report, is_lost_process, is_main_process
 from tfidf_tune.training._errors import (
@@ -33,26 +33,6 @@ _WEIGHTINGS = ("weighting", "first", "second")  # components within the section 
 _LOST_BEFORE_TRAINING = "another process of the run was lost before training began: see its message"
 
 
-def config_path(name: str) -> str:
-    """Return the path of a config: a file, or a config of the package (``tinyllama/1.1B_lora_memorization``).
-
-    Raises:
-        SetupError: If there is neither.
-    """
-    if Path(name).is_file():
-        return name
-    folder = Path(str(files("tfidf_tune.configs")))
-    packaged = folder / f"{name}.yaml"
-    if packaged.is_file():
-        return str(packaged)
-    names = sorted(
-        str(path.relative_to(folder).with_suffix(""))
-        for path in folder.rglob("*.yaml")
-        if path.parent.name != "experiments"
-    )
-    raise SetupError(f"no config file {name}, and no config of that name; there are: {', '.join(names)}")
-
-
 def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Read a config and its bases.
 
@@ -60,7 +40,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     its own ``_component_``, or a list, replaces that of the base; any other section is merged into it.
 
     Args:
-        name (str): see :func:`config_path`.
+        name (str): a file, or the name of a config of the package.
         overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none.
 
     Returns:

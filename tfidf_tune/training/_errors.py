@@ -11,6 +11,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtune.config._errors import InstantiationError
 from yaml import YAMLError
 
+from tfidf_tune._checks import SetupError as SetupError
+
 # What components and files raise for wrong settings. KeyError and the like are bugs.
 _CAUSES = (
     ValueError,
@@ -24,10 +26,6 @@ _CAUSES = (
     OmegaConfBaseException,
     YAMLError,
 )
-
-
-class SetupError(ValueError):
-    """A setting or file of the user is wrong; the message says how to fix it."""
 
 
 class TrainingError(RuntimeError):

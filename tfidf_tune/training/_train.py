@@ -161,7 +161,7 @@ def train(
     resume: ResumePoint,
     save: Callable[[Path], None],
 ) -> None:
-    """Train to the end of the run, saving at its milestones and what a restart needs.
+    """Train to the end of the run; write milestones and resume checkpoints.
 
     Args:
         cfg (FinetuneConfig): the checked config.
