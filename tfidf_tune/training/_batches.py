@@ -20,7 +20,7 @@ class StepBatches(NamedTuple):
     """The mini-batches of one optimizer step on this process.
 
     Attributes:
-        batches (Sequence[Batch]): mini-batches, each with ``tokens`` and ``labels``, int64 ``[b, s]``.
+        batches (Sequence[Batch]): mini-batches, each with ``tokens`` and shifted ``labels``, int64 ``[b, s]``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
         gathered (list[GatheredLabels | None]): shifted labels of each mini-batch on all processes, where they were
@@ -36,10 +36,10 @@ class StepBatches(NamedTuple):
 
 
 def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: int = 0) -> StepBatches:
-    """Count a step's tokens over all processes, and gather its labels, by collectives that wait for no device.
+    """Shift a step's labels, count its tokens over all processes, and gather its labels; no device is waited for.
 
     Args:
-        batches (Sequence[Batch]): mini-batches of this process; as many on every process.
+        batches (Sequence[Batch]): mini-batches of this process with labels as in ``tokens``; as many on every process.
         sync_labels (bool): whether to gather the labels of all processes, which a weighting with ``sync`` needs.
             Default: False.
         stop (int): signal that this process received. Default: 0, none.
@@ -47,18 +47,25 @@ def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: 
     Returns:
         StepBatches: the mini-batches with what was agreed on.
     """
-    shifted = [shift_labels(batch["labels"]) for batch in batches]
-    num_valid = [int((labels != IGNORE_INDEX).sum()) for labels in shifted]
-    numbers = [[valid, *labels.shape] for valid, labels in zip(num_valid, shifted, strict=True)]
+    batches = [{**batch, "labels": _shifted(batch["labels"])} for batch in batches]
+    num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
+    numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
     gathered: list[GatheredLabels | None] = [None] * len(batches)
     if sync_labels and len(agreed) > 1:
         shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
         gathered = [
-            gather_labels(labels, batch.get("document_ids"), shape=shape, pin_memory=batch["labels"].is_pinned())
-            for labels, batch, shape in zip(shifted, batches, shapes, strict=True)
+            gather_labels(
+                batch["labels"], batch.get("document_ids"), shape=shape, pin_memory=batch["labels"].is_pinned()
+            )
+            for batch, shape in zip(batches, shapes, strict=True)
         ]
     return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), gathered, int(agreed[:, 0, 0].max()))
+
+
+def _shifted(labels: Tensor) -> Tensor:
+    shifted = shift_labels(labels)
+    return shifted.pin_memory() if labels.is_pinned() else shifted  # from there the copy to a GPU is asynchronous
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:

@@ -32,7 +32,7 @@ from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.training._state import TrainState
-from tfidf_tune.weighting import IGNORE_INDEX, shift_labels
+from tfidf_tune.weighting import IGNORE_INDEX
 
 
 class StepResult(NamedTuple):
@@ -97,7 +97,7 @@ def train_step(
     total = torch.zeros((), device=device)
     cross_entropy, weights, deviations, weight_max = (total.clone() for _ in range(4))
     for batch, valid, gathered in zip(inputs, batches.num_valid, batches.gathered, strict=True):
-        labels = shift_labels(batch["labels"])
+        labels = batch["labels"]
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
