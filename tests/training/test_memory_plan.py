@@ -370,7 +370,7 @@ def test_the_table():
         "gradients            3.00 GiB",
         "activations          2.50 GiB",
         "loss               300.00 MiB",
-        "needed at least     19.00 GiB  at one time: gradients come as activations go",
+        "needed at least     19.00 GiB  at the peak: activations are freed as gradients are computed",
         "available           24.00 GiB",
     ]
 

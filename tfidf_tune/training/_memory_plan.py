@@ -82,7 +82,7 @@ class MemoryPlan:
     def table(self, available: int) -> str:
         """Format the plan and the available bytes, one part per line."""
         sizes = {**self.parts, "needed at least": self.total, "available": available}
-        notes = {"needed at least": "  at one time: gradients come as activations go"}
+        notes = {"needed at least": "  at the peak: activations are freed as gradients are computed"}
         lines = [f"parameters       {self.num_trained:,} trained, {self.num_frozen:,} frozen"]
         lines += [f"{name:<15} {format_bytes(size):>13}{notes.get(name, '')}" for name, size in sizes.items()]
         return "\n".join([*lines, *(f"not estimated: {reason}" for reason in self.not_estimated)])
