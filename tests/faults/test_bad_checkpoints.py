@@ -225,7 +225,7 @@ CONTENTS = [
         "checkpointer",
         {
             "_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_files": [WEIGHTS],
-            "model_type": "LLAMA2", "output_dir": "/tmp/none", "checkpoint_dir": "/tmp/none",
+            "model_type": "LLAMA2", "output_dir": "none", "checkpoint_dir": "none",
         },
         r"config: checkpointer: torchtune.*makes FullModelHFCheckpointer, not a checkp.*training\.HFCheckpointer",
     ),

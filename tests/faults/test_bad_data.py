@@ -17,7 +17,7 @@ TEXT = b"the old sailor watched the harbour. " * 20
 
 
 def blocks_of(name: str, content: bytes | None, **arguments: Any) -> Callable[[Site], DictConfig]:
-    """Make a config whose data are blocks of a file with this content; None: there is no file."""
+    """Make a config that trains on blocks of a file with the given content; None: the file does not exist."""
 
     def make(site: Site) -> DictConfig:
         if content is not None:

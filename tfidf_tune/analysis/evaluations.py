@@ -68,6 +68,7 @@ COMPARED = (
     *SUMMARY_MEASURES,
     *ANSWER_MEASURES,
 )
+BY_NAME = {measure.name: measure for measure in COMPARED}
 
 
 def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, "pd.DataFrame"]:

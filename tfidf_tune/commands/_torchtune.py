@@ -37,8 +37,8 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
         _check_config(arguments[0])
     if command in _USAGES and not arguments:
         _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
-    if command == "run" and not {"-h", "--help"}.isdisjoint(arguments):
-        arguments = ["--help"]
+    if command == "run" and "--config" not in arguments and not {"-h", "--help"}.isdisjoint(arguments):
+        arguments = ["--help"]  # with a config, the recipe shows its own
     if command == "run" and not arguments[0].startswith("-"):
         arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
     if command not in _WITHOUT_TORCH and not hasattr(torchtune, "__version__"):

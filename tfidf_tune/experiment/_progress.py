@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -175,18 +176,18 @@ class Progress:
 
     def _remaining(self) -> float | None:
         """Return the seconds until all is done; None if nothing is left or a kind of cell has not been timed."""
+        estimate = cache(self._estimate)  # a large experiment has thousands of cells of few models
         free = [0.0] * self._num_jobs  # when each job is free; the run of each is the next in order, begun ones first
         for number in sorted(self.to_do, key=lambda number: number not in self._begun):
-            estimates = [self._estimate(number, cell) for cell in self.to_do[number]]
+            estimates = [estimate(cell == TRAINING, self._runs[number].model) for cell in self.to_do[number]]
             if None in estimates:
                 return None
             elapsed = time.monotonic() - self._begun[number][1] if number in self._begun else 0.0
             heapq.heapreplace(free, free[0] + max(0.0, sum(filter(None, estimates)) - elapsed))
         return max(free) if self._num_left() else None
 
-    def _estimate(self, number: int, cell: int) -> float | None:
-        is_training = cell == TRAINING
-        own = self._seconds.get((is_training, self._runs[number].model), [])
+    def _estimate(self, is_training: bool, model: str) -> float | None:
+        own = self._seconds.get((is_training, model), [])
         others = [value for (kind, _), values in self._seconds.items() if kind == is_training for value in values]
         return mean(own or others) if own or others else None
 

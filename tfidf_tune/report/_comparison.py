@@ -15,7 +15,7 @@ from tfidf_tune.analysis.comparison import (
 )
 from tfidf_tune.analysis.evaluations import (
     ANSWER_MEASURES,
-    COMPARED,
+    BY_NAME,
     CONTROL_LMS,
     LMS,
     PERPLEXITY,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NEAR_FLOOR = 0.2  # an average LMS up to so far above the controls' is called near it
-_MEASURES = {measure.name: measure for measure in COMPARED}
 
 
 def comparison_report(
@@ -208,7 +207,7 @@ def _seeds_statement(objective: str, by_seed: Sequence[float], num_seeds: int) -
 
 def _change(one: Any) -> str:
     """For example "lowers the average LMS by 57.8 % (8.30 to 3.50; 95 % interval 34.9 % to 71.1 %)"."""
-    phrase, values = _MEASURES[one.measure].phrase, f"{one.baseline:.2f} to {one.other:.2f}"
+    phrase, values = BY_NAME[one.measure].phrase, f"{one.baseline:.2f} to {one.other:.2f}"
     if math.isnan(one.reduction):
         return f"has an undefined relative change of the {phrase} ({values})"
     if one.reduction == 0:
@@ -222,18 +221,18 @@ def _verdict(one: Any) -> str:
         return f"since {why_undefined(one)}"
     if math.isnan(one.low):
         return f"which has no interval: {why_no_interval(one)}"
-    return significance(Interval(one.low, one.high, one.num_units), _MEASURES[one.measure].unit)
+    return significance(Interval(one.low, one.high, one.num_units), BY_NAME[one.measure].unit)
 
 
 def _score(one: Any) -> str:
     """For example "ROUGE-1 30.00 to 31.50 (+5.0 %, 95 % interval 1.0 % to 9.0 %, significant)"."""
-    values = f"{_MEASURES[one.measure].phrase} {one.baseline:.2f} to {one.other:.2f}"
+    values = f"{BY_NAME[one.measure].phrase} {one.baseline:.2f} to {one.other:.2f}"
     if math.isnan(one.reduction):
         return f"{values} (relative change undefined, {why_undefined(one)})"
     amount = f"{round(-100 * one.reduction, 1) + 0.0:+.1f} %"
     if math.isnan(one.low):
         return f"{values} ({amount}, no interval, {why_no_interval(one)})"
-    interval, unit = Interval(one.low, one.high, one.num_units), _MEASURES[one.measure].unit
+    interval, unit = Interval(one.low, one.high, one.num_units), BY_NAME[one.measure].unit
     few = f", but {one.num_units} {unit}s are few" if one.num_units < ENOUGH_UNITS else ""
     verdicts = {"no": "not significant", "yes": f"significant{few}", "too few": significance(interval, unit)}
     return f"{values} ({amount}{_interval(one, -1, ',')}, {verdicts[interval.significant or 'no']})"
@@ -244,7 +243,7 @@ def _interval(one: Any, sign: int, separator: str) -> str:
         return ""
     low, high = sorted(100 * sign * end for end in (one.low, one.high))
     in_percent = Interval(low, high, one.num_units)
-    return f"{separator} {interval_text(in_percent, _MEASURES[one.measure].unit, decimals=1, suffix=' %')}"
+    return f"{separator} {interval_text(in_percent, BY_NAME[one.measure].unit, decimals=1, suffix=' %')}"
 
 
 def _when(one: Any) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tfidf_tune.analysis.averages import average_scores
 from tfidf_tune.analysis.evaluations import (
     ANSWER_MEASURES,
+    BY_NAME,
     COMPARED,
     LMS,
     PERPLEXITY,
@@ -302,7 +303,7 @@ def why_no_interval(one: Any) -> str:
     """Say why a reduction has no interval; for the row see :func:`compare_objectives`."""
     if math.isnan(one.reduction):
         return why_undefined(one)
-    measure = next(measure for measure in COMPARED if measure.name == one.measure)
+    measure = BY_NAME[one.measure]
     if one.num_units < 2:
         return f"there is a single {measure.unit}"
     return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"

@@ -2,6 +2,7 @@
 
 import tfidf_tune.training._quiet_start  # noqa: F401  # isort: skip  (before imports that take seconds)
 
+from tfidf_tune._shipped import config_path
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate
@@ -57,6 +58,7 @@ __all__ = [
     "check_loss",
     "check_optimizer",
     "check_resources",
+    "config_path",
     "count_steps",
     "format_bytes",
     "instantiate",
