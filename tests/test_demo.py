@@ -2,10 +2,12 @@
 
 import signal
 
+from fork_jobs import ForkExecutor
 from omegaconf import OmegaConf
 
 from tfidf_tune.commands import demo
 from tfidf_tune.commands.experiment import main as experiment_command
+from tfidf_tune.experiment import _launcher
 from tfidf_tune.results import import_results
 
 SMALL = """
@@ -24,10 +26,10 @@ eval:
 
 
 def test_a_demo_of_six_steps_trains_evaluates_and_compares_both_objectives(tmp_path, monkeypatch, capsys):
-    """The command runs in this process, what it starts does not."""
+    """The command runs in this process, its jobs in forks."""
     (tmp_path / "small.yaml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it would outlast the test
     printed = []
     for _ in range(2):

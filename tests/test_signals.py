@@ -49,7 +49,7 @@ def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", None])
 def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
     """Other processes that import the package keep Python's behavior."""
-    code = INTERRUPTED.format(module="safetensors", arguments=[], body=SEND).partition("from tfidf_tune import cli")[0]
+    code = INTERRUPTED.format(module="torch", arguments=[], body=SEND).partition("from tfidf_tune import cli")[0]
     environment = os.environ | ({variable: "1"} if variable else {})
 
     ended = run(f"{code}import tfidf_tune.training", env=environment)

@@ -7,6 +7,7 @@ import sys
 import experiment_stubs
 import pytest
 import yaml
+from fork_jobs import CONTEXT
 from omegaconf import OmegaConf
 
 from tfidf_tune.commands.experiment import main
@@ -68,7 +69,7 @@ def start_command(tmp_path):
 
     def start(*arguments):
         printed = tmp_path / f"printed{len(started)}"
-        process = experiment_stubs.CONTEXT.Process(target=run_command, args=(arguments, printed))
+        process = CONTEXT.Process(target=run_command, args=(arguments, printed))
         process.start()
         started.append(process)
         return process, printed

@@ -1,25 +1,21 @@
-"""Fakes of training and evaluation, which only write the files of the real ones, and of submitit's executor.
+"""Fakes of training and evaluation, which only write the files of the real ones.
 
 They write what they do to ``journal`` in the folder $STUBS. A file ``fail_<text>`` there makes them fail if the text
 occurs in what they do; ``die_<text>`` kills the process, ``hang_<text>`` stops it, ``lose_<text>`` kills the job, and
 ``wait_<text>`` waits for the number of processes that the file holds.
 """
 
-import multiprocessing
 import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import yaml
+from fork_jobs import ForkExecutor
 
 import tfidf_tune.tasks
 from tfidf_tune.experiment import _job, _launcher, _run
-
-JobPaths = _job.submitit.core.utils.JobPaths  # submitit is imported after tfidf_tune.experiment
-CONTEXT = multiprocessing.get_context("fork")
 
 
 def install(setattr=setattr):
@@ -31,44 +27,6 @@ def install(setattr=setattr):
     setattr(tfidf_tune.tasks, "evaluate", evaluate)
     setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))
     setattr(_run, "_report", lambda runs, experiment, folder: None)  # there are no results to compare
-
-
-class ForkExecutor:
-    """Jobs as processes forked from this one, which have the fakes and all imports."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def submit(self, function, *arguments):
-        return ForkJob(self.folder, function, arguments)
-
-
-class ForkJob:
-    state = "FINISHED"
-
-    def __init__(self, folder, function, arguments):
-        self._process = CONTEXT.Process(target=self._run, args=(folder, function, arguments))
-        self._process.start()
-        self.job_id = str(self._process.pid)
-        self.paths = JobPaths(folder, self.job_id)
-
-    def done(self):
-        return not self._process.is_alive()
-
-    @staticmethod
-    def _run(folder, function, arguments):
-        for descriptor in map(int, os.listdir("/proc/self/fd")):  # submitit does not pass the locks on
-            with suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{descriptor}").endswith("lock"):
-                    os.close(descriptor)
-        os.environ |= {"SUBMITIT_FOLDER": str(folder), "SUBMITIT_DEBUG_JOB_ID": str(os.getpid())}
-        paths = JobPaths(folder, str(os.getpid()))
-        paths.submitted_pickle.touch()
-        with paths.stdout.open("w") as log:
-            for number in (1, 2):
-                os.dup2(log.fileno(), number)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        function(*arguments)
 
 
 def folder():

@@ -199,7 +199,7 @@ def slurm(tmp_path, monkeypatch):
         "import os\nif 'SUBMITIT_EXECUTOR' in os.environ:\n    import experiment_stubs as stubs\n    stubs.install()\n"
     )
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parent}")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parent}:{Path(__file__).parents[1]}")
     monkeypatch.setenv("SLURM", str(folder))
     monkeypatch.setenv("STUBS", str(stubs))
     monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)

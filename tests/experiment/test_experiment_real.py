@@ -6,10 +6,11 @@ import math
 import time
 
 import pytest
+from fork_jobs import ForkExecutor
 
 from tfidf_tune.analysis import load_model, probe, summarize, token_perplexity
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
-from tfidf_tune.experiment import load_experiment, print_cells, run_experiment
+from tfidf_tune.experiment import _launcher, load_experiment, print_cells, run_experiment
 from tfidf_tune.results import import_results
 
 
@@ -70,6 +71,7 @@ def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_w
     kill_when(lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), start_command, file, out)
     assert (second / "cell.json").is_file()
     assert not [*second.glob("trained.json"), *second.glob("checkpoint_*")]
+    monkeypatch.setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))  # saves imports
     done = state(first)
     assert {first / "trained.json", *first.glob("evaluation/*/part1/evaluated.json")} < done.keys()
 
@@ -80,7 +82,7 @@ def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_w
     done |= {path: at for path, at in state(second).items() if path.name == "trained.json" or "pct" in path.parts[-2]}
     assert second / "trained.json" in done
 
-    # In this process; only its jobs are new processes.
+    # In this process; its jobs are forks.
     assert run_experiment(load_experiment(file)) == []
     shown = capsys.readouterr().out
     assert "begun   Tiny (LoRA), TF-IDF, seed 0: evaluating checkpoint_100pct" in shown

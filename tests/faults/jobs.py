@@ -21,7 +21,7 @@ ALL = "ALL_FAULTS" in os.environ
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, for 20 steps: all weights, or adapters with dropout; on how many processes."""
+    """What is trained, for 12 steps: all weights, or adapters with dropout; on how many processes."""
 
     lora: bool = False
     num_processes: int = 1
@@ -47,6 +47,7 @@ def start(
     settings: dict[str, Any] = {
         "loss": {"_component_": f"tfidf_tune.loss.{job.loss}"},
         "batch_size": 4 // job.num_processes,
+        "max_steps": 12,
         "save_every_n_steps": 2,
         "save_at_percent": [50, 100],
         "resume_from_checkpoint": True,

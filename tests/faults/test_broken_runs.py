@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from process_hooks import (
 from recipe_processes import nothing
 
 FULL, LORA, TWO, LORA_TWO = Job(), Job(lora=True), Job(num_processes=2), Job(lora=True, num_processes=2)
-STEP = 9  # after the checkpoints of steps 6 and 8, before that of 10
+STEP = 5  # after the checkpoints of steps 2 and 4, before that of 6
 SHARD = "shard-0000{}-model-00001-of-00001.safetensors"
-STOPPED = r"stopped after step {} of 20; the last good checkpoint is [^\n]*step_{}: "
+STOPPED = r"stopped after step {} of 12; the last good checkpoint is [^\n]*step_{}: "
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Break:
         message (str): regular expression of what has to be said exactly once; empty: anything.
         before (Callable[[int], None]): hook of the processes.
         code (int | None): exit code after a signal; None: an error, unless the run succeeds.
-        prepare (Callable[[Path], object] | None): called with the folder of a run that was stopped after step 8.
+        prepare (Callable[[Path], object] | None): called with the folder of a run that was stopped after step 4.
         repair (Callable[[Path], object]): called with the run's folder before it is resumed.
         overrides (dict[str, Any]): of the broken run's config.
         newest (int | None): step of the newest resume checkpoint afterwards.
@@ -84,24 +84,24 @@ def damaged_checkpoints() -> Iterator[Break]:
         yield Break(
             f"{damage.__name__} {name} of the newest checkpoint",
             job,
-            rf"step_8 is damaged: [^\n]*{re.escape(name)}[^\n]*; the previous one is used\n.*resuming from \S*step_6",
-            prepare=lambda run, name=name, damage=damage: damage(run / "resume" / "step_8" / name),
+            rf"step_4 is damaged: [^\n]*{re.escape(name)}[^\n]*; the previous one is used\n.*resuming from \S*step_2",
+            prepare=lambda run, name=name, damage=damage: damage(run / "resume" / "step_4" / name),
             succeeds=True,
         )
     yield Break(
         "every checkpoint damaged",
         FULL,
-        r"error: no resume checkpoint is intact: [^\n]*step_8[^\n]*step_6[^\n]*",
+        r"error: no resume checkpoint is intact: [^\n]*step_4[^\n]*step_2[^\n]*",
         prepare=lambda run: [truncate(file) for file in run.glob("resume/*/shard-*")],
         repair=shutil.rmtree,
     )
     yield Break(
         "a checkpoint of other settings",
         FULL,
-        r"error: [^\n]*step_8 is of a run with other settings: optimizer.lr was 0.01, is 0.02[^\n]*",
+        r"error: [^\n]*step_4 is of a run with other settings: optimizer.lr was 0.01, is 0.02[^\n]*",
         prepare=lambda run: None,
         overrides={"optimizer.lr": 0.02},
-        newest=8,
+        newest=4,
     )
 
 
@@ -109,16 +109,16 @@ def full_disks() -> Iterator[Break]:
     for job in (FULL, LORA, TWO) if ALL else (FULL,):
         for what, name, overrides in (
             ("a milestone", "checkpoint [^\n]*checkpoint_50pct", {}),
-            ("a resume checkpoint", "resume checkpoint [^\n]*step_10", {"save_at_percent": [100]}),
+            ("a resume checkpoint", "resume checkpoint [^\n]*step_6", {"save_at_percent": [100]}),
         ):
-            message = rf"error: {name} could not be written: [^\n]*{{}}[^\n]*step_8[^\n]*"
+            message = rf"error: {name} could not be written: [^\n]*{{}}[^\n]*step_4[^\n]*"
             yield Break(
                 f"a quota is met by {what}",
                 job,
                 message.format("File too large"),
                 before=partial(at_call, "_train.train_step", limit_files, nth=STEP),
                 overrides=overrides,
-                newest=8,
+                newest=4,
             )
             if can_mount():
                 yield Break(
@@ -128,7 +128,7 @@ def full_disks() -> Iterator[Break]:
                     prepare=move_to_full_disk,
                     repair=lambda run: mount(run, "remount,size=64m"),
                     overrides={"refuse_if_too_large": False, **overrides},
-                    newest=8,
+                    newest=4,
                 )
     yield Break(
         "a file is in the way of a milestone",
@@ -136,7 +136,7 @@ def full_disks() -> Iterator[Break]:
         r"error: [^\n]*checkpoint_50pct[^\n]*",
         before=partial(at_call, "_train.train_step", obstruct_milestone, nth=STEP),
         repair=lambda run: (run / "checkpoint_50pct").unlink(),
-        newest=8,
+        newest=4,
     )
 
 
@@ -175,35 +175,35 @@ def signals() -> Iterator[Break]:
         partial(at_call, "_snapshot.load", terminate),
         143,
         prepare=lambda run: None,
-        newest=8,
+        newest=4,
     )
     yield Break(
         "SIGHUP under nohup", FULL, "", partial(hang_up, partial(at_step, STEP, signal.SIGHUP), True), succeeds=True
     )
     for job in (FULL, LORA, TWO) if ALL else (FULL,):
-        write_resume = partial(at_call, "_snapshot.save", terminate, nth=4)
+        write_resume = partial(at_call, "_snapshot.save", terminate, nth=2)
         write_milestone = partial(at_call, "_checkpointer.HFCheckpointer._write", terminate)
-        yield Break("SIGTERM in a resume checkpoint", job, STOPPED.format(8, 8), write_resume, 143, newest=8)
-        yield Break("SIGTERM in a milestone", job, STOPPED.format(10, 10), write_milestone, 143, newest=10)
+        yield Break("SIGTERM in a resume checkpoint", job, STOPPED.format(4, 4), write_resume, 143, newest=4)
+        yield Break("SIGTERM in a milestone", job, STOPPED.format(6, 6), write_milestone, 143, newest=6)
 
 
 def one_of_two_processes() -> Iterator[Break]:
-    for job in (TWO, LORA_TWO):
+    for job in (TWO, LORA_TWO) if ALL else (LORA_TWO,):
         hook = partial(at_step, STEP, signal.SIGTERM, ranks=(1,))
         yield Break(f"SIGTERM to one process, {job}", job, STOPPED.format(STEP, STEP), hook, 143, newest=STEP)
     lost = r"error: [^\n]*another process of the run was lost[^\n]*step_{}[^\n]*"
     kill = partial(send, signal.SIGKILL)
     for rank, name, nth, newest in (
-        (0, "_train.train_step", STEP, 8),
-        (1, "_train.train_step", STEP, 8),
-        (0, "_resume_folder._describe_own_files", 4, 6),
-        (1, "_resume_folder._describe_own_files", 4, 6),
+        (0, "_train.train_step", STEP, 4),
+        (1, "_train.train_step", STEP, 4),
+        (0, "_resume_folder._describe_own_files", 2, 2),
+        (1, "_resume_folder._describe_own_files", 2, 2),
     )[:: 1 if ALL else 3]:
         hook = partial(at_call, name, kill, nth=nth, ranks=(rank,))
         yield Break(f"process {rank} is killed in {name}", TWO, lost.format(newest), hook, newest=newest)
     lose = partial(spoil_terms, ("loss",), float("nan"), {1: range(STEP, STEP + 1)})
     nan = rf"not finite: loss nan and gradient norm nan at step {STEP} \(items "
-    yield Break("the loss of one process is NaN", TWO, rf"error: {nan}[^\n]*step_8[^\n]*", lose, newest=8)
+    yield Break("the loss of one process is NaN", TWO, rf"error: {nan}[^\n]*step_4[^\n]*", lose, newest=4)
     yield Break(
         "a step is skipped because the loss of one process is NaN",
         LORA_TWO,
@@ -217,7 +217,7 @@ def one_of_two_processes() -> Iterator[Break]:
         "all weights are 0 for ten steps, in one process from step 3 on, in the other from step 1 on",
         TWO,
         r"error: the weights of all tokens were 0 in 10 steps in a row, up to step 12, so that nothing was learned",
-        partial(spoil_terms, ("loss", "weights"), 0.0, {0: range(3, 21), 1: range(1, 21)}),
+        partial(spoil_terms, ("loss", "weights"), 0.0, {0: range(3, 13), 1: range(1, 13)}),
         newest=10,
         same_end=False,
     )
@@ -226,7 +226,7 @@ def one_of_two_processes() -> Iterator[Break]:
         TWO,
         r"error: checkpoint [^\n]*checkpoint_100pct could not be written: \[Errno 28\] No space left on device; ",
         partial(at_call, "_checkpointer.write_weights", write_one_part, nth=2, ranks=(0,)),
-        newest=18,
+        newest=10,
     )
     yield Break(
         "one process cannot write its resume file",
@@ -248,17 +248,26 @@ ROWS = [*damaged_checkpoints(), *full_disks(), *signals(), *one_of_two_processes
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    """Return inputs, and the end of a job's undisturbed run."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    inputs, ends = make_inputs(folder), {}
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
 
-    def end(job):
-        if job not in ends:
-            ends[job] = finish(job, folder / str(len(ends)), inputs)
-        return inputs, ends[job]
 
-    return end
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, inputs):
+    """Return the end of a job's undisturbed run."""
+    return cache(lambda job: finish(job, tmp_path_factory.mktemp("undisturbed"), inputs))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, inputs):
+    """Return the folder of a job's run that was stopped after the checkpoint before STEP."""
+
+    def stop(job):
+        folder = tmp_path_factory.mktemp("stopped")
+        start(job, folder, inputs, "first", before=partial(at_step, STEP - 1, signal.SIGTERM)).wait()
+        return folder / "run"
+
+    return cache(stop)
 
 
 @pytest.fixture
@@ -270,10 +279,9 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
-def test_a_broken_run_ends_in_one_message_and_resumes_to_the_same_end(tmp_path, run, expected, row):
-    inputs, end = expected(row.job)
+def test_a_broken_run_ends_in_one_message_and_resumes_to_the_same_end(tmp_path, inputs, run, stopped, expected, row):
     if row.prepare is not None:
-        start(row.job, tmp_path, inputs, "first", before=partial(at_step, STEP - 1, signal.SIGTERM)).wait()
+        shutil.copytree(stopped(row.job), run)
         row.prepare(run)
 
     ended = start(row.job, tmp_path, inputs, "broken", before=row.before, **row.overrides).wait()
@@ -291,4 +299,4 @@ def test_a_broken_run_ends_in_one_message_and_resumes_to_the_same_end(tmp_path, 
     row.repair(run)
     if not row.succeeds:
         finish(row.job, tmp_path, inputs)
-    assert (end_state(run) == end) == row.same_end
+    assert (end_state(run) == expected(row.job)) == row.same_end

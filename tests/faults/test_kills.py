@@ -21,7 +21,7 @@ def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(tmp_path, job):
     began = time.monotonic()
     expected = finish(job, tmp_path / "undisturbed", inputs)
     duration = time.monotonic() - began
-    num_kills, in_saves = (50 if ALL else 4 // job.num_processes), 0
+    num_kills, in_saves = (50 if ALL else 2 // job.num_processes), 0
     while num_kills:
         site = tmp_path / "killed"
         while num_kills:

@@ -78,7 +78,6 @@ def test_a_full_disk_does_no_harm(experiment, tmp_path, monkeypatch):
         used = int(
             subprocess.run(["df", "--output=used", "-k", disk], capture_output=True, check=True).stdout.split()[-1]
         )
-        for room in (0, used // 2):
+        for folder, room in ((disk / "new", 0), (disk / "old", used // 2)):
             subprocess.run(["mount", "-o", f"remount,size={used + room}k", "-t", "tmpfs", "tmpfs", disk], check=True)
-            for folder in (disk / "old", disk / "new"):
-                require_refused_and_unharmed(monkeypatch, experiment, folder, "No space left on device")
+            require_refused_and_unharmed(monkeypatch, experiment, folder, "No space left on device")

@@ -12,7 +12,7 @@ from tiny_llama import make_tokenizer
 from tiny_models import MODELS
 from tiny_run import run_config
 
-NUM_STEPS = 20
+NUM_STEPS = 10
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
 # Each process has half a batch, so sums are rounded differently: by about eps a step, which later steps carry on. SGD
 # does so smoothly; AdamW would divide by values close to zero.
@@ -30,7 +30,7 @@ PRODUCT = {
         }
     }
 }
-ADAPTERS_EVERYWHERE = {"model.apply_lora_to_mlp": True, "optimizer.lr": 0.1}
+ADAPTERS_EVERYWHERE = {"model.apply_lora_to_mlp": True, "optimizer.lr": 0.2}
 NF4 = {"lora": True, "dim": 256, "model.quantize_base": True, "optimizer.lr": 0.1}
 
 
@@ -57,7 +57,7 @@ def make_run(tmp_path, make_base, text_file):
         settings = {
             "model": MODELS[model].section(dim, lora=lora),
             "loss.sync": True,
-            "optimizer": {"_component_": "torch.optim.SGD", "lr": 0.02, "momentum": 0.9},
+            "optimizer": {"_component_": "torch.optim.SGD", "lr": 0.05, "momentum": 0.9},
             "max_steps": NUM_STEPS,
             "epochs": 10,
             "save_at_percent": [100],
@@ -117,7 +117,7 @@ GROUPS = {
     },
     "adapters": {
         "checkpointed": {"enable_activation_checkpointing": True, "lora": True, **ADAPTERS_EVERYWHERE},
-        "tied": {"model": "qwen2-tied", "lora": True, **ADAPTERS_EVERYWHERE},
+        "tied": {"model": "qwen2-tied", "lora": True, **ADAPTERS_EVERYWHERE, "optimizer.lr": 0.5},
         "gptj, merged": {"model": "gptj", "lora": True, "merge_adapter": True, **ADAPTERS_EVERYWHERE},
         "nf4, merged": {"merge_adapter": True, **NF4},
     },

@@ -1,4 +1,4 @@
-"""The commands that users type, on two processes: stopped, resumed, and the folder of one process."""
+"""The command on two processes of torchrun: stopped, resumed, and the folder of one process."""
 
 import json
 import os
@@ -9,17 +9,17 @@ import time
 
 import torch
 from omegaconf import OmegaConf
-from recipe_processes import RecipeRun
+from recipe_processes import RecipeRun, run_to_the_end
 from safetensors.torch import load_file
 
-NUM_STEPS = 60
+NUM_STEPS = 30
 # As in test_distributed_recipes: an eps a step, of which each may grow a little.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 
 
-def start(module, recipe, *arguments, cwd):
+def start(*arguments, cwd):
     return subprocess.Popen(
-        [sys.executable, "-m", module, "run", "--nproc_per_node", "2", recipe, "--config", "config.yaml", *arguments],
+        [sys.executable, "-m", "tfidf_tune.cli", "run", "--nproc_per_node", "2", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -34,7 +34,7 @@ def read_losses(folder):
     return torch.tensor([json.loads(line)["loss"] for line in lines], dtype=torch.float64)
 
 
-def test_a_run_stopped_under_one_command_and_resumed_by_the_other_is_the_run_of_one_process(recipe_config, tmp_path):
+def test_a_run_stopped_under_torchrun_and_resumed_is_the_run_of_one_process(recipe_config, tmp_path):
     settings = {
         "loss.sync": True,
         "optimizer": {"_component_": "torch.optim.SGD", "lr": 0.02, "momentum": 0.9},
@@ -48,7 +48,7 @@ def test_a_run_stopped_under_one_command_and_resumed_by_the_other_is_the_run_of_
     )
     OmegaConf.save(run.cfg, tmp_path / "config.yaml")
 
-    process = start("torchtune._cli.tune", "tfidf_tune/recipes/full_finetune.py", cwd=tmp_path)
+    process = start("full_finetune", "--config", "config.yaml", cwd=tmp_path)
     while len(read_losses(run.folder)) < 3 and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
@@ -60,9 +60,8 @@ def test_a_run_stopped_under_one_command_and_resumed_by_the_other_is_the_run_of_
     assert stopped.count(f"stopped after step {step} of {NUM_STEPS}; the last good checkpoint is {checkpoint}") == 1
     assert len(read_losses(run.folder)) == step
 
-    process = start("tfidf_tune.cli", "full_finetune", "resume_from_checkpoint=True", cwd=tmp_path)
-    resumed, _ = process.communicate()
-    assert process.returncode == 0, resumed
+    run.cfg.resume_from_checkpoint = True
+    resumed = run_to_the_end([run], tmp_path / "processes")
     assert resumed.count(f"resuming from {checkpoint}\n") == 1
 
     alone.here()
