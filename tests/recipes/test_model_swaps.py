@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import peft
@@ -32,7 +33,7 @@ PAPER = {
     "llama2/13B_qlora_memorization": ("llama-4-kv-heads", "torchtune.models.llama2.lora_llama2"),
 }
 TEXT = [
-    "dataset.source=embedded", "dataset.target_source=embedded", "dataset.target_name=null", "dataset.num_base=50",
+    "dataset.source=embedded", "dataset.target_source=embedded", "dataset.target_name=null", "dataset.num_base=20",
     "dataset.num_targets=3", "dataset.num_repeats=4", "dataset.block_size=32", "dataset.min_target_tokens=32",
     "device=cpu", "optimizer.lr=1e-2",
 ]  # fmt: skip
@@ -40,23 +41,26 @@ TEXT = [
 
 @pytest.fixture(scope="module")
 def make_base(tmp_path_factory, text_file):
-    """A tiny random checkpoint of an architecture, with a tokenizer; 256 wide, so that it can be quantized."""
-    made = {}
+    """A tiny random checkpoint of an architecture, in several files, with a tokenizer."""
 
-    def make(name) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("base") / name
-            MODELS[name].build_hf(256).save_pretrained(made[name], max_shard_size="500KB")
-            make_tokenizer(made[name], text_file)
-        return made[name]
+    @cache
+    def make(name, dim) -> Path:
+        folder = tmp_path_factory.mktemp("base") / name
+        MODELS[name].build_hf(dim).save_pretrained(folder, max_shard_size=f"{2 * dim}KB")
+        return make_tokenizer(folder, text_file)
 
     return make
+
+
+def width(config):
+    """Only the wider model can be quantized."""
+    return 256 if "qlora" in config else 64
 
 
 def paths_and_sizes(config, base, output_dir):
     """The overrides that turn a config of the paper into a run of a tiny model on local text."""
     name, builder = PAPER[config]
-    sizes = {key: value for key, value in MODELS[name].section(256).items() if key != "_component_"}
+    sizes = {key: value for key, value in MODELS[name].section(width(config)).items() if key != "_component_"}
     return [
         f"model={builder}", *(["~model.size"] if name == "gpt_neox" else []),
         *(f"model.{key}={value}" for key, value in sizes.items()),
@@ -67,7 +71,7 @@ def paths_and_sizes(config, base, output_dir):
 @pytest.mark.parametrize("config", PAPER)
 def test_a_model_of_the_paper_is_trained_by_its_config(config, make_base, tmp_path):
     """As a process, in the config's own precision; the milestones generate in peft on the untouched base."""
-    base = make_base(PAPER[config][0])
+    base = make_base(PAPER[config][0], width(config))
 
     arguments = ["--config", config, *paths_and_sizes(config, base, tmp_path / "run")]
     ended = run_command_line("lora_finetune", arguments, cwd=tmp_path)
@@ -117,7 +121,7 @@ def test_the_other_tasks_run_on_local_files_of_the_same_columns(
     }
     arguments = [
         argument
-        for argument in paths_and_sizes(memorization, make_base(name), tmp_path / "run")
+        for argument in paths_and_sizes(memorization, make_base(name, width(config)), tmp_path / "run")
         if not argument.startswith("dataset.")
     ]
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -170,11 +174,11 @@ METHODS = ["full", "lora", "qlora", "lora-merged"]
     ),
 )
 def test_every_family_learns_and_saves_by_both_recipes(name, method, make_base, recipe_config, watched_saves):
-    base, is_lora = make_base(name), method != "full"
+    base, is_lora = make_base(name, width(method)), method != "full"
     cfg = recipe_config(lora=is_lora, epochs=2, save_at_percent=[50, 100], **{"dataset.num_base": 28})
     everywhere = {"apply_lora_to_mlp": True} | ({} if MODELS[name].tied else {"apply_lora_to_output": True})
     lora = {"lora": True, "lora_alpha": 16, "quantize_base": method == "qlora", **everywhere} if is_lora else {}
-    cfg.model = MODELS[name].section(256, **lora)
+    cfg.model = MODELS[name].section(width(method), **lora)
     cfg.checkpointer.checkpoint_dir = str(base)
     if method == "lora-merged":
         cfg.merge_adapter = True
@@ -209,11 +213,12 @@ OTHER_MODELS = {
 
 @pytest.mark.parametrize("name", OTHER_MODELS)
 def test_another_model_needs_one_override_file_and_no_code(name, make_base, tmp_path):
-    base = make_base(name)
+    dim = width(OTHER_MODELS[name]["base"])
+    base = make_base(name, dim)
     quantize = {"quantize_base": True} if "qlora" in OTHER_MODELS[name]["base"] else {}
     override = OTHER_MODELS[name] | {
         "output_dir": "run",
-        "model": MODELS[name].section(256, lora=True, **quantize),
+        "model": MODELS[name].section(dim, lora=True, **quantize),
         "checkpointer": {"checkpoint_dir": str(base)},
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(override))
