@@ -6,7 +6,7 @@ from label_batches import EPS, assert_weights_equal_reference, random_stream
 from peer_reference import reference_token_drop
 from tfidf_reference import IGNORED
 
-from tfidf_tune.weighting import TokenDropWeighting, _hiding
+from tfidf_tune.weighting import TokenDropWeighting, _dropping
 
 TEXT = torch.zeros(8, 2**12, dtype=torch.int64)
 
@@ -51,7 +51,7 @@ def test_every_batch_drops_different_tokens():
 
 def test_ranks_drop_different_tokens(monkeypatch):
     alone = is_dropped(TokenDropWeighting())
-    monkeypatch.setattr(_hiding, "has_other_ranks", lambda: True)
+    monkeypatch.setattr(_dropping, "has_other_ranks", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     assert_independent(alone, is_dropped(TokenDropWeighting()), 0.25)
     labels = TEXT[:2, :50]

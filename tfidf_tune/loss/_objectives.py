@@ -1,4 +1,4 @@
-"""The objectives that a config names: weighted cross-entropy, plain, with TF-IDF weights, or with any weighting."""
+"""Weighted cross-entropy as modules: with any weighting, with TF-IDF weights, and plain."""
 
 import os
 from typing import Literal, NamedTuple, get_args

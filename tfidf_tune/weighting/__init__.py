@@ -1,6 +1,7 @@
 """Token weights from token statistics, and from what a model predicts. Needs torch and numpy only."""
 
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
+from tfidf_tune.weighting._dropping import GoldfishWeighting, TokenDropWeighting
 from tfidf_tune.weighting._formula import (
     TermFrequency,
     distinct_terms,
@@ -8,7 +9,6 @@ from tfidf_tune.weighting._formula import (
     term_frequency,
     unit_mean,
 )
-from tfidf_tune.weighting._hiding import GoldfishWeighting, TokenDropWeighting
 from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
     GatheredLabels,

@@ -111,7 +111,7 @@ class ProductWeighting(TokenWeighting):
     .. math::
         w_i = \frac{u_i v_i}{\frac{1}{M}\sum_j u_j v_j}
 
-    with the weights u and v of the factors and M valid tokens: Goldfish times TF-IDF, for example, hides some tokens
+    with the weights u and v of the factors and M valid tokens: Goldfish times TF-IDF, for example, drops some tokens
     of every passage and weights the others. The mean is 1 over the mini-batch of a rank, whether or not the factors use
     the labels of other ranks. With a factor that does not have mean 1 itself, :class:`RepetitionWeighting`, the product
     is not scaled either: :math:`w_i = u_i v_i`. State and mode are those of the factors.

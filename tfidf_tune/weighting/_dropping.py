@@ -1,4 +1,4 @@
-"""Weightings that hide tokens from the loss: Goldfish, and random token dropping, its control."""
+"""Weightings that drop tokens from the loss: Goldfish, and random token dropping, its control."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -26,15 +26,15 @@ GOLDFISH_STRATEGIES: tuple[GoldfishStrategy, ...] = get_args(GoldfishStrategy)
 _MOST_K = 2**63 // HASH_RANGE  # a product of k and a hash is one int64
 
 
-class _HidingWeighting(TokenWeighting):
-    """Weights 0 for hidden tokens, equal weights for the others; special tokens are kept, and in evaluation all."""
+class _DroppingWeighting(TokenWeighting):
+    """Weights 0 for dropped tokens, equal weights for the others; special tokens are kept, and in evaluation all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.special_tokens = SpecialTokens()
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Set the tokens that are never hidden. They replace those set before."""
+        """Set the tokens that are never dropped. They replace those set before."""
         self.special_tokens = SpecialTokens(token_ids)
 
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -42,15 +42,15 @@ class _HidingWeighting(TokenWeighting):
         valid = batch.labels != IGNORE_INDEX
         if not self.training:
             return valid.float()
-        kept = ~self._is_hidden(batch, valid) | self.special_tokens.among(batch.labels)
+        kept = ~self._is_dropped(batch, valid) | self.special_tokens.among(batch.labels)
         return unit_mean((valid & kept).float(), valid)
 
     @abstractmethod
-    def _is_hidden(self, batch: TokenBatch, valid: Tensor) -> Tensor:
-        """Choose the tokens to hide, bool ``[b, s]``."""
+    def _is_dropped(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+        """Choose the tokens to drop, bool ``[b, s]``."""
 
 
-class GoldfishWeighting(_HidingWeighting):
+class GoldfishWeighting(_DroppingWeighting):
     r"""Goldfish weights: one token in k is left out of the loss, all others have equal weights.
 
     .. math::
@@ -89,7 +89,7 @@ class GoldfishWeighting(_HidingWeighting):
         self.h = h
         self.seed = seed
 
-    def _is_hidden(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+    def _is_dropped(self, batch: TokenBatch, valid: Tensor) -> Tensor:
         positions = positions_in_document(valid, batch.document_ids)
         if self.strategy == "static":
             return positions % self.k == self.k - 1
@@ -97,7 +97,7 @@ class GoldfishWeighting(_HidingWeighting):
         return (hashes * self.k < HASH_RANGE) & (positions >= self.h)
 
 
-class TokenDropWeighting(_HidingWeighting):
+class TokenDropWeighting(_DroppingWeighting):
     r"""Leaves tokens out of the loss at random, different ones at every repetition of a passage.
 
     .. math::
@@ -105,7 +105,7 @@ class TokenDropWeighting(_HidingWeighting):
 
     with M valid tokens, of which :math:`|G|` are kept. It is the control of :class:`GoldfishWeighting`: Hans et al.,
     "Be like a Goldfish, Don't Memorize! Mitigating Memorization in Generative LLMs" (2024), section 3, argue that a
-    model still learns a passage when every repetition hides different tokens of it.
+    model still learns a passage when every repetition drops different tokens of it.
 
     What is dropped follows from a hash of seed, rank, position and the number of mini-batches seen, which is the state:
     the same on every device, and after a resume. Special tokens, see :meth:`set_special_tokens`, are always kept. In
@@ -129,7 +129,7 @@ class TokenDropWeighting(_HidingWeighting):
         self.seed = seed
         self.register_buffer("num_batches_seen", torch.zeros(1, dtype=torch.int64))
 
-    def _is_hidden(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+    def _is_dropped(self, batch: TokenBatch, valid: Tensor) -> Tensor:
         device = batch.labels.device
         if self.num_batches_seen.device != device:
             self.num_batches_seen = self.num_batches_seen.to(device)
