@@ -4,6 +4,7 @@ A module parses its arguments before it imports torch or a library of an extra, 
 """
 
 import argparse
+import re
 import reprlib
 from collections.abc import Callable
 
@@ -31,3 +32,18 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
         return number
 
     return read
+
+
+def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> None:
+    """Replace the name of a library's command in the help and the usage errors of its parser.
+
+    Args:
+        parser (argparse.ArgumentParser): the parser, changed in place.
+        pattern (str): regular expression of the name.
+        name (str): the replacement.
+    """
+    for owner in (parser, *parser._actions):
+        for key in {"prog", "usage", "description", "epilog", "help"} & vars(owner).keys():
+            setattr(owner, key, (text := getattr(owner, key)) and re.sub(pattern, name, text))
+    plain_error = parser.error
+    parser.error = lambda message: plain_error(re.sub(pattern, name, message))  # type: ignore[method-assign, assignment, return-value]
