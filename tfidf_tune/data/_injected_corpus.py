@@ -15,20 +15,22 @@ import numpy as np
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._checks import check_fits_model
-from tfidf_tune.data._passages import Passage, make_passage, read_probe_file, write_probe_file
+from tfidf_tune.data._passages import Passage, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset
 from tfidf_tune.data._sources import load_documents, source_fingerprint
 from tfidf_tune.data._text import cut_blocks, text_blocks
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
     TokenArray,
+    check_fits_model,
     encode_texts,
     tokenizer_fingerprint,
     tokenizer_name,
 )
 
 _ALL = -1
+Places = list[list[int]]
+"""``[block, offset in the block]`` of the first token of each injection of a target."""
 
 
 class InjectedCorpusDataset(TextBlocksDataset):
@@ -175,14 +177,9 @@ def injected_corpus_dataset(
             blocks, positions = inject_concatenated(
                 base, targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
             )
-        passages = [
-            make_passage(tokenizer, "target", number, ids[:block_size], positions=places, source=target_source)
-            for number, (ids, places) in enumerate(zip(targets, positions, strict=True))
-        ]
-        passages += [
-            make_passage(tokenizer, "control", number, ids[:block_size], positions=[], source=target_source)
-            for number, (_, ids) in enumerate(chosen[num_targets:])
-        ]
+        measured = [(ids[:block_size], places, target_source) for ids, places in zip(targets, positions, strict=True)]
+        unseen = [(ids[:block_size], [], target_source) for _, ids in chosen[num_targets:]]
+        passages = make_passages(tokenizer, "target", measured) + make_passages(tokenizer, "control", unseen)
         np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)
         return {"num_blocks": len(blocks), "num_left_out": left_out}
@@ -228,13 +225,10 @@ def _check_base(found: int, wanted: int | None, unit: str, source: str) -> None:
 def choose_passages(
     tokenizer: TextTokenizer, documents: Iterable[str], *, count: int, min_tokens: int, block_size: int
 ) -> list[tuple[str, TokenArray]]:
-    """Choose the first ``count`` passages of at least ``min_tokens`` tokens, in order, or all if there are fewer.
+    """Return text and ids of the first ``count`` passages of at least ``min_tokens`` tokens, or all if there are fewer.
 
     Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
     copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
-
-    Returns:
-        list[tuple[str, TokenArray]]: texts with their token ids, int32 of shape ``[num_tokens]``.
     """
     chosen: dict[bytes, tuple[str, TokenArray]] = {}
     texts, to_encode = tee(documents)
@@ -248,18 +242,10 @@ def choose_passages(
 
 def inject_aligned(
     base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int
-) -> tuple[TokenArray, list[list[list[int]]]]:
+) -> tuple[TokenArray, list[Places]]:
     """Put target blocks at random places between base blocks, which keep their order; all offsets are 0.
 
-    Args:
-        base (TokenArray): int32 of shape ``[num_base, block_size]``.
-        targets (TokenArray): int32 of shape ``[num_targets, block_size]``.
-        num_repeats (int): injections of each target.
-        seed (int): decides the places.
-
-    Returns:
-        tuple[TokenArray, list[list[list[int]]]]: int32 of shape ``[num_blocks, block_size]``, and for each target the
-            ascending ``[block, offset]`` of its injections' first tokens.
+    Both are int32 ``[num, block_size]``. Returns the blocks, and the ascending places of each target.
     """
     num_injected = len(targets) * num_repeats
     order = np.random.default_rng(seed).permutation(len(base) + num_injected)
@@ -280,19 +266,11 @@ def inject_concatenated(
     block_size: int,
     eos_id: int,
     seed: int,
-) -> tuple[TokenArray, list[list[list[int]]]]:
+) -> tuple[TokenArray, list[Places]]:
     """Shuffle complete documents and targets, each followed by EOS, then cut into blocks; see :func:`inject_aligned`.
 
-    Targets cross block borders. An injection whose first ``block_size`` tokens are not all within the blocks, because
-    the incomplete last block is dropped, is not counted.
-
-    Args:
-        base (Sequence[TokenArray]): documents, int32 of shape ``[num_tokens]``.
-        targets (Sequence[TokenArray]): targets, int32 of shape ``[num_tokens]``.
-        num_repeats (int): injections of each target.
-        block_size (int): tokens in a block.
-        eos_id (int): follows every document and target.
-        seed (int): decides the order.
+    An injection whose first ``block_size`` tokens are not all within the blocks, because the incomplete last block is
+    dropped, is not counted.
     """
     pieces = [*base, *(target for target in targets for _ in range(num_repeats))]
     order = np.random.default_rng(seed).permutation(len(pieces))

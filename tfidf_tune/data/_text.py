@@ -11,12 +11,18 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._checks import check_fits_model
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences
 from tfidf_tune.data._sources import load_documents, source_fingerprint
-from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._tokenizer import (
+    TextTokenizer,
+    TokenArray,
+    bos_ids,
+    check_fits_model,
+    encode_texts,
+    tokenizer_fingerprint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -135,11 +141,8 @@ def without_shared_text(
         tokenizer (TextTokenizer): the tokenizer of the blocks.
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
         num_tokens (int): from 2 to ``block_size``.
-        source (str): read completely; it, its name, split and column are those of :func:`load_documents`.
-        source_name (str | None): see above.
-        source_split (str): see above.
-        source_column (str): see above.
-        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+        source (str): read completely; for it, its name, split, column and ``cache_dir`` see
+            :func:`text_blocks_dataset`.
 
     Returns:
         TokenArray: the remaining blocks, in their order.
@@ -247,13 +250,7 @@ def text_dataset(
     dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(
         logging.WARNING if dataset.num_cut else logging.INFO,
-        "%s: %d sequences of %d documents; %d documents of more than %d tokens cut into pieces; %d pieces of one token "
-        "left out",
-        source,
-        len(dataset),
-        dataset.num_documents,
-        dataset.num_cut,
-        limit,
-        dataset.num_left_out,
+        f"{source}: {len(dataset)} sequences of {dataset.num_documents} documents; {dataset.num_cut} documents of more "
+        f"than {limit} tokens cut into pieces; {dataset.num_left_out} pieces of one token left out",
     )
     return pack(dataset, tokenizer) if packed else dataset
