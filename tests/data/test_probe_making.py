@@ -259,7 +259,7 @@ def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, 
     for changes, error, message in (
         ({"sources": ("/gone.txt",)}, FileNotFoundError, r"/gone\.txt"),
         ({"sources": (str(tmp_path / "empty.txt"),)}, ValueError, r"empty\.txt' is empty"),
-        ({"column": "body"}, ValueError, r"no column 'body': name one of its columns \['text'\]"),
+        ({"column": "body"}, ValueError, r"no column 'body', only \['text'\]: name another"),
         (
             {"sources": (str(tmp_path / "lines.txt"),)},
             ValueError,

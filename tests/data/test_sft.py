@@ -324,8 +324,8 @@ def test_the_hub_is_the_default_source(tokenizer, tmp_path, monkeypatch):
 
 def test_a_source_with_wrong_columns_is_refused(tokenizer, squad, tmp_path):
     for rows, message in (
-        ([{"context": "a", "answers": {}}], r"no column \['question'\], only \['answers', 'context'\]: rename"),
-        ([squad_row() | {"context": 3}], "column 'context' of .* holds int, not str"),
+        ([{"context": "a", "answers": {}}], r"no column 'question', only \['answers', 'context'\]: name another"),
+        ([squad_row() | {"context": 3}], "column 'context' of .* holds int, not text"),
         ([squad_row() | {"answers": ["light"]}], "column 'answers' of .* holds list, not dict"),
         (
             [squad_row() | {"answers": {"text": "light"}}],

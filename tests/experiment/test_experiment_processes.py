@@ -87,25 +87,25 @@ def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp
     event(10, 0, "done", 0)
     event(10, 0, "begun", 100)
     event(12, 0, "done", 100)
-    event(12, 1, "begun", 0)  # S: 10 + 2 s; L: 100 + 2 s, then 2 s; unknown: 55 + 2 s
+    event(12, 1, "begun", 0)  # (S: 10 + 2 s; L: 100 + 2 + 2 s; unknown: 55 + 2 s) / 2 jobs
     event(12, 2, "begun", 0)
     event(52, 1, "note", 0, text="making")
-    event(52, 1, "failed", 0, reason="no luck", lines=["why"], again=False)  # L: 62 s, then 2 s; unknown: 57 s
-    event(72, 2, "done", 0)  # L: 2 s, then 2 s; unknown: (10 + 100 + 60) / 3 + 2 s
+    event(52, 1, "failed", 0, reason="no luck", lines=["why"], again=False)  # without that of S
+    event(72, 2, "done", 0)  # (L: 2 + 2 s; unknown: (10 + 100 + 60) / 3 + 2 s) / 2
     tasks = "(tfidf_memorization_prefixes)"
     assert capsys.readouterr().out.splitlines() == [
         "begun   S, CE, seed 0: training  (9 of 9 left, 0 s so far)",
         "done    S, CE, seed 0: training in 10 s  (8 of 9 left, 10 s so far)",
         f"begun   S, CE, seed 0: evaluating checkpoint_100pct {tasks}  (8 of 9 left, 10 s so far)",
         f"done    S, CE, seed 0: evaluating checkpoint_100pct {tasks} in 2 s  (7 of 9 left, 12 s so far, about "
-        "1 min 42 s to go)",
-        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 42 s to go)",
-        "begun   L, CE, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 42 s to go)",
+        "1 min 26 s to go)",
+        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 26 s to go)",
+        "begun   L, CE, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 26 s to go)",
         "        S, TF-IDF, seed 0: making",
-        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 52 s so far, about 1 min 02 s to go)",
+        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 52 s so far, about 1 min 20 s to go)",
         "    | why",
         f"    log: {runs[1].log(0)}",
-        "done    L, CE, seed 0: training in 1 min 00 s  (4 of 9 left, 1 min 12 s so far, about 1 min 01 s to go)",
+        "done    L, CE, seed 0: training in 1 min 00 s  (4 of 9 left, 1 min 12 s so far, about 31 s to go)",
     ]
     assert [failure.reason for failure in progress.failures()] == ["no luck"]
 

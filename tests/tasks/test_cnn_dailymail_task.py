@@ -205,8 +205,8 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, news_file, tmp_path
         (lambda: {"cnn_dailymail_max_source_tokens": 3}, "3 tokens are too few for the prompt 'summarize: "),
         (lambda: {"bertscore_num_layers": 0}, "bertscore_num_layers must be .* at least 1, got 0"),
         (lambda: SHORT | {"cnn_dailymail_source": "/nowhere.jsonl"}, "no such file or folder: '/nowhere.jsonl'"),
-        (lambda: file({"article": "a"}), r"has no column \['highlights'\], only \['article'\]"),
-        (lambda: file({"article": "a", "highlights": 3}), "column 'highlights' of .* holds int, not str"),
+        (lambda: file({"article": "a"}), r"has no column 'highlights', only \['article'\]"),
+        (lambda: file({"article": "a", "highlights": 3}), "column 'highlights' of .* holds int, not text"),
         (lambda: file({"article": "a", "highlights": ""}), "has no article with highlights: name another cnn_dailym"),
         (file, "is empty"),
     ):

@@ -46,4 +46,4 @@ def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> 
         for key in {"prog", "usage", "description", "epilog", "help"} & vars(owner).keys():
             setattr(owner, key, (text := getattr(owner, key)) and re.sub(pattern, name, text))
     plain_error = parser.error
-    parser.error = lambda message: plain_error(re.sub(pattern, name, message))  # type: ignore[method-assign, assignment, return-value]
+    parser.error = lambda message: plain_error(re.sub(pattern, name, message))  # type: ignore[method-assign]

@@ -103,7 +103,9 @@ def _parser(command: str) -> ArgumentParser:
     import_module(f"torchtune._cli.{command}")
     (kind,) = (each for each in Subcommand.__subclasses__() if each.__module__ == f"torchtune._cli.{command}")
     kind.create(subparsers)
-    rename_command(subparsers.choices[command], r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ")
+    rename_command(
+        subparsers.choices[command], r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune "
+    )
     return parser
 
 

@@ -178,7 +178,9 @@ def injected_corpus_dataset(
                 base, targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
             )
         measured = [(ids[:block_size], places, target_source) for ids, places in zip(targets, positions, strict=True)]
-        unseen = [(ids[:block_size], [], target_source) for _, ids in chosen[num_targets:]]
+        unseen: list[tuple[TokenArray, Places, str]] = [
+            (ids[:block_size], [], target_source) for _, ids in chosen[num_targets:]
+        ]
         passages = make_passages(tokenizer, "target", measured) + make_passages(tokenizer, "control", unseen)
         np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)

@@ -136,9 +136,7 @@ def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
     chooser = WindowChooser(tokenizer, corpus.token_ids, spec.block_size, rng)
     targets, num_duplicates, stretch_repeats = _choose_targets(corpus, chooser, spec)
     controls, num_refused = _choose_controls(tokenizer, corpus, rng, spec) if spec.num_controls else ([], 0)
-    found = [
-        (chooser.window(starts[0]), [*map(corpus.place, starts)], corpus.source(starts[0])) for starts in targets
-    ]
+    found = [(chooser.window(starts[0]), [*map(corpus.place, starts)], corpus.source(starts[0])) for starts in targets]
     unseen: list[tuple[TokenArray, list[list[int]], str]] = [
         (window, [], spec.controls_source or EMBEDDED) for window in controls
     ]

@@ -30,8 +30,8 @@ from tfidf_tune.data._tokenizer import (
 # Rows in memory; enough that the ones to be truncated, encoded together, keep a fast tokenizer's threads busy.
 _BATCH_SIZE = 1024
 
-SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
-NEWS_COLUMNS = {"article": str, "highlights": str}
+_SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
+_NEWS_COLUMNS = {"article": str, "highlights": str}
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def squad_dataset(
     _check_room("max_seq_len", max_seq_len, tokenizer, squad_prompt("", ""), num_target=2)
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
     limits = _Limits(max_seq_len, max_seq_len, max_seq_len)
-    examples = (_squad_example(row, source) for row in load_rows(source, SQUAD_COLUMNS, name=name, split=split))
+    examples = (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split))
     fingerprint = source_fingerprint(source, name, split)
     return _prompt_target_dataset(
         tokenizer, examples, limits, squad_prompt("", ""), source, fingerprint, packed, cache_dir
@@ -139,7 +139,7 @@ def cnn_dailymail_dataset(
     lengths = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
     check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
     limits = _Limits(max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
-    examples = map(_news_example, load_rows(source, NEWS_COLUMNS, name=name, split=split))
+    examples = map(_news_example, load_rows(source, _NEWS_COLUMNS, name=name, split=split))
     fingerprint = source_fingerprint(source, name, split)
     return _prompt_target_dataset(
         tokenizer, examples, limits, summarization_prompt(""), source, fingerprint, packed, cache_dir
@@ -203,7 +203,7 @@ class _Example(NamedTuple):
 
 
 def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
-    context, question, answers = (row[column] for column in SQUAD_COLUMNS)
+    context, question, answers = (row[column] for column in _SQUAD_COLUMNS)
     if not (context and question and answers):
         return None
     match answers:

@@ -135,17 +135,9 @@ def without_shared_text(
 ) -> TokenArray:
     """Leave out the blocks that have ``num_tokens`` consecutive tokens in common with a source.
 
-    The result is cached, because every evaluated model needs the same one and the source can be large.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer of the blocks.
-        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
-        num_tokens (int): from 2 to ``block_size``.
-        source (str): read completely; for it, its name, split, column and ``cache_dir`` see
-            :func:`text_blocks_dataset`.
-
-    Returns:
-        TokenArray: the remaining blocks, in their order.
+    ``blocks`` is int32 of shape ``[num_blocks, block_size]``, ``num_tokens`` from 2 to ``block_size``, and the source
+    is described as for :func:`text_blocks_dataset`. Returns the remaining blocks, in their order. The result is cached,
+    because every evaluated model needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
 
