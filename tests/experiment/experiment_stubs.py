@@ -20,6 +20,8 @@ from tfidf_tune.experiment import _job, _launcher, _run
 
 JobPaths = _job.submitit.core.utils.JobPaths  # submitit is imported after tfidf_tune.experiment
 CONTEXT = multiprocessing.get_context("fork")
+# Keys of an experiment of two cells for each seed.
+SMALL = {"objectives": {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}, "milestones": [100]}
 
 
 def install(setattr=setattr):
