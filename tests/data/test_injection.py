@@ -20,12 +20,6 @@ def concatenated(seed=0, block_size=4, targets=None):
     return base, targets, injection
 
 
-def documents_of(stream):
-    """The stream split at EOS, the last piece (cut off by the block size) included."""
-    text = " ".join(map(str, stream))
-    return [tuple(map(int, part.split())) for part in f" {text} ".replace(" 0 ", " | ").split("|")]
-
-
 def test_aligned_positions_are_all_equally_likely_and_the_base_keeps_its_order():
     """Each of 27 blocks is a target's in 15 of 27 draws: four standard errors of 400 draws allowed."""
     counts = np.zeros(27)
@@ -37,15 +31,6 @@ def test_aligned_positions_are_all_equally_likely_and_the_base_keeps_its_order()
         counts[injected] += 1
     share = 15 / 27
     np.testing.assert_allclose(counts / 400, share, rtol=0, atol=4 * np.sqrt(share * (1 - share) / 400))
-
-
-def test_concatenated_documents_and_targets_are_complete_and_end_in_eos():
-    base, targets, (blocks, _) = concatenated(block_size=1)
-    expected = [tuple(ids.tolist()) for ids in [*base, *targets * 5]]
-    *documents, rest = documents_of(blocks.flatten())
-    assert rest == ()
-    assert sorted(documents) == sorted(expected)
-    assert documents != expected
 
 
 def test_concatenated_positions_are_all_occurrences_before_the_dropped_end():

@@ -212,6 +212,7 @@ def slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM", str(folder))
     monkeypatch.setenv("STUBS", str(stubs))
     monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)
+    monkeypatch.setattr(submitit.SlurmJob.watcher, "_delay_s", 1)  # between queries of the state of jobs
     return folder
 
 
