@@ -88,6 +88,34 @@ def test_targets_are_the_first_long_passages_and_controls_the_next(build, tokeni
     assert {passage.kind for passage in build(num_controls=0).passages} == {"target"}
 
 
+def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_path):
+    """A control must not be a copy of a target, nor a target be injected twice as often as the others."""
+    lines = [
+        "short",
+        *(f"{start} sings over the {end}" for start in ("a river", "light", "it") for end in ("house", "x")),
+    ]
+    file = tmp_path / "copies.txt"
+    file.write_text("\n".join(lines))
+    sizes = {"block_size": 4, "min_target_tokens": 4, "num_base": 1, "num_targets": 2, "num_controls": 1}
+    passages = build(target_source=str(file), **sizes).passages
+    expected = [tokenizer.encode(line, add_bos=False)[:4] for line in lines[1::2]]
+    assert [passage.token_ids for passage in passages] == expected
+
+
+def test_targets_are_anywhere_and_one_that_loses_its_end_is_not_counted(build):
+    places, num_lost = set(), 0
+    for seed in range(20):
+        dataset = build(layout="concatenated", seed=seed, block_size=256, num_base=3, num_repeats=2)
+        stream = dataset.blocks.flatten()
+        for passage in dataset.passages[:3]:
+            starts = [block * 256 + offset for block, offset in passage.positions]
+            assert starts == occurrences(stream, passage.token_ids)
+            num_lost += 2 - len(starts)
+        places |= {block for passage in build(seed=seed).passages for block, _ in passage.positions}
+    assert num_lost > 0
+    assert places == set(range(24))
+
+
 def test_the_text_of_a_passage_keeps_special_tokens(build, sentencepiece_folder, tmp_path):
     tokenizer = hf_tokenizer(str(sentencepiece_folder))
     file = tmp_path / "unknown.txt"

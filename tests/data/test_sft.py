@@ -402,8 +402,3 @@ def test_the_batch_size_does_not_change_the_result(tokenizer, squad, monkeypatch
     assert list(in_batches)[:-1] == list(at_once)
     assert 3 < at_once.num_cut == in_batches.num_cut < 19
     assert in_batches.num_left_out == at_once.num_left_out == 1
-
-    words = [lambda text, number=number: f"{number}: {text}" for number in range(7)]
-    prompts, cut = encode_prompts(tokenizer, words, contexts[:7], 60)
-    assert [tokenizer.decode(prompt)[:2] for prompt in prompts] == [f"{number}:" for number in range(7)]
-    assert 0 < len(cut) < 7

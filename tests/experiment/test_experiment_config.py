@@ -300,11 +300,6 @@ def test_an_unknown_name_lists_the_shipped_experiments():
         load_experiment("table5")
 
 
-def test_slugs():
-    names = ["Pythia 1.4B (LoRA)", "TF-IDF (tf=log)", "…"]
-    assert [*map(slug, names)] == ["pythia-1.4b-lora", "tf-idf-tf-log", ""]
-
-
 def test_the_settings_of_tasks_are_the_arguments_of_their_modules():
     modules = {
         "tfidf_memorization": "memorization", "tfidf_wikitext2_ppl": "perplexity",

@@ -33,12 +33,7 @@ examples:
 
 
 def run_torchtune(command: str, arguments: list[str]) -> None:
-    """Run a command of torchtune's; only ``run`` imports torch.
-
-    Args:
-        command (str): ``run``, ``ls``, ``cp``, ``cat`` or ``download``.
-        arguments (list[str]): of the command line, after the command.
-    """
+    """Run ``tfidf-tune run``, ``ls``, ``cp``, ``cat`` or ``download``; only the first imports torch."""
     torchtune = _package_without_init()
     recipes = _register_recipes()
     if command in _USAGES and not arguments:

@@ -128,13 +128,8 @@ def injected_corpus_dataset(
         raise ValueError(f"layout must be 'aligned' or 'concatenated', got {layout!r}")
     if num_base != _ALL:
         check_at_least(1, **{f"num_base (or {_ALL} for all)": num_base})
-    check_at_least(
-        1,
-        num_targets=num_targets,
-        min_target_tokens=min_target_tokens,
-        num_repeats=num_repeats,
-        block_size=block_size,
-    )
+    check_at_least(1, num_targets=num_targets, min_target_tokens=min_target_tokens)
+    check_at_least(1, num_repeats=num_repeats, block_size=block_size)
     check_at_least(0, num_controls=num_controls, seed=seed)
     if layout == "aligned" and min_target_tokens < block_size:
         raise ValueError(
@@ -142,9 +137,11 @@ def injected_corpus_dataset(
             "target fills a block: raise min_target_tokens or use layout 'concatenated'"
         )
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    place = (source, source_name, source_split, source_column)
+    target_place = (target_source, target_name, target_split, target_column)
 
     def build(folder: Path) -> Counts:
-        texts = load_documents(target_source, name=target_name, split=target_split, column=target_column)
+        texts = load_documents(*target_place)
         needed = num_targets + num_controls
         chosen = choose_passages(tokenizer, texts, count=needed, min_tokens=min_target_tokens, block_size=block_size)
         if len(chosen) < needed:
@@ -158,7 +155,7 @@ def injected_corpus_dataset(
 
         def base_documents() -> Iterator[str]:
             nonlocal left_out
-            for text in load_documents(source, name=source_name, split=source_split, column=source_column):
+            for text in load_documents(*place):
                 if text in known:
                     left_out += 1
                 else:
@@ -188,8 +185,8 @@ def injected_corpus_dataset(
 
     settings = {
         "kind": "injected_corpus",
-        "source": source_fingerprint(source, source_name, source_split, source_column),
-        "target_source": source_fingerprint(target_source, target_name, target_split, target_column),
+        "source": source_fingerprint(*place),
+        "target_source": source_fingerprint(*target_place),
         "target_source_name": target_source,  # the passages carry it
         "num_base": num_base,
         "num_targets": num_targets,

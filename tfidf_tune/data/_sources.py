@@ -24,9 +24,7 @@ _FORMATS = {
 _PlacedRow = tuple[str, dict[str, Any]]  # where a row is, such as "'a.jsonl', row 3", and its columns
 
 
-def load_documents(
-    source: str, *, name: str | None = None, split: str = "train", column: str = "text"
-) -> Iterator[str]:
+def load_documents(source: str, name: str | None = None, split: str = "train", column: str = "text") -> Iterator[str]:
     """Stream the documents of a source without surrounding white space; empty ones are dropped.
 
     ``source`` is one of

@@ -99,10 +99,10 @@ def text_blocks_dataset(
     if num_blocks is not None:
         check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    place = (source, source_name, source_split, source_column)
 
     def build(folder: Path) -> Counts:
-        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
-        blocks = text_blocks(tokenizer, documents, block_size, num_blocks, add_eos=True)
+        blocks = text_blocks(tokenizer, load_documents(*place), block_size, num_blocks, add_eos=True)
         if len(blocks) < (num_blocks or 1):
             raise ValueError(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
@@ -116,7 +116,7 @@ def text_blocks_dataset(
         "block_size": block_size,
         "num_blocks": num_blocks,
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+        "source_fingerprint": source_fingerprint(*place),
     }
     folder, _ = cached_folder(cache_dir, settings, build)
     return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"))
@@ -140,10 +140,10 @@ def without_shared_text(
     because every evaluated model needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
+    place = (source, source_name, source_split, source_column)
 
     def build(folder: Path) -> Counts:
-        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
-        corpus = join_documents(encode_texts(tokenizer, documents))
+        corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
         windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
         shared = windows[:: block_size + 1]  # the windows that are complete blocks
         np.save(folder / "shared.npy", shared)
@@ -155,7 +155,7 @@ def without_shared_text(
         "blocks": hashlib.sha256(blocks.tobytes()).hexdigest(),
         "num_tokens": num_tokens,
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+        "source_fingerprint": source_fingerprint(*place),
     }
     folder, _ = cached_folder(cache_dir, settings, build)
     unseen: TokenArray = blocks[~np.load(folder / "shared.npy")]
@@ -209,13 +209,13 @@ def text_dataset(
         raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
+    place = (source, source_name, source_split, source_column)
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
-        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
         num_sequences = 0
-        for text in encode_texts(tokenizer, documents):
+        for text in encode_texts(tokenizer, load_documents(*place)):
             ids = np.concatenate([bos, text, eos])
             counts["num_documents"] += 1
             counts["num_cut"] += len(ids) > limit
@@ -237,7 +237,7 @@ def text_dataset(
         "max_seq_len": limit,
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+        "source_fingerprint": source_fingerprint(*place),
     }
     dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(

@@ -190,11 +190,9 @@ def _evaluation(experiment: Experiment, cfg: DictConfig, training: Settings, per
         metadata["probe_file"] = _probe_file(cfg)
     model_args = {"pretrained": str(Path(cfg.output_dir, milestone_name(percent)))}
     if training["recipe"] == "lora_finetune" and not training["merge_adapter"]:
-        checkpointer = cfg.checkpointer
-        revision = {} if checkpointer.get("revision") is None else {"revision": checkpointer.revision}
-        model_args = {
-            "pretrained": str(checkpointer.checkpoint_dir), "peft": model_args["pretrained"], **revision,
-        }  # fmt: skip
+        model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": model_args["pretrained"]}
+        if cfg.checkpointer.get("revision") is not None:
+            model_args["revision"] = cfg.checkpointer.revision
     arguments = {
         "model_args": model_args | {"dtype": dtype} | own.model_args,
         "metadata": metadata,
@@ -234,21 +232,14 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         )
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
-    dataset = settings["dataset"]
-    settings["dataset"] = (
-        [_dataset_settings(section, f"dataset[{index}]") for index, section in enumerate(dataset)]
-        if isinstance(dataset, list)
-        else _dataset_settings(dataset, "dataset")
-    )
+    sections = settings["dataset"]
+    for index, section in enumerate(sections if isinstance(sections, list) else [sections]):
+        section.pop("probe_file", None)  # it says where passages are written, not which
+        section |= _with_fingerprints(section, f"dataset[{index}]" if isinstance(sections, list) else "dataset")
     if start is not None:
         arguments = _with_fingerprints(start.arguments, "start")
         settings["start"] = {"component": start.component, "arguments": arguments, "seed": start.seed}
     return {"recipe": recipe, **settings}
-
-
-def _dataset_settings(section: dict[str, Any], where: str) -> Settings:
-    # A probe file says where passages are written, not which.
-    return _with_fingerprints({key: value for key, value in section.items() if key != "probe_file"}, where)
 
 
 def _task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:

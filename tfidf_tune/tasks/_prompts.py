@@ -26,16 +26,12 @@ class Prompt(NamedTuple):
 
 
 class ScoredText(NamedTuple):
-    """A request for the log-likelihood of ids after the first.
+    """A request for the log-likelihood of ids after the first, as fields of a task's document."""
 
-    ``context`` is given, ``continuation`` is scored, ``num_predictions`` is its number of tokens for the model, and
-    ``exact`` is whether the model predicts exactly the ids after the first, given exactly those before.
-    """
-
-    context: str
+    request: str
     continuation: str
-    num_predictions: int
-    exact: bool
+    num_predictions: int  # tokens of the continuation for the model
+    round_trip: bool  # whether the model predicts exactly the ids after the first, given exactly those before
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class TokenIdPrompts:
     def scored_text(self, ids: Sequence[int]) -> ScoredText:
         """Return the request for the log-likelihood of ids given the first."""
         continuation = " " + " ".join(map(str, ids[1:]))
-        return ScoredText(token_ids_request(ids[:1]), continuation, num_predictions=len(ids) - 1, exact=True)
+        return ScoredText(token_ids_request(ids[:1]), continuation, num_predictions=len(ids) - 1, round_trip=True)
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
         """Return the ids of a continuation."""
@@ -96,7 +92,7 @@ class TextPrompts:
             context,
             text[len(context) :],
             num_predictions=len(scored) - len(given),
-            exact=scored == list(ids) and given == list(ids[:1]),
+            round_trip=scored == list(ids) and given == list(ids[:1]),
         )
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
