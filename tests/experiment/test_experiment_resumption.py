@@ -71,18 +71,14 @@ def test_only_additions_are_done(experiment_file, stubbed, run_folder):
     assert names == {"model": "Tiny (full)", "objective": "CE", "learning_rate": 0.0005, "seed": 0}
 
 
-def test_the_start_belongs_to_the_settings_also_by_its_former_name(experiment_file, stubbed, run_folder):
-    stubbed(experiment_file(**SMALL), RANDOM_START)
+def test_the_start_belongs_to_the_settings(experiment_file, stubbed, run_folder):
+    file = experiment_file(**SMALL)
+    stubbed(file, RANDOM_START)
     manifest = json.loads((run_folder / "trained.json").read_text())
     assert manifest["settings"]["start"]["component"] == "tfidf_tune.experiment.random_model"
     assert manifest["provenance"] == describe_machine()
-    for name in ("random_llama", "trained_model"):
-        manifest["settings"]["start"]["component"] = f"tfidf_tune.experiment.{name}"
-        (run_folder / "trained.json").write_text(json.dumps(manifest))
-        if name == "random_llama":
-            assert stubbed(experiment_file(**SMALL), RANDOM_START) == ([], [])
-    with pytest.raises(ValueError, match="start.component was .*trained_model.*, is .*random_model"):
-        stubbed(experiment_file(**SMALL), RANDOM_START)
+    with pytest.raises(ValueError, match="start.component was .*random_model.*, is .*trained_model"):
+        stubbed(file, RANDOM_START.replace("random_model", "trained_model"))
 
 
 def test_several_runs_with_the_same_start_make_it_once(experiment_file, stubbed, tmp_path, capsys):

@@ -65,9 +65,9 @@ def squad_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): a hub id, or a local ``.jsonl``, ``.json`` or ``.parquet`` file or folder of such files
-            with the columns ``context``, ``question`` and ``answers``, a dictionary of the lists ``text``
-            and ``answer_start``. Default: "rajpurkar/squad"
+        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``context``,
+            ``question`` and ``answers``, a dictionary of the lists ``text`` and ``answer_start``.
+            Default: "rajpurkar/squad"
         name (str | None): configuration of a hub data set. Default: None
         split (str): split of a hub data set. Default: "train"
         max_seq_len (int): tokens in an example, including BOS and EOS. Default: 256
@@ -113,8 +113,8 @@ def cnn_dailymail_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): a hub id, or a local ``.jsonl``, ``.json`` or ``.parquet`` file or folder of such files
-            with the columns ``article`` and ``highlights``. Default: "abisee/cnn_dailymail"
+        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``article`` and
+            ``highlights``. Default: "abisee/cnn_dailymail"
         name (str | None): configuration of a hub data set. Default: "3.0.0"
         split (str): split of a hub data set. Default: "train"
         max_source_tokens (int): tokens in a prompt, including BOS. Default: 1024

@@ -204,11 +204,7 @@ class HFTokenizer:
         return text
 
     def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
-        """Tokenize messages one by one and concatenate them, EOS after every message of the assistant.
-
-        Returns:
-            tuple[list[int], list[bool]]: the ids, and for each whether its message is masked.
-        """
+        """Return the ids of messages, EOS after those of the assistant, and whether the message of each is masked."""
         from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
 
         tokens, mask = tokenize_messages_no_special_tokens(

@@ -20,8 +20,6 @@ STARTS, REPORT, JOBS = "starts", "report", "jobs"  # folders of an experiment, w
 TRAINING = 0  # the number of a run's first cell; those of evaluations are the percents of their milestones
 DONE = "done"
 _CELL, _TRAINED, _EVALUATED = "cell.json", "trained.json", "evaluated.json"
-# Components that make starts, by the names that earlier manifests have.
-_FORMER_NAMES = {"tfidf_tune.experiment.random_llama": "tfidf_tune.experiment.random_model"}
 
 Settings: TypeAlias = dict[str, Any]
 """Settings that affect a result, as JSON stores them."""
@@ -118,10 +116,7 @@ class Run:
             ]
         if not self.is_done(TRAINING):
             return []
-        settings = _read(self.folder / _TRAINED)["settings"]
-        if start := settings.get("start"):
-            start["component"] = _FORMER_NAMES.get(start["component"], start["component"])
-        if changed := differences(settings, self.settings):
+        if changed := differences(_read(self.folder / _TRAINED)["settings"], self.settings):
             return [f"{self.folder}: {'; '.join(changed)}"]
         needed = [percent for percent in self.evaluations if not self.is_done(percent)]
         gone = [milestone_name(percent) for percent in needed if not self.checkpoint(percent).is_dir()]

@@ -60,13 +60,7 @@ TASK_SETTINGS = {
 
 
 def expand(experiment: Experiment) -> list[Run]:
-    """Expand an experiment into its runs, checked as the recipes check their configs.
-
-    Args:
-        experiment (Experiment): the experiment.
-
-    Returns:
-        list[Run]: by model, seed, learning rate and objective, so that runs to be compared follow each other.
+    """Return the runs, checked as the recipes check their configs, so that those to be compared follow each other.
 
     Raises:
         ValueError: If names do not make different folders; if a task, a training config, an objective, a start, a path

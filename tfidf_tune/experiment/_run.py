@@ -60,14 +60,7 @@ def run_experiment(
 
 
 def print_cells(experiment: Experiment) -> None:
-    """Check an experiment and print the state of its cells; nothing is written.
-
-    Args:
-        experiment (Experiment): the experiment.
-
-    Raises:
-        ValueError: If the experiment is invalid.
-    """
+    """Check an experiment, see :func:`run_experiment`, and print the state of its cells; nothing is written."""
     runs = expand(experiment)
     lines = [(run.cell_title(cell), run.state(cell)) for run in runs for cell in run.cells]
     width = max(len(title) for title, _ in lines)

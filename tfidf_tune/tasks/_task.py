@@ -21,9 +21,6 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
 
     The request is sent unchanged, without the harness's system instruction or chat template, because training saw
     none. The document's ``max_new_tokens`` replaces ``max_gen_toks``.
-
-    Args:
-        config (dict[str, Any]): the task's YAML file and metadata.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
