@@ -106,7 +106,7 @@ def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
 def test_the_harness_loads_a_model_as_it_was_trained():
     def model_args(*overrides):
         runs = expand(load_experiment("table4_qa", overrides))
-        return {run.model: run.evaluations[100].arguments["model_args"] for run in runs}
+        return {run.model: run.evaluations[100]["model_args"] for run in runs}
 
     args, out = model_args(), "runs/paper_qa"
     adapter = f"{out}/gpt-j-6b-lora/tf-idf/seed42/checkpoint_100pct"
@@ -123,7 +123,7 @@ def test_the_harness_loads_a_model_as_it_was_trained():
 def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
     run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
 
-    assert run.evaluations[50].arguments["model_args"] == {"pretrained": str(run.checkpoint(50)), "dtype": "float32"}
+    assert run.evaluations[50]["model_args"] == {"pretrained": str(run.checkpoint(50)), "dtype": "float32"}
 
 
 def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
@@ -139,7 +139,7 @@ def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
     assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}, "a component is replaced"
     assert cfg.dataset.target_source == cfg.dataset.source
     assert (cfg.seed, cfg.save_at_percent, cfg.output_dir, cfg.loss) == (0, [50, 100], str(run.folder), CE)
-    assert run.evaluations[50].arguments["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
+    assert run.evaluations[50]["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
 
 
 def test_an_experiment_can_build_on_a_shipped_one(tmp_path):
@@ -327,7 +327,7 @@ def test_a_training_config_can_mix_data_sets(experiment_file, recipe_config, tmp
     assert sources[0].startswith("contents "), "a local file is identified by its contents"
     assert sources[0] == sources[1]
     assert not any("probe_file" in section for section in run.settings["dataset"])
-    assert run.evaluations[50].arguments["metadata"]["probe_file"] == str(run.folder / "probe.jsonl")
+    assert run.evaluations[50]["metadata"]["probe_file"] == str(run.folder / "probe.jsonl")
     nowhere = "overrides.dataset=[{_component_: tfidf_tune.data.text_dataset, source: ./nowhere.txt}]"
     for override, message in ((nowhere, r"CE: dataset\[0\]\.source: .*nowhere"), ("overrides.dataset.a=b", "dataset")):
         with pytest.raises(SetupError, match=message):

@@ -131,7 +131,7 @@ def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypa
 def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, tmp_path, monkeypatch):
     def evaluate(tasks, output_path, **arguments):
         assert tasks == ["tfidf_memorization_prefixes"]
-        assert arguments == run.evaluations[50].arguments
+        assert arguments == run.evaluations[50]
         (output_path / "results.json").write_text("{}")
         if fails:
             raise SystemExit("no memory\nat all")
@@ -152,7 +152,7 @@ def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, t
     part = run.results(50) / "part1"
     assert {path.name for path in part.iterdir()} == {"results.json", "evaluated.json"}
     manifest = json.loads((part / "evaluated.json").read_text())
-    assert manifest["tasks"] == run.evaluations[50].tasks
+    assert manifest["tasks"] == run.tasks
     assert manifest["seconds"] >= 0
 
 

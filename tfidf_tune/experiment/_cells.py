@@ -37,14 +37,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a milestone is evaluated."""
-
-    tasks: dict[str, Settings]  # by task, those that affect its result
-    arguments: dict[str, Any]  # of tfidf_tune.tasks.evaluate, in addition to tasks and folder
-
-
-@dataclass(frozen=True)
 class Run:
     """A training run and the evaluations of its milestones: the cells of the run."""
 
@@ -57,7 +49,8 @@ class Run:
     config: DictConfig  # for the recipe, references unresolved
     start: Start | None
     settings: Settings  # that affect the trained model
-    evaluations: dict[int, Evaluation]  # by percent, ascending
+    tasks: dict[str, Settings]  # by task, those that affect its results
+    evaluations: dict[int, dict[str, Any]]  # by percent, ascending: arguments of tfidf_tune.tasks.evaluate
 
     @property
     def title(self) -> str:
@@ -74,7 +67,7 @@ class Run:
         """Return a description of a cell; that of an evaluation names the tasks that are left."""
         if cell == TRAINING:
             return f"{self.title}: training"
-        tasks = ", ".join(self.missing_tasks(cell) or self.evaluations[cell].tasks)
+        tasks = ", ".join(self.missing_tasks(cell) or self.tasks)
         return f"{self.title}: evaluating {milestone_name(cell)} ({tasks})"
 
     def log(self, cell: int) -> Path:
@@ -112,7 +105,7 @@ class Run:
             return [
                 f"{folder}: {line}"
                 for folder, manifest in self.evaluated_parts(cell)
-                for line in self._part_changes(cell, manifest)
+                for line in self._part_changes(manifest)
             ]
         if not self.is_done(TRAINING):
             return []
@@ -123,12 +116,11 @@ class Run:
         remark = "checkpoints are only written during training"
         return [f"{self.folder}: has no {', '.join(gone)}; {remark}"] if gone else []
 
-    def _part_changes(self, percent: int, manifest: Mapping[str, Any]) -> list[str]:
-        tasks = self.evaluations[percent].tasks
+    def _part_changes(self, manifest: Mapping[str, Any]) -> list[str]:
         return [
             f"{task}: {'; '.join(changed)}"
             for task, settings in manifest["tasks"].items()
-            if task in tasks and (changed := differences(settings, tasks[task]))
+            if task in self.tasks and (changed := differences(settings, self.tasks[task]))
         ]
 
     def evaluated_parts(self, percent: int) -> list[tuple[Path, dict[str, Any]]]:
@@ -140,7 +132,7 @@ class Run:
     def missing_tasks(self, percent: int) -> list[str]:
         """Return the tasks of an evaluation that are not done."""
         done = {task for _, manifest in self.evaluated_parts(percent) for task in manifest["tasks"]}
-        return [task for task in self.evaluations[percent].tasks if task not in done]
+        return [task for task in self.tasks if task not in done]
 
     def seconds(self) -> Iterator[tuple[int, float]]:
         """Yield cells that are done with the seconds that they took."""
@@ -179,10 +171,9 @@ class Run:
         numbers = [int(folder.name.removeprefix("part")) for folder, _ in self.evaluated_parts(percent)]
         return self.results(percent) / f"part{max(numbers, default=0) + 1}"
 
-    def finish_part(self, folder: Path, percent: int, tasks: list[str], seconds: float) -> None:
+    def finish_part(self, folder: Path, tasks: list[str], seconds: float) -> None:
         """Write into a part's folder that tasks are done."""
-        settings = {task: self.evaluations[percent].tasks[task] for task in tasks}
-        _write(folder / _EVALUATED, {"tasks": settings, "seconds": seconds})
+        _write(folder / _EVALUATED, {"tasks": {task: self.tasks[task] for task in tasks}, "seconds": seconds})
 
     def discard_changed(self) -> None:
         """Remove what was made with different settings: the run, or parts of its evaluations."""
@@ -190,7 +181,7 @@ class Run:
             self.clear()
         for percent in self.evaluations:
             for folder, manifest in self.evaluated_parts(percent):
-                if self._part_changes(percent, manifest):
+                if self._part_changes(manifest):
                     (folder / _EVALUATED).unlink()
                     shutil.rmtree(folder)
 

@@ -16,7 +16,7 @@ from tfidf_tune._checks import suggestion
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.data import source_fingerprint
 from tfidf_tune.data._cache import digest
-from tfidf_tune.experiment._cells import JOBS, REPORT, STARTS, Evaluation, Run, Settings, Start
+from tfidf_tune.experiment._cells import JOBS, REPORT, STARTS, Run, Settings, Start
 from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -131,10 +131,15 @@ def _run(
                 raise SetupError(f"checkpointer.checkpoint_dir: no such folder {checkpoint}")
             cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not expand the tilde
         cfg.output_dir = str(folder)
-        evaluations = {
-            percent: _evaluation(experiment, cfg, settings, percent) for percent in sorted(experiment.milestones)
-        }
-        return Run(name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings, evaluations)
+        dtype = DTYPES[experiment.eval.dtype or settings["dtype"]]
+        return Run(
+            name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings,
+            tasks={task: _task_settings(task, experiment.eval, dtype) for task in experiment.tasks},
+            evaluations={
+                percent: _evaluation(experiment, cfg, settings, dtype, folder / milestone_name(percent))
+                for percent in sorted(experiment.milestones)
+            },
+        )  # fmt: skip
 
 
 def _training_config(
@@ -176,25 +181,25 @@ def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path,
     return Start(component, arguments, model, seed, starts.setdefault(name, folder / name))
 
 
-def _evaluation(experiment: Experiment, cfg: DictConfig, training: Settings, percent: int) -> Evaluation:
+def _evaluation(
+    experiment: Experiment, cfg: DictConfig, training: Settings, dtype: str, checkpoint: Path
+) -> dict[str, Any]:
     own = experiment.eval
-    dtype = DTYPES[own.dtype or training["dtype"]]
     metadata = dict(own.metadata)
     if any(task.startswith("tfidf_memorization") for task in experiment.tasks) and "probe_file" not in metadata:
         metadata["probe_file"] = _probe_file(cfg)
-    model_args = {"pretrained": str(Path(cfg.output_dir, milestone_name(percent)))}
+    model_args = {"pretrained": str(checkpoint)}
     if training["recipe"] == "lora_finetune" and not training["merge_adapter"]:
-        model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": model_args["pretrained"]}
+        model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": str(checkpoint)}
         if cfg.checkpointer.get("revision") is not None:
             model_args["revision"] = cfg.checkpointer.revision
-    arguments = {
+    return {
         "model_args": model_args | {"dtype": dtype} | own.model_args,
         "metadata": metadata,
         "batch_size": own.batch_size,
         "device": own.device or training["device"],
         "limit": own.limit,
     }
-    return Evaluation({task: _task_settings(task, own, dtype) for task in experiment.tasks}, arguments)
 
 
 def _probe_file(cfg: DictConfig) -> str:

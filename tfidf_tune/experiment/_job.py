@@ -234,6 +234,6 @@ def evaluate_milestones(run: Run, percents: list[int], journal: Journal) -> None
         start = time.monotonic()
         tasks = run.missing_tasks(percent)
         with atomic_folder(run.next_part(percent)) as temporary:
-            evaluate(tasks=tasks, output_path=temporary, **run.evaluations[percent].arguments)
-            run.finish_part(temporary, percent, tasks, time.monotonic() - start)
+            evaluate(tasks=tasks, output_path=temporary, **run.evaluations[percent])
+            run.finish_part(temporary, tasks, time.monotonic() - start)
         journal.write("done", cell=percent)
