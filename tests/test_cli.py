@@ -1,7 +1,9 @@
 """The command ``tfidf-tune``, in this process where torchtune's commands only print."""
 
 import re
+import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
@@ -111,12 +113,6 @@ def test_help_and_version(run_command, capsys):
         assert re.search(rf"^  {command} ", lists, re.MULTILINE)
     run_command("--version")
     assert capsys.readouterr().out == f"tfidf-tune {version('tfidf-tune')}\n"
-    for command in ("run", "ls", "cp", "cat", "validate"):
-        with pytest.raises(SystemExit, match="0"):
-            run_command(command, "--help")
-        text = capsys.readouterr().out
-        assert f"tfidf-tune {command}" in text
-        assert not re.search(r"(?<![\w-])tune (run|ls|cp|cat|validate)", text)
 
 
 def test_usage_errors_are_one_message(failure):
@@ -186,9 +182,11 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
         ["cat", "nothing"],
         ["run"],
         ["download"],
+        ["run", "--help"],
+        ["run", "full_finetune", "-h"],
     ]
     commands += [["run", "full_finetun", "--config", "x"], ["run", "full_finetune"], ["weights", "my.txt"]]
-    own = (*cli._OURS, "ls", "cp", "cat")
+    own = (*cli._OURS, "ls", "cp", "cat", "download")
     commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
     commands += [["probe", "audit", "--no-such-option"], ["experiment"], ["experiment", "/none.yaml"]]
     commands += [["validate", "nothing"], ["run", "lora_finetune", "--config", "nothing"]]
@@ -196,3 +194,37 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments
+        if arguments and arguments[0] in cli._OURS | cli._TORCHTUNES.keys():
+            text = ended.out + ended.err
+            assert f"tfidf-tune {arguments[0]}" in text or "error: " in text or arguments in (["tasks"], ["ls"]), text
+            assert not re.search(r"(?<![\w-])(tune|lm-eval) (run|ls|cp|cat|validate|--)", text), arguments
+    # `download` needs this constant of a module that imports torch.
+    assert import_module("torchtune.training.checkpointing._utils").REPO_ID_FNAME == "original_repo_id"
+
+
+IMPORTS = """
+import sys, tfidf_tune.analysis, tfidf_tune.report, tfidf_tune.results
+print(*sys.modules)
+from tfidf_tune.report._figures import lms_distribution
+lms_distribution({'CE': {'target': [1, 2], 'control': []}})
+print(*sys.modules)
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torchtune", "torchao", "torchdata", "omegaconf"}:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+import tfidf_tune.data, tfidf_tune.tasks
+from tfidf_tune.tasks import _model, cnn_dailymail, memorization, perplexity, squad
+"""
+
+
+def test_packages_import_only_what_they_need():
+    """The extra ``eval`` does not install the training stack, and reports start fast."""
+    printed = subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True).stdout
+    before, after = (set(line.split()) for line in printed.splitlines())
+    heavy = {"lm_eval", "omegaconf", "peft", "rouge_score", "scipy", "torchao", "torchtune", "transformers"}
+    assert not before & (heavy | {"matplotlib", "pandas", "tfidf_tune.training"})
+    assert "matplotlib.figure" in after
+    assert not after & (heavy | {"matplotlib.pyplot"})

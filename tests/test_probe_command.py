@@ -118,7 +118,7 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
     [
         (["--block-size", "1000000000"], ValueError, "found 0 passages of 1000000000 tokens .* the longest of [0-9]+"),
         (["--tokenizer", "./gone"], FileNotFoundError, r"no such folder: '\./gone'"),
-        (["--column", "prose"], ValueError, r"no column 'prose': name one of its columns \['body'\]"),
+        (["--column", "prose"], ValueError, r"no column 'prose', only \['body'\]"),
     ],
 )
 def test_text_and_tokenizer_that_do_not_fit_are_refused(make, arguments, error, message):

@@ -19,7 +19,7 @@ from authors_way import AuthorsWay
 from label_batches import WEIGHT_RTOL, random_stream
 from tiny_llama import make_llama, make_tokenizer
 
-from tfidf_tune.data._passages import make_passage
+from tfidf_tune.data._passages import make_passages
 from tfidf_tune.weighting import TFIDFWeighting
 
 needs_linux = pytest.mark.skipif(
@@ -61,9 +61,7 @@ def small_probe(tmp_path, text_file, monkeypatch):
 
     def make(tokenizer, spec):
         ids = numpy.random.default_rng(0).integers(1, 64, (spec.num_targets, spec.block_size), dtype=numpy.int32)
-        numbered = enumerate(ids)
-        made = [make_passage(tokenizer, "target", number, row, positions=[], source="x") for number, row in numbered]
-        return SimpleNamespace(passages=made)
+        return SimpleNamespace(passages=make_passages(tokenizer, "target", [(row, [], "x") for row in ids]))
 
     monkeypatch.setattr(probe, "make_probe", make)
     return str(make_tokenizer(make_llama(tmp_path / "model", max_position_embeddings=512), text_file))

@@ -5,7 +5,7 @@ import json
 from importlib.resources import files
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
 
@@ -76,13 +76,3 @@ def test_a_tokenizer_is_kept_and_any_other_folder_is_refused(embedded_tokenizer_
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
         train_embedded_tokenizer(tmp_path, vocab_size=300)
-
-
-def test_a_failed_save_leaves_no_folder(tmp_path, monkeypatch):
-    def full_disk(self, folder):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full_disk)
-    with pytest.raises(OSError, match="no space left"):
-        train_embedded_tokenizer(tmp_path / "tokenizer", vocab_size=300)
-    assert list(tmp_path.iterdir()) == []

@@ -12,12 +12,10 @@ from tfidf_tune.data import (
     load_documents,
     read_probe_file,
     text_blocks,
-    train_embedded_tokenizer,
     write_probe_file,
 )
 
 SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
-LAYOUTS = pytest.mark.parametrize("layout", ["aligned", "concatenated"])
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def long_lines(tokenizer, corpus_file):
     return [ids for ids in encoded if len(ids) >= 40]
 
 
-@LAYOUTS
+@pytest.mark.parametrize("layout", ["aligned", "concatenated"])
 def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_never(build, layout, tmp_path):
     dataset = build(layout=layout, block_size=16)  # no length is a multiple of 16, so concatenated targets straddle
     stream = np.array([item["tokens"] for item in dataset]).flatten()
@@ -76,9 +74,8 @@ def test_concatenated_documents_are_complete_and_cross_blocks(build, tokenizer, 
     assert build(layout="concatenated", num_base=-1).num_left_out == 6  # targets and controls
 
 
-@LAYOUTS
-def test_targets_are_the_first_long_passages_and_controls_the_next(build, layout, tokenizer, corpus_file):
-    passages = build(layout=layout, num_controls=2).passages
+def test_targets_are_the_first_long_passages_and_controls_the_next(build, tokenizer, corpus_file):
+    passages = build(num_controls=2).passages
     assert [passage.id for passage in passages] == [
         *(f"target-{number:04}" for number in range(3)),
         *(f"control-{number:04}" for number in range(2)),
@@ -88,7 +85,35 @@ def test_targets_are_the_first_long_passages_and_controls_the_next(build, layout
         assert passage.text == tokenizer.decode(passage.token_ids)
         assert passage.source == str(corpus_file)
         assert (passage.tokenizer, passage.tokenizer_fingerprint) == (tokenizer.name, tokenizer.fingerprint)
-    assert {passage.kind for passage in build(layout=layout, num_controls=0).passages} == {"target"}
+    assert {passage.kind for passage in build(num_controls=0).passages} == {"target"}
+
+
+def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_path):
+    """A control must not be a copy of a target, nor a target be injected twice as often as the others."""
+    lines = [
+        "short",
+        *(f"{start} sings over the {end}" for start in ("a river", "light", "it") for end in ("house", "x")),
+    ]
+    file = tmp_path / "copies.txt"
+    file.write_text("\n".join(lines))
+    sizes = {"block_size": 4, "min_target_tokens": 4, "num_base": 1, "num_targets": 2, "num_controls": 1}
+    passages = build(target_source=str(file), **sizes).passages
+    expected = [tokenizer.encode(line, add_bos=False)[:4] for line in lines[1::2]]
+    assert [passage.token_ids for passage in passages] == expected
+
+
+def test_targets_are_anywhere_and_one_that_loses_its_end_is_not_counted(build):
+    places, num_lost = set(), 0
+    for seed in range(20):
+        dataset = build(layout="concatenated", seed=seed, block_size=256, num_base=3, num_repeats=2)
+        stream = dataset.blocks.flatten()
+        for passage in dataset.passages[:3]:
+            starts = [block * 256 + offset for block, offset in passage.positions]
+            assert starts == occurrences(stream, passage.token_ids)
+            num_lost += 2 - len(starts)
+        places |= {block for passage in build(seed=seed).passages for block, _ in passage.positions}
+    assert num_lost > 0
+    assert places == set(range(24))
 
 
 def test_the_text_of_a_passage_keeps_special_tokens(build, sentencepiece_folder, tmp_path):
@@ -125,11 +150,6 @@ def test_torchtune_tokenizers_are_supported(build, sentencepiece_folder):
     assert passage.tokenizer == "Llama2Tokenizer"
 
 
-def test_the_embedded_corpus_is_enough_for_targets_and_base(build):
-    dataset = build(source="embedded", target_source="embedded", num_base=200, num_targets=60, min_target_tokens=256)
-    assert len(dataset) == 200 + 60 * 4
-
-
 def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tokenizer, monkeypatch):
     first = build()
     monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: pytest.fail("tokenized again"))
@@ -151,11 +171,14 @@ def test_a_changed_file_is_read_again(build, corpus_file, tmp_path, changed):
     assert not np.array_equal(build(**{changed: str(file)}).blocks, first.blocks)
 
 
-def test_a_changed_tokenizer_of_the_same_name_is_noticed(build, tmp_path):
+def test_a_changed_tokenizer_of_the_same_name_is_noticed(
+    build, embedded_tokenizer_folder, sentencepiece_folder, tmp_path
+):
     folder = tmp_path / "tokenizer"
-    for vocab_size in (300, 310):
+    for source in (embedded_tokenizer_folder, sentencepiece_folder):
         shutil.rmtree(folder, ignore_errors=True)
-        tokenizer = hf_tokenizer(str(train_embedded_tokenizer(folder, vocab_size=vocab_size)))
+        shutil.copytree(source, folder)
+        tokenizer = hf_tokenizer(str(folder))
         assert build(tokenizer=tokenizer).passages[0].tokenizer_fingerprint == tokenizer.fingerprint
 
 
@@ -176,13 +199,12 @@ def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build
     assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / ".cache" / "tfidf_tune")
 
 
-@pytest.mark.parametrize("failing", ["numpy.save", "tfidf_tune.data._injected_corpus.write_probe_file"])
-def test_a_failed_write_leaves_no_files_and_the_next_run_builds(build, tmp_path, monkeypatch, failing):
+def test_a_failed_write_leaves_no_files_and_the_next_run_builds(build, tmp_path, monkeypatch):
     def full_disk(*args, **kwargs):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(failing, full_disk)
+        patch.setattr("tfidf_tune.data._injected_corpus.write_probe_file", full_disk)
         with pytest.raises(OSError, match="no space left"):
             build()
     assert list((tmp_path / "cache").iterdir()) == []

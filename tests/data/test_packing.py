@@ -4,14 +4,13 @@ from itertools import groupby
 
 import pytest
 import torch
-from data_fakes import passage
 from hypothesis import given
 from hypothesis import strategies as st
 from label_batches import EPS
 from tfidf_reference import IGNORED, ReferenceTFIDF
-from torchtune.datasets import ConcatDataset, PackedDataset
+from torchtune.datasets import PackedDataset
 
-from tfidf_tune.data import collate_packed, is_packed, pack, text_blocks_dataset
+from tfidf_tune.data import collate_packed, pack
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import shift_labels
 
@@ -174,12 +173,3 @@ def test_rows_have_the_tokenizers_length(tokenizer, monkeypatch):
     rows = pack(Documents(DOCUMENTS), tokenizer)
     assert {len(rows[index]["tokens"]) for index in range(len(rows))} == {ROW}
     assert sum(len(tokens) for tokens, _ in DOCUMENTS) <= ROW * len(rows) < sum(LENGTHS) * 2
-
-
-def test_is_packed_recognizes_packed_data_sets(tokenizer, tmp_path):
-    (tmp_path / "text.txt").write_text(passage(0, 60))
-    blocks = text_blocks_dataset(tokenizer, source=str(tmp_path / "text.txt"), block_size=8, cache_dir=str(tmp_path))
-    rows = PackedDataset(Documents(DOCUMENTS), max_seq_len=ROW)
-
-    assert [is_packed(data) for data in (rows, ConcatDataset([rows, rows]))] == [True, True]
-    assert [is_packed(data) for data in (blocks, ConcatDataset([blocks, blocks]))] == [False, False]

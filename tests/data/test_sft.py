@@ -20,7 +20,6 @@ from tfidf_tune.data import (
     squad_dataset,
     squad_prompt,
     summarization_prompt,
-    train_embedded_tokenizer,
 )
 
 CONTEXT = "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
@@ -137,7 +136,7 @@ def questions(draw):
     return squad_row(" ".join(words), " ".join(words[first : last + 1]), question, start), draw(st.integers(30, 200))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(questions())
 def test_any_cut_keeps_the_question_and_the_answer_in_its_context(any_tokenizer, squad, example):
     row, max_seq_len = example
@@ -299,11 +298,13 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
 
 
-def test_the_cache_depends_on_the_tokenizer(tokenizer, embedded_tokenizer_folder, squad, tmp_path):
-    smaller = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / "smaller", vocab_size=300)))
+def test_the_cache_depends_on_the_tokenizer(
+    tokenizer, embedded_tokenizer_folder, sentencepiece_folder, squad, tmp_path
+):
+    another = hf_tokenizer(str(sentencepiece_folder))
     with_a_bos = hf_tokenizer(str(with_bos(embedded_tokenizer_folder, tmp_path / "bos")))
     assert with_a_bos.fingerprint == tokenizer.fingerprint
-    for each in (tokenizer, smaller, with_a_bos):
+    for each in (tokenizer, another, with_a_bos):
         [sample] = squad(each, [squad_row()])
         assert sample["tokens"] == each.encode(f"{squad_prompt(CONTEXT, QUESTION)} light")
 
@@ -324,8 +325,8 @@ def test_the_hub_is_the_default_source(tokenizer, tmp_path, monkeypatch):
 
 def test_a_source_with_wrong_columns_is_refused(tokenizer, squad, tmp_path):
     for rows, message in (
-        ([{"context": "a", "answers": {}}], r"no column \['question'\], only \['answers', 'context'\]: rename"),
-        ([squad_row() | {"context": 3}], "column 'context' of .* holds int, not str"),
+        ([{"context": "a", "answers": {}}], r"no column 'question', only \['answers', 'context'\]: name another"),
+        ([squad_row() | {"context": 3}], "column 'context' of .* holds int, not text"),
         ([squad_row() | {"answers": ["light"]}], "column 'answers' of .* holds list, not dict"),
         (
             [squad_row() | {"answers": {"text": "light"}}],
@@ -374,23 +375,12 @@ def test_prompts_of_an_evaluation_are_those_of_training(any_tokenizer, news, mon
         encode_prompts(any_tokenizer, [summarization_prompt], [ARTICLE], least - 1)
 
 
-QUESTIONS = [squad_row(answer=answer) for answer in ("light", "1984", "(s)", "the end.")]
-ARTICLES = [news_row(HIGHLIGHTS), news_row(), news_row(CONTEXT)]
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "limits"),
-    [
-        ("squad", QUESTIONS, {"max_seq_len": 160}),
-        ("news", ARTICLES, {"max_source_tokens": 100, "max_target_tokens": 50}),
-    ],
-)
-def test_packed_rows_hold_the_same_examples(tokenizer, request, monkeypatch, name, rows, limits):
-    make = request.getfixturevalue(name)
+def test_packed_rows_hold_the_same_examples(tokenizer, squad, monkeypatch):
+    rows = [squad_row(answer=answer) for answer in ("light", "1984", "(s)", "the end.")]
     monkeypatch.setattr(tokenizer, "max_seq_len", 192)
-    examples = [*make(tokenizer, rows, **limits)]
+    examples = [*squad(tokenizer, rows, max_seq_len=160)]
 
-    packed = make(tokenizer, rows, packed=True, **limits)
+    packed = squad(tokenizer, rows, packed=True, max_seq_len=160)
 
     found = []
     for row in packed:
@@ -412,8 +402,3 @@ def test_the_batch_size_does_not_change_the_result(tokenizer, squad, monkeypatch
     assert list(in_batches)[:-1] == list(at_once)
     assert 3 < at_once.num_cut == in_batches.num_cut < 19
     assert in_batches.num_left_out == at_once.num_left_out == 1
-
-    words = [lambda text, number=number: f"{number}: {text}" for number in range(7)]
-    prompts, cut = encode_prompts(tokenizer, words, contexts[:7], 60)
-    assert [tokenizer.decode(prompt)[:2] for prompt in prompts] == [f"{number}:" for number in range(7)]
-    assert 0 < len(cut) < 7

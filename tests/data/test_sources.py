@@ -85,7 +85,7 @@ def test_an_unreadable_source_is_refused_by_name(tmp_path):
         ("a.csv", b"text\none\n", "text", r"a\.csv' has an unknown format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
         ("mixed/b.jsonl", JSON_LINES, "text", r"mixes files of the formats \['json', 'text'\]"),
         ("a.jsonl", b"", "text", r"a\.jsonl' is empty"),
-        ("b.jsonl", b'{"id": 1, "body": "x"}', "text", r"no column 'text': name one of its columns \['body', 'id'\]"),
+        ("b.jsonl", b'{"id": 1, "body": "x"}', "text", r"no column 'text', only \['body', 'id'\]: name another"),
         ("c.jsonl", b'{"id": 1, "text": "x"}', "id", r"column 'id' of .* holds int, not text.*\['id', 'text'\]"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n nope', "text", corrupt),
         ("bad.jsonl.gz", JSON_LINES, "text", corrupt),

@@ -17,6 +17,9 @@ from fork_jobs import ForkExecutor
 import tfidf_tune.tasks
 from tfidf_tune.experiment import _job, _launcher, _run
 
+# Keys of an experiment of two cells for each seed.
+SMALL = {"objectives": {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}, "milestones": [100]}
+
 
 def install(setattr=setattr):
     """Replace training, evaluation, starts and the executor."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import submitit
 import torch
+from experiment_stubs import SMALL
 
 import tfidf_tune.tasks
 from tfidf_tune.experiment import _job, _run, load_experiment, run_experiment
@@ -18,7 +19,7 @@ from tfidf_tune.experiment._progress import Progress, duration
 from tfidf_tune.training import SetupError
 
 
-@pytest.mark.parametrize(("jobs", "own", "given"), [(1, None, None), (3, None, "2"), (20, None, "2"), (2, "7", "7")])
+@pytest.mark.parametrize(("jobs", "own", "given"), [(1, None, None), (20, None, "4"), (2, "7", "7")])
 def test_jobs_share_the_cpus_unless_the_user_sets_the_threads(
     experiment_file, stubbed, tmp_path, monkeypatch, jobs, own, given
 ):
@@ -28,7 +29,7 @@ def test_jobs_share_the_cpus_unless_the_user_sets_the_threads(
         monkeypatch.setenv("OMP_NUM_THREADS", own)
     monkeypatch.setenv("STUBS_SHOW", "OMP_NUM_THREADS")
 
-    assert stubbed(experiment_file(), "seeds=[0,1]", jobs=jobs)[0] == []
+    assert stubbed(experiment_file(**SMALL), "seeds=[0,1]", jobs=jobs)[0] == []
 
     for log in tmp_path.glob("out/*/*/*/train.log"):
         assert log.read_text().startswith(f"{{'OMP_NUM_THREADS': {given!r}}}\n")
@@ -58,7 +59,7 @@ def test_a_job_sees_only_its_gpus(experiment_file, stubbed, tmp_path, monkeypatc
     monkeypatch.setenv("STUBS_SHOW", "CUDA_VISIBLE_DEVICES")
     (stubbed.folder / "wait_train").write_text("2")  # each job has a run
 
-    assert stubbed(experiment_file(), jobs=2)[0] == []
+    assert stubbed(experiment_file(**SMALL), "seeds=[0,1]", jobs=2)[0] == []
 
     logs = [log.read_text().splitlines()[0] for log in tmp_path.glob("out/*/*/*/train.log")]
     assert sorted(logs) == ["{'CUDA_VISIBLE_DEVICES': '3'}", "{'CUDA_VISIBLE_DEVICES': '5'}"]
@@ -87,25 +88,25 @@ def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp
     event(10, 0, "done", 0)
     event(10, 0, "begun", 100)
     event(12, 0, "done", 100)
-    event(12, 1, "begun", 0)  # S: 10 + 2 s; L: 100 + 2 s, then 2 s; unknown: 55 + 2 s
+    event(12, 1, "begun", 0)  # (S: 10 + 2 s; L: 100 + 2 + 2 s; unknown: 55 + 2 s) / 2 jobs
     event(12, 2, "begun", 0)
     event(52, 1, "note", 0, text="making")
-    event(52, 1, "failed", 0, reason="no luck", lines=["why"], again=False)  # L: 62 s, then 2 s; unknown: 57 s
-    event(72, 2, "done", 0)  # L: 2 s, then 2 s; unknown: (10 + 100 + 60) / 3 + 2 s
+    event(52, 1, "failed", 0, reason="no luck", lines=["why"], again=False)  # without that of S
+    event(72, 2, "done", 0)  # (L: 2 + 2 s; unknown: (10 + 100 + 60) / 3 + 2 s) / 2
     tasks = "(tfidf_memorization_prefixes)"
     assert capsys.readouterr().out.splitlines() == [
         "begun   S, CE, seed 0: training  (9 of 9 left, 0 s so far)",
         "done    S, CE, seed 0: training in 10 s  (8 of 9 left, 10 s so far)",
         f"begun   S, CE, seed 0: evaluating checkpoint_100pct {tasks}  (8 of 9 left, 10 s so far)",
         f"done    S, CE, seed 0: evaluating checkpoint_100pct {tasks} in 2 s  (7 of 9 left, 12 s so far, about "
-        "1 min 42 s to go)",
-        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 42 s to go)",
-        "begun   L, CE, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 42 s to go)",
+        "1 min 26 s to go)",
+        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 26 s to go)",
+        "begun   L, CE, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 26 s to go)",
         "        S, TF-IDF, seed 0: making",
-        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 52 s so far, about 1 min 02 s to go)",
+        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 52 s so far, about 1 min 20 s to go)",
         "    | why",
         f"    log: {runs[1].log(0)}",
-        "done    L, CE, seed 0: training in 1 min 00 s  (4 of 9 left, 1 min 12 s so far, about 1 min 01 s to go)",
+        "done    L, CE, seed 0: training in 1 min 00 s  (4 of 9 left, 1 min 12 s so far, about 31 s to go)",
     ]
     assert [failure.reason for failure in progress.failures()] == ["no luck"]
 
@@ -118,7 +119,7 @@ def test_durations():
 def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypatch, capsys):
     monkeypatch.setenv("STUBS_SHOW", "TQDM_MININTERVAL")
 
-    assert stubbed(experiment_file())[0] == []
+    assert stubbed(experiment_file(**SMALL))[0] == []
 
     lines = capsys.readouterr().out.splitlines()
     shown = lines.index("{'TQDM_MININTERVAL': '30'}")
@@ -130,7 +131,7 @@ def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypa
 def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, tmp_path, monkeypatch):
     def evaluate(tasks, output_path, **arguments):
         assert tasks == ["tfidf_memorization_prefixes"]
-        assert arguments == run.evaluations[50].arguments
+        assert arguments == run.evaluations[50]
         (output_path / "results.json").write_text("{}")
         if fails:
             raise SystemExit("no memory\nat all")
@@ -151,7 +152,7 @@ def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, t
     part = run.results(50) / "part1"
     assert {path.name for path in part.iterdir()} == {"results.json", "evaluated.json"}
     manifest = json.loads((part / "evaluated.json").read_text())
-    assert manifest["tasks"] == run.evaluations[50].tasks
+    assert manifest["tasks"] == run.tasks
     assert manifest["seconds"] >= 0
 
 
@@ -186,6 +187,16 @@ FAKE_SLURM = {
 }
 
 
+# The harness's models, which take seconds to import, are not needed.
+FAKE_WORK = """
+import os, sys, types
+if 'SUBMITIT_EXECUTOR' in os.environ:
+    sys.modules["lm_eval.models.huggingface"] = types.ModuleType("lm_eval.models.huggingface")
+    import experiment_stubs
+    experiment_stubs.install()
+"""
+
+
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """Commands of Slurm that run jobs here, with fakes of training and evaluation."""
@@ -195,41 +206,48 @@ def slurm(tmp_path, monkeypatch):
     for name, script in FAKE_SLURM.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
-    (folder / "sitecustomize.py").write_text(
-        "import os\nif 'SUBMITIT_EXECUTOR' in os.environ:\n    import experiment_stubs as stubs\n    stubs.install()\n"
-    )
+    (folder / "sitecustomize.py").write_text(FAKE_WORK)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parent}:{Path(__file__).parents[1]}")
     monkeypatch.setenv("SLURM", str(folder))
     monkeypatch.setenv("STUBS", str(stubs))
     monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)
+    monkeypatch.setattr(submitit.SlurmJob.watcher, "_delay_s", 1)  # between queries of the state of jobs
     return folder
 
 
 SLURM = "launcher={name: slurm, partition: gpu, gpus_per_node: 1, timeout_min: 90, mem_gb: 40, qos: low}"
 
 
-def test_slurm_gets_a_job_for_each_run(experiment_file, slurm, tmp_path):
-    file = experiment_file()
-    (tmp_path / "stubs" / "lose_evaluate tf-idf checkpoint_100pct").touch()
+def test_slurm_gets_the_options_and_its_jobs_are_followed(experiment_file, slurm, tmp_path):
+    file = experiment_file(**SMALL)
+    (tmp_path / "stubs" / "lose_evaluate ce checkpoint_100pct").touch()
 
     (failure,) = run_experiment(load_experiment(file, [SLURM]))
 
-    assert failure.title.startswith("Tiny (full), TF-IDF, seed 0: evaluating checkpoint_100pct")
+    assert failure.title.startswith("Tiny (full), CE, seed 0: evaluating checkpoint_100pct")
     assert failure.reason.endswith("ended before its work was done, its state is FAILED")
-    scripts = [path.read_text() for path in (tmp_path / "out" / "jobs").glob("*_submission.sh")]
-    assert len(scripts) == 2
+    (script,) = (tmp_path / "out" / "jobs").glob("*_submission.sh")
     for option in ("partition=gpu", "gpus-per-node=1", "time=90", "mem=40GB", "qos=low", "job-name=tfidf-tune"):
-        assert all(f"#SBATCH --{option}\n" in script for script in scripts), scripts[0]
+        assert f"#SBATCH --{option}\n" in script.read_text(), option
     done = (tmp_path / "stubs" / "journal").read_text().splitlines()
-    assert sorted(line.split()[0] for line in done) == ["evaluate"] * 4 + ["train"] * 2
-    job = next((tmp_path / "out" / "jobs").glob("*_submission.sh")).name.split("_")[0]
+    assert [line.split()[0] for line in done] == ["train", "evaluate"]
 
+    job = script.name.split("_")[0]
     (tmp_path / "out" / "jobs" / f"{job}_0_result.pkl").unlink(missing_ok=True)
     (slurm / f"{job}.pid").write_text(str(os.getpid()))  # as if it still ran
     submitit.SlurmJob.watcher.clear()
     with pytest.raises(BlockingIOError, match=rf"jobs of an earlier command .* running: {job}\..*`scancel {job}`"):
         run_experiment(load_experiment(file, [SLURM]))
+
+
+def test_on_a_cluster_each_run_has_a_job_at_once(experiment_file, stubbed, tmp_path):
+    (stubbed.folder / "wait_train").write_text("2")
+
+    assert stubbed(experiment_file(**SMALL), "seeds=[0,1]", SLURM)[0] == []
+
+    journals = [file.read_text().splitlines()[0] for file in (tmp_path / "out" / "jobs" / "journals").glob("*.jsonl")]
+    assert len({json.loads(line)["job"] for line in journals}) == 2
 
 
 def test_a_job_that_a_cluster_starts_again_continues_its_run(experiment_file, stubbed, tmp_path, monkeypatch):

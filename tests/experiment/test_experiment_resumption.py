@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from experiment_stubs import SMALL
 
 from tfidf_tune.analysis import describe_machine
 from tfidf_tune.commands.experiment import main as experiment_command
@@ -29,6 +30,7 @@ PROGRESS = re.compile(
     r"(begun  |done   ) Tiny \(full\), (CE|TF-IDF), seed 0: (training|evaluating checkpoint_(50|100)pct "
     rf"\({TASK}\))( in \d+ s)?  \(\d of 6 left, \d+ s so far(, about \d+ s to go)?\)"
 )
+SMALL_CELLS = ["train ce/seed0", f"evaluate ce checkpoint_100pct {TASK}"]
 RANDOM_START = "models[Tiny (full)].start={_component_: tfidf_tune.experiment.random_model, seed: 3}"
 
 
@@ -55,42 +57,28 @@ def test_every_cell_is_done_once_with_its_progress_and_logs(experiment_file, stu
     assert stubbed(experiment_file()) == ([], [])
 
 
-def test_only_additions_are_done(experiment_file, stubbed, tmp_path):
-    stubbed(experiment_file())
+def test_only_additions_are_done(experiment_file, stubbed, run_folder):
+    file = experiment_file(**SMALL)
+    stubbed(file)
 
-    assert stubbed(experiment_file(), MORE_TASKS, "eval.metadata.num_blocks=3")[1] == [
-        f"evaluate {objective} checkpoint_{percent}pct tfidf_wikitext2_ppl"
-        for objective in ("ce", "tf-idf")
-        for percent in (50, 100)
-    ]
-    assert stubbed(experiment_file(), "seeds=[0,1]")[1] == [line.replace("seed0", "seed1") for line in ALL]
-    assert stubbed(experiment_file(), "milestones=[100]")[1] == []
-    for rates in ("[0.001]", "[0.0005,0.001]"):
-        failures, done = stubbed(experiment_file(), f"learning_rates={rates}", "milestones=[100]")
-        trained = [line for line in done if line.startswith("train")]
-        assert (failures, trained, len(done)) == ([], [f"train lr{rates[1:-1].split(',')[0]}/seed0"] * 2, 4)
-    run = tmp_path / "out" / "tiny-full" / "tf-idf" / "lr0.0005" / "seed0"
-    assert json.loads((run / "cell.json").read_text()) == {
-        "model": "Tiny (full)", "objective": "TF-IDF", "learning_rate": 0.0005, "seed": 0,
-    }  # fmt: skip
+    evaluation = SMALL_CELLS[1].replace(TASK, "tfidf_wikitext2_ppl")
+    assert stubbed(file, MORE_TASKS, "eval.metadata.num_blocks=3") == ([], [evaluation])
+    failures, done = stubbed(file, "seeds=[0,1]", "milestones=[50,100]", "learning_rates=[0.0005,0.001]")
+    runs = [f"train lr{rate}/seed{seed}" for seed in (0, 1) for rate in ("0.0005", "0.001")]
+    assert (failures, [line for line in done if line.startswith("train")], len(done)) == ([], runs, 12)
+    assert stubbed(file, "seeds=[0,1]", "learning_rates=[0.0005,0.001]") == ([], [])
+    names = json.loads((run_folder.parent / "lr0.0005" / "seed0" / "cell.json").read_text())
+    assert names == {"model": "Tiny (full)", "objective": "CE", "learning_rate": 0.0005, "seed": 0}
 
 
-@pytest.mark.parametrize(("name", "is_former"), [("random_llama", True), ("trained_model", False)])
-def test_the_start_belongs_to_the_settings_also_by_its_former_name(
-    experiment_file, stubbed, run_folder, name, is_former
-):
-    stubbed(experiment_file(), RANDOM_START)
+def test_the_start_belongs_to_the_settings(experiment_file, stubbed, run_folder):
+    file = experiment_file(**SMALL)
+    stubbed(file, RANDOM_START)
     manifest = json.loads((run_folder / "trained.json").read_text())
     assert manifest["settings"]["start"]["component"] == "tfidf_tune.experiment.random_model"
     assert manifest["provenance"] == describe_machine()
-    manifest["settings"]["start"]["component"] = f"tfidf_tune.experiment.{name}"
-    (run_folder / "trained.json").write_text(json.dumps(manifest))
-
-    if is_former:
-        assert stubbed(experiment_file(), RANDOM_START) == ([], [])
-    else:
-        with pytest.raises(ValueError, match="start.component was .*trained_model.*, is .*random_model"):
-            stubbed(experiment_file(), RANDOM_START)
+    with pytest.raises(ValueError, match="start.component was .*random_model.*, is .*trained_model"):
+        stubbed(file, RANDOM_START.replace("random_model", "trained_model"))
 
 
 def test_several_runs_with_the_same_start_make_it_once(experiment_file, stubbed, tmp_path, capsys):
@@ -110,38 +98,31 @@ def test_several_runs_with_the_same_start_make_it_once(experiment_file, stubbed,
     assert capsys.readouterr().out.count(f"making a start in {start} ...") == 1
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_cells_with_different_settings_are_refused_and_kept(experiment_file, stubbed, tmp_path, capsys):
+    file = experiment_file(**SMALL)
+    stubbed(file)
+    before = sorted(tmp_path.glob("out/**/*"))
+
+    objective = "{_component_: tfidf_tune.loss.CrossEntropyLoss, num_output_chunks: 4}"
+    for override, message in (
         ("overrides.dataset.num_repeats=6", "dataset.num_repeats was 5, is 6"),
-        (
-            "objectives.CE={_component_: tfidf_tune.loss.CrossEntropyLoss, num_output_chunks: 4}",
-            "loss.num_output_chunks was not set, is 4",
-        ),
+        (f"objectives.CE={objective}", "loss.num_output_chunks was not set, is 4"),
         ("eval.metadata.prefix_lengths=[9]", "metadata.prefix_lengths was [8], is [9]"),
         ("eval.limit=3", "limit was null, is 3"),
         ("eval.dtype=bf16", 'dtype was "float32", is "bfloat16"'),
-        ("milestones=[50,60,100]", "has no checkpoint_60pct; checkpoints are only written during training"),
-    ],
-)
-def test_cells_with_different_settings_are_refused_and_kept(
-    experiment_file, stubbed, tmp_path, capsys, override, message
-):
-    stubbed(experiment_file())
-    before = sorted(tmp_path.glob("out/**/*"))
-
-    with pytest.raises(ValueError, match="made with different settings") as refused:
-        stubbed(experiment_file(), override)
-
-    assert message in str(refused.value)
-    assert "--overwrite" in str(refused.value)
+        ("milestones=[60,100]", "has no checkpoint_60pct; checkpoints are only written during training"),
+    ):
+        with pytest.raises(ValueError, match="made with different settings") as refused:
+            stubbed(file, override)
+        assert message in str(refused.value)
+        assert "--overwrite" in str(refused.value)
+        print_cells(load_experiment(file, [override]))
+        printed = capsys.readouterr().out
+        assert "made with different settings\n" in printed
+        assert message in printed
     assert sorted(tmp_path.glob("out/**/*")) == before
-    print_cells(load_experiment(experiment_file(), [override]))
-    printed = capsys.readouterr().out
-    assert "made with different settings" in printed
-    assert message in printed
     # These do not affect results.
-    assert stubbed(experiment_file(), "eval.batch_size=3", "eval.device=cuda", "overrides.log_every_n_steps=7")[1] == []
+    assert stubbed(file, "eval.batch_size=3", "eval.device=cuda", "overrides.log_every_n_steps=7") == ([], [])
 
 
 def test_overwrite_repeats_only_what_changed(experiment_file, stubbed):
@@ -155,16 +136,21 @@ def test_overwrite_repeats_only_what_changed(experiment_file, stubbed):
     assert stubbed(experiment_file(), ce, "eval.limit=3") == ([], [])
 
 
-def test_a_source_is_compared_by_its_contents(experiment_file, stubbed, tmp_path):
+def test_a_moved_source_or_experiment_is_still_done(experiment_file, stubbed, tmp_path):
     source = tmp_path / "text.txt"
     source.write_text("some text\n")
-    stubbed(experiment_file(), f"overrides.dataset.source={source}")
+    file = experiment_file(**SMALL)
+    inside = "overrides.dataset.cache_dir=${output_dir}/cache"
+    stubbed(file, f"overrides.dataset.source={source}", inside)
     moved = shutil.copy(source, tmp_path / "moved.txt")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    elsewhere = [inside, f"output_dir={tmp_path / 'moved'}"]
+    elsewhere += [f"overrides.dataset.probe_file={tmp_path}/mine"]  # where passages are written does not matter
 
-    assert stubbed(experiment_file(), f"overrides.dataset.source={moved}") == ([], [])
+    assert stubbed(file, f"overrides.dataset.source={moved}", *elsewhere) == ([], [])
     source.write_text("other text\n")
     with pytest.raises(ValueError, match="dataset.source was"):
-        stubbed(experiment_file(), f"overrides.dataset.source={source}")
+        stubbed(file, f"overrides.dataset.source={source}", *elsewhere)
 
 
 def test_the_command_lists_failures_and_repeats_only_them(experiment_file, stubbed, run_folder, monkeypatch, capsys):
@@ -252,28 +238,21 @@ def test_runs_are_done_at_the_same_time_with_progress_in_complete_lines(experime
 def test_a_failure_leaves_out_only_what_needs_the_cell(experiment_file, stubbed, capsys):
     (stubbed.folder / "fail_ce").touch()
     (stubbed.folder / "fail_tf-idf checkpoint_50pct").touch()
-    failures, done = stubbed(experiment_file(), "seeds=[0,1]", jobs=3, retries=1)
+    failures, done = stubbed(experiment_file(), jobs=2, retries=1)
 
-    assert sorted(done) == sorted(
-        [f"train ce/seed{seed}" for seed in (0, 1) for _ in range(2)]
-        + [f"train tf-idf/seed{seed}" for seed in (0, 1)]
-        + [f"evaluate tf-idf checkpoint_50pct {TASK}"] * 4
-        + [f"evaluate tf-idf checkpoint_100pct {TASK}"] * 2
-    )
+    assert sorted(done) == sorted([ALL[0]] * 2 + [ALL[3]] + [ALL[4]] * 2 + [ALL[5]])
     assert [failure.title for failure in failures] == [
         "Tiny (full), CE, seed 0: training", f"Tiny (full), TF-IDF, seed 0: evaluating checkpoint_50pct ({TASK})",
-        "Tiny (full), CE, seed 1: training", f"Tiny (full), TF-IDF, seed 1: evaluating checkpoint_50pct ({TASK})",
     ]  # fmt: skip
     printed = capsys.readouterr().out
-    assert printed.count("failed  ") == 8
-    assert printed.count("; trying again\n") == 4
-    assert "(0 of 12 left, " in printed
+    assert printed.count("failed  ") == 4
+    assert printed.count("; trying again\n") == 2
+    assert "(0 of 6 left, " in printed
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_killed_job_is_a_failure_of_its_run_only(experiment_file, stubbed, jobs):
+def test_a_killed_job_is_a_failure_of_its_run_only(experiment_file, stubbed):
     (stubbed.folder / "lose_evaluate ce checkpoint_50pct").touch()
-    failures, done = stubbed(experiment_file(), jobs=jobs, retries=1)
+    failures, done = stubbed(experiment_file(), jobs=2, retries=1)
 
     assert sorted(done) == sorted([*ALL[:2], ALL[1], *ALL[3:]]), "tried twice, then the run is left out"
     (failure,) = failures
@@ -287,33 +266,32 @@ def test_an_error_of_a_job_is_a_failure_of_its_run(experiment_file, stubbed, mon
     def fill_disk(*arguments):
         raise OSError("no space left")
 
+    file = experiment_file(**SMALL)
     with monkeypatch.context() as patched:
         patched.setattr(_cells.Run, "finish_training", fill_disk)
-        failures, done = stubbed(experiment_file(), jobs=2)
+        (failure,), done = stubbed(file)
 
-    assert sorted(done) == [ALL[0], ALL[3]]
-    assert [failure.title for failure in failures] == [
-        "Tiny (full), CE, seed 0: training", "Tiny (full), TF-IDF, seed 0: training",
-    ]  # fmt: skip
+    assert done == SMALL_CELLS[:1]
+    assert failure.title == "Tiny (full), CE, seed 0: training"
     assert "| OSError: no space left" in capsys.readouterr().out
-    assert len(stubbed(experiment_file())[1]) == 6
+    assert stubbed(file) == ([], SMALL_CELLS)
 
 
-@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--retry", "-1"]], ids=lambda arguments: arguments[0])
-def test_numbers_that_are_too_small_are_refused(experiment_file, arguments, capsys):
-    with pytest.raises(SystemExit):
-        experiment_command([experiment_file(), *arguments])
-
-    assert f"argument {arguments[0]}: '{arguments[1]}' is not a whole number from " in capsys.readouterr().err
+def test_numbers_that_are_too_small_are_refused(experiment_file, capsys):
+    for option, number in (("--jobs", "0"), ("--retry", "-1")):
+        with pytest.raises(SystemExit):
+            experiment_command([experiment_file(), option, number])
+        assert f"argument {option}: '{number}' is not a whole number from " in capsys.readouterr().err
     with pytest.raises(ValueError, match="jobs is 0, it has to be at least 1"):
         run_experiment(load_experiment(experiment_file()), jobs=0)
 
 
 def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run_folder, monkeypatch):
-    stubbed(experiment_file())
-    cell = run_folder / "evaluation" / "checkpoint_50pct"
+    file = experiment_file(**SMALL)
+    stubbed(file)
+    cell = run_folder / "evaluation" / "checkpoint_100pct"
     (cell / "part1").rename(cell / ".part1.0123")
-    assert stubbed(experiment_file()) == ([], [ALL[1]])
+    assert stubbed(file) == ([], SMALL_CELLS[1:])
     assert [path.name for path in cell.iterdir()] == ["part1"]
 
     def interrupt(path):
@@ -322,26 +300,12 @@ def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run
     with monkeypatch.context() as patched:  # a run that is being emptied is unfinished from the start
         patched.setattr(_cells, "_remove", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            stubbed(experiment_file(), "overrides.batch_size=2", overwrite=True)
-    assert stubbed(experiment_file()) == ([], ALL[:3])
-
-
-def test_checkpoints_can_be_deleted_once_evaluated(experiment_file, stubbed, run_folder):
-    stubbed(experiment_file())
-    shutil.rmtree(run_folder / "checkpoint_50pct")
-
-    assert stubbed(experiment_file()) == ([], [])
-    with pytest.raises(ValueError, match="has no checkpoint_50pct; checkpoints are only written during training"):
-        stubbed(experiment_file(), MORE_TASKS)
-
-
-def test_a_moved_experiment_is_still_done(experiment_file, stubbed, tmp_path):
-    inside = "overrides.dataset.cache_dir=${output_dir}/cache"
-    stubbed(experiment_file(), inside)
-    (tmp_path / "out").rename(tmp_path / "moved")
-    probe_file = f"overrides.dataset.probe_file={tmp_path}/mine"  # where passages are written does not matter
-
-    assert stubbed(experiment_file(), inside, f"output_dir={tmp_path / 'moved'}", probe_file) == ([], [])
+            stubbed(file, "overrides.batch_size=2", overwrite=True)
+    assert stubbed(file) == ([], SMALL_CELLS)
+    shutil.rmtree(run_folder / "checkpoint_100pct")  # once evaluated, it can be deleted
+    assert stubbed(file) == ([], [])
+    with pytest.raises(ValueError, match="has no checkpoint_100pct; checkpoints are only written during training"):
+        stubbed(file, MORE_TASKS)
 
 
 def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experiment_file, stubbed, run_folder):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import transformers
 from omegaconf import OmegaConf
 
 from tfidf_tune.analysis import load_model, token_perplexity
-from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks
+from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, train_embedded_tokenizer
 from tfidf_tune.experiment import _starts, random_model, trained_model
 from tfidf_tune.training import HFCheckpointer, Run, build_model
 from tfidf_tune.training import load_model as load_weights
@@ -35,6 +36,23 @@ SECTIONS = {
 COMPLETE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
+@pytest.fixture(scope="module")
+def trained_tokenizer(tmp_path_factory):
+    return train_embedded_tokenizer(tmp_path_factory.mktemp("tokenizer") / "bpe", vocab_size=SIZES["vocab_size"])
+
+
+@pytest.fixture
+def quick_tokenizer(trained_tokenizer, monkeypatch):
+    """Copy the tokenizer, because training it takes most of the time of a start."""
+
+    def copy(folder, vocab_size):
+        assert vocab_size == SIZES["vocab_size"]
+        shutil.copytree(trained_tokenizer, folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr("tfidf_tune.data.train_embedded_tokenizer", copy)
+
+
+@pytest.mark.usefixtures("quick_tokenizer")
 @pytest.mark.parametrize("name", SECTIONS)
 def test_a_random_model_has_the_architecture_of_the_section(name, tmp_path):
     section = SECTIONS[name]
@@ -58,6 +76,7 @@ def test_a_random_model_has_the_architecture_of_the_section(name, tmp_path):
     assert hf_tokenizer(str(tmp_path)).vocab_size == section["vocab_size"]
 
 
+@pytest.mark.usefixtures("quick_tokenizer")
 def test_the_config_has_the_dropout_of_the_section(tmp_path):
     for section, key in ((LLAMA, "attention_dropout"), (NEOX, "attention_dropout"), (GPTJ, "attn_pdrop")):
         folder = tmp_path / section["_component_"]
@@ -70,6 +89,7 @@ def test_the_config_has_the_dropout_of_the_section(tmp_path):
         assert set(rates.values()) <= {0.0, 0.25}
 
 
+@pytest.mark.usefixtures("quick_tokenizer")
 def test_a_random_llama_has_the_weights_that_transformers_draws_from_the_seed(tmp_path):
     random_model(tmp_path, LLAMA, 3)
     torch.manual_seed(3)
@@ -109,6 +129,7 @@ def test_a_trained_model_fits_its_text_in_a_complete_folder(tmp_path, text_file,
     assert "Writing logs to" in capsys.readouterr().out, "what the recipe prints"
 
 
+@pytest.mark.usefixtures("quick_tokenizer")
 def test_a_recipe_that_fails_leaves_no_files(tmp_path):
     with pytest.raises(ValueError, match="dtype is 'fp64'"):
         trained_model(tmp_path, LLAMA, 0, dtype="fp64")
@@ -116,6 +137,7 @@ def test_a_recipe_that_fails_leaves_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("quick_tokenizer")
 def test_the_arguments_of_a_trained_model_reach_the_recipe(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(_starts, "_train", given.append)

@@ -54,7 +54,7 @@ def approx(score):
     return pytest.approx(score, rel=1e-6, abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(texts, texts)
 def test_scores_are_those_of_the_official_script(prediction, answer):
     em, official_f1 = official([prediction], [[answer]])
@@ -203,7 +203,7 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, squad_file, tmp_pat
         (lambda: {"squad_max_seq_len": 257}, "sequences of 257 tokens exceed the model's 256 positions: lower squad_m"),
         (lambda: {"squad_max_seq_len": 40}, "8 tokens are too few for the prompt 'Context: .nQuestion: In what countr"),
         (lambda: {"squad_source": "/nowhere.jsonl"}, "no such file or folder: '/nowhere.jsonl'"),
-        (lambda: file({"question": "a?"}), r"has no column \['answers', 'context'\], only \['question'\]"),
+        (lambda: file({"question": "a?"}), r"has no column 'context', only \['question'\]"),
         (lambda: file(SQUAD_ROWS[0] | {"answers": ["France"]}), "column 'answers' of .* holds list, not dict"),
         (lambda: file(SQUAD_ROWS[0] | {"answers": {"text": "France"}}), r"holds \{'text': 'France'\}: name a source w"),
         (lambda: file(SQUAD_ROWS[0] | {"answers": {"text": [1]}}), r"holds \{'text': \[1\]\}: name a source where"),
@@ -214,9 +214,8 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, squad_file, tmp_pat
             documents(**{"pretrained": str(llama), "squad_source": squad_file} | changes())
 
 
-@pytest.mark.parametrize("tokenizer", ["pythia", "llama"])
-def test_text_prompts_give_the_same_ids_whoever_adds_bos(tokenizer, tokenizers, squad_file, tmp_path):
-    folder = tokenizers[tokenizer]
+def test_text_prompts_give_the_same_ids_whoever_adds_bos(tokenizers, squad_file, tmp_path):
+    folder = tokenizers["llama"]
     size = hf_tokenizer(str(folder)).vocab_size
     model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
     settings = {"squad_source": squad_file, "squad_max_new_tokens": 3, "batch_size": 1}

@@ -122,21 +122,6 @@ def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
         TokenExactHFLM(str(llama), peft=str(padded / "no_op"), delta=str(llama), device="cpu")
 
 
-def test_the_models_generation_config_is_not_used(ours, id_prompts, llama, tmp_path):
-    model = load_model(llama)
-    model.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2)
-    model.save_pretrained(tmp_path)
-    penalized = TokenExactHFLM(str(tmp_path), tokenizer=str(llama), device="cpu", dtype="float32")
-    requests = continuations(map(token_ids_request, id_prompts))
-    assert penalized.generate_until(requests, True) == ours.generate_until(requests, True)
-
-
-def test_log_probabilities_are_float32_whatever_the_models_precision(llama):
-    assert TokenExactHFLM(str(llama), device="cpu", dtype="bfloat16").softmax_dtype == torch.float32
-    half = TokenExactHFLM(str(llama), device="cpu", dtype="bfloat16", softmax_dtype="bfloat16")
-    assert half.softmax_dtype == torch.bfloat16
-
-
 # PEFT warns about an adapter that holds the head or the embedding.
 peft_talks = pytest.mark.filterwarnings("ignore:Setting `save_embedding", "ignore:Model has `tie_word_embeddings=True`")
 
@@ -183,8 +168,7 @@ def test_an_adapter_with_tokens_of_its_own_gets_rows_for_them(llama, tokenizers,
     assert response == " ".join(map(str, greedy_continuations(adapter.eval(), [ids], 12, eos_id=0)[0]))
 
 
-@pytest.mark.parametrize("options", [{"system_instruction": "You are kind."}, {"apply_chat_template": True}])
-def test_neither_chat_template_nor_system_instruction_changes_a_prompt(options, llama, probe_file, tmp_path):
+def test_neither_chat_template_nor_system_instruction_changes_a_prompt(llama, probe_file, tmp_path):
     register_model()
     chatty = tmp_path / "model"
     shutil.copytree(llama, chatty)
@@ -200,7 +184,8 @@ def test_neither_chat_template_nor_system_instruction_changes_a_prompt(options, 
             device="cpu",
             task_manager=TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata),
             metadata=metadata,
-            **options,
+            system_instruction="You are kind.",
+            apply_chat_template=True,
         )
     expected = [passage.token_ids[:32] for passage in read_probe_file(probe_file)]
     assert sorted(prompts_seen(calls)) == sorted(expected)

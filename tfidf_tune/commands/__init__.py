@@ -4,6 +4,7 @@ A module parses its arguments before it imports torch or a library of an extra, 
 """
 
 import argparse
+import re
 import reprlib
 from collections.abc import Callable
 
@@ -11,15 +12,7 @@ _LARGEST = 2**31 - 1
 
 
 def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str], int]:
-    """Return the ``type`` of an argparse option that is a whole number in a range.
-
-    Args:
-        least (int): the smallest allowed number. Default: about -2 billion.
-        most (int): the largest allowed number. Default: about 2 billion.
-
-    Returns:
-        Callable[[str], int]: converts a text; anything else is an error that names the range.
-    """
+    """Return the ``type`` of an argparse option that is a whole number in a range, which its error names."""
 
     def read(text: str) -> int:
         try:
@@ -31,3 +24,12 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
         return number
 
     return read
+
+
+def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> None:
+    """Replace the name of a library's command, a regular expression, in help and usage errors of its parser."""
+    for owner in (parser, *parser._actions):
+        for key in {"prog", "usage", "description", "epilog", "help"} & vars(owner).keys():
+            setattr(owner, key, (text := getattr(owner, key)) and re.sub(pattern, name, text))
+    plain_error = parser.error
+    parser.error = lambda message: plain_error(re.sub(pattern, name, message))  # type: ignore[method-assign]

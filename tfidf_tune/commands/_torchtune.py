@@ -1,7 +1,6 @@
 """torchtune's own commands, with our recipes and configs registered."""
 
 import os
-import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -15,42 +14,47 @@ from typing import Any, NoReturn
 from tfidf_tune._checks import SetupError, closest
 from tfidf_tune._shipped import config_path
 from tfidf_tune._signals import ENDING, is_ignored_hangup
+from tfidf_tune.commands import rename_command
 
 _RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
-_WITHOUT_TORCH = ("ls", "cp", "cat")
 _USAGES = {
     "run": "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]",
     "download": "tfidf-tune download <repo-id> [OPTIONS]",
 }
+_UTILS = "torchtune.training.checkpointing._utils"
+_RUN_HELP = f"""usage: {_USAGES["run"]}
+
+Run a recipe, given by its name or file; `tfidf-tune ls` lists recipes and configs. RECIPE-OPTIONS are key=value, which
+override keys of the config; `torchrun --help` lists TORCHRUN-OPTIONS. With --config, --help shows that of the recipe.
+
+examples:
+  tfidf-tune run full_finetune --config demo/llama_3M_full_memorization epochs=2
+  tfidf-tune run --nproc_per_node 4 lora_finetune --config tinyllama/1.1B_lora_memorization"""
 
 
 def run_torchtune(command: str, arguments: list[str]) -> None:
-    """Run a command of torchtune's.
-
-    Args:
-        command (str): ``run``, ``ls``, ``cp``, ``cat`` or ``download``.
-        arguments (list[str]): of the command line, after the command.
-    """
+    """Run ``tfidf-tune run``, ``ls``, ``cp``, ``cat`` or ``download``; only the first imports torch."""
     torchtune = _package_without_init()
     recipes = _register_recipes()
-    if command == "cat" and arguments and not arguments[0].startswith("-"):
-        _check_config(arguments[0])
     if command in _USAGES and not arguments:
         _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
-    if command == "run" and "--config" not in arguments and not {"-h", "--help"}.isdisjoint(arguments):
-        arguments = ["--help"]  # with a config, the recipe shows its own
-    if command == "run" and not arguments[0].startswith("-"):
-        arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
-    if command not in _WITHOUT_TORCH and not hasattr(torchtune, "__version__"):
-        torchtune.__spec__.loader.exec_module(torchtune)  # type: ignore[union-attr]
-    parser = _parser(command)
-    sys.argv = ["tfidf-tune", command, *arguments]  # torchtune counts them to see whether there are torchrun options
-    options = parser.parse_args(sys.argv[1:])
-    if command == "run":
-        options.recipe = _checked_recipe(options.recipe, options.recipe_args, recipes)
-        _run(options)
-    else:
+    if command == "cat" and arguments and not arguments[0].startswith("-"):
+        _check_config(arguments[0])
+    if command != "run":
+        options = _parser(command).parse_args([command, *arguments])
         options.func(options)
+        return
+    if "--config" not in arguments and not {"-h", "--help"}.isdisjoint(arguments):
+        print(_RUN_HELP)
+        return
+    if not arguments[0].startswith("-"):
+        arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
+    if not hasattr(torchtune, "__version__"):
+        torchtune.__spec__.loader.exec_module(torchtune)  # type: ignore[union-attr]
+    sys.argv = ["tfidf-tune", "run", *arguments]  # torchtune counts them to see whether there are torchrun options
+    options = _parser("run").parse_args(sys.argv[1:])
+    options.recipe = _checked_recipe(options.recipe, options.recipe_args, recipes)
+    _run(options)
 
 
 def _package_without_init() -> ModuleType:
@@ -86,23 +90,18 @@ def _parser(command: str) -> ArgumentParser:
     """Build torchtune's parser of one command; its help and errors say ``tfidf-tune``."""
     from torchtune._cli.subcommand import Subcommand
 
+    if command == "download" and _UTILS not in sys.modules:  # of which it needs one constant; the module imports torch
+        sys.modules[_UTILS] = ModuleType(_UTILS)
+        sys.modules[_UTILS].REPO_ID_FNAME = "original_repo_id"  # type: ignore[attr-defined]
     parser = ArgumentParser(prog="tfidf-tune", usage="tfidf-tune COMMAND ...")
     subparsers = parser.add_subparsers()
     import_module(f"torchtune._cli.{command}")
     (kind,) = (each for each in Subcommand.__subclasses__() if each.__module__ == f"torchtune._cli.{command}")
     kind.create(subparsers)
-    own = subparsers.choices[command]
-    for name in ("prog", "usage", "description", "epilog"):
-        setattr(own, name, _renamed(getattr(own, name)))
-    for action in own._actions:
-        action.help = _renamed(action.help)
-    own.error = lambda message: type(own).error(own, str(_renamed(message)))  # type: ignore[method-assign]
+    rename_command(
+        subparsers.choices[command], r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune "
+    )
     return parser
-
-
-def _renamed(text: str | None) -> str | None:
-    """Replace torchtune's ``tune`` by ``tfidf-tune``."""
-    return text and re.sub(r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ", text)
 
 
 def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str]) -> str:

@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+from tfidf_tune.commands import rename_command
+
 
 def main(arguments: list[str]) -> None:
     """Run lm-evaluation-harness with our tasks included and, unless a model is named, our model.
@@ -14,6 +16,8 @@ def main(arguments: list[str]) -> None:
 
     sys.argv = ["tfidf-tune eval", *arguments]
     harness = HarnessCLI()
+    for parser in (harness._parser, *harness._subparsers.choices.values()):
+        rename_command(parser, r"lm-eval(?![\w-])", "tfidf-tune eval")
     options = harness.parse_args()
     if options.command is not None:
         _include_ours(options)

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    """Run an experiment, or list those that come with the package.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune experiment``.
-    """
+    """Run an experiment, or list those of the package; ``arguments`` are those after ``tfidf-tune experiment``."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune experiment",
         description="Train models under objectives and seeds, evaluate their checkpoints, and compare them. Nothing is "
@@ -52,14 +48,7 @@ def main(arguments: list[str]) -> None:
 
 
 def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, jobs: int | None = None) -> None:
-    """Run an experiment as a command: failures are listed at the end, with exit code 1.
-
-    Args:
-        experiment (Experiment): the experiment.
-        overwrite (bool): see :func:`tfidf_tune.experiment.run_experiment`.
-        retries (int): see there.
-        jobs (int): see there.
-    """
+    """Call :func:`tfidf_tune.experiment.run_experiment` as a command, with exit code 1 if cells failed."""
     from tfidf_tune.experiment import run_experiment
 
     def end(number: int, _: object) -> None:

@@ -8,11 +8,7 @@ from tfidf_tune._shipped import config_path
 
 
 def main(arguments: list[str]) -> None:
-    """Check a config, base included: as our recipes do if it is for one of them, else as torchtune does.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune validate``.
-    """
+    """Check a config, base included: as our recipes do if it is for one of them, else as torchtune does."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune validate",
         usage="tfidf-tune validate <config>",

@@ -14,32 +14,17 @@ _FORMAT_VERSION = 2
 
 
 def digest(value: Any) -> str:
-    """Hash plain data.
-
-    Args:
-        value (Any): anything that ``json.dumps`` accepts; the order of a dictionary's keys does not matter.
-
-    Returns:
-        str: the first 16 hexadecimal digits of a SHA-256.
-    """
+    """Return the first 16 hexadecimal digits of the SHA-256 of JSON data; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def cached_folder(
     cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], dict[str, int]]
 ) -> tuple[Path, dict[str, int]]:
-    """Return the cache folder for ``settings``; build it first if it does not exist.
+    """Return the cache folder for ``settings``, everything its contents depend on, and the counts of ``build``.
 
-    Processes that ask at the same time each build a folder, and the first complete one is kept.
-
-    Args:
-        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``.
-        settings (dict[str, Any]): everything the contents depend on; their hash is the folder's name.
-        build (Callable[[Path], dict[str, int]]): fills an empty folder and returns counts, which are stored with the
-            settings in ``settings.json``.
-
-    Returns:
-        tuple[Path, dict[str, int]]: the complete folder, and the counts.
+    If it does not exist, ``build`` fills an empty folder and returns counts, which are stored with the settings in
+    ``settings.json``. Processes that ask at the same time each build a folder, and the first complete one is kept.
     """
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
     folder = root / digest(settings | {"format_version": _FORMAT_VERSION})

@@ -33,19 +33,14 @@ def join_documents(documents: Iterable[TokenArray]) -> TokenArray:
 
 
 def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
-    """Give a number to every window of tokens that occurs more than once.
+    """Give a number to every window of ``length`` >= 2 tokens that occurs more than once.
 
     Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal if their halves have equal
     names, so the names of single tokens are paired ``log2(length)`` times. A window with a unique half drops out, which
     leaves few windows of text after the third round. O(n log n · log length) time in the worst case, O(n) memory.
 
-    Args:
-        corpus (TokenArray): see :func:`join_documents`.
-        length (int): tokens in a window, at least 2.
-
-    Returns:
-        Positions: int64 of the shape of ``corpus``: the name of the window that starts there, 1 or more and equal for
-            equal windows; 0 if it occurs once or would cross the end of its document.
+    Returns int64 of the shape of ``corpus``: the name of the window that starts there, 1 or more and equal for equal
+    windows; 0 if it occurs once or would cross the end of its document.
     """
     names = np.zeros(len(corpus) + length, dtype=np.int64)
     names[: len(corpus)] = corpus - SEPARATOR
@@ -80,15 +75,8 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
 
     Two windows belong to one stretch if each occurrence of the first is followed, one token later, by one of the
     second, and the second has no others: so each stretch is as long as it can be without losing an occurrence.
-    Occurrences are counted from the left without overlap: their first windows share no token.
-
-    Args:
-        names (Positions): see :func:`name_repeated_windows`.
-        length (int): tokens in a window, as given there.
-        min_repeats (int): the least number of occurrences. Default: 2
-
-    Returns:
-        list[DuplicatedStretch]: in the order of their first occurrence.
+    Occurrences are counted from the left without overlap: their first windows share no token. ``names`` and ``length``
+    are those of :func:`name_repeated_windows`; the stretches are in the order of their first occurrence.
     """
     places = np.flatnonzero(names)
     if not len(places):
@@ -123,16 +111,9 @@ def without_overlaps(starts: Positions, length: int) -> Positions:
 
 
 def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: int, num_shared: int) -> Mask:
-    """Find the windows of one text that have a stretch of tokens in common with another text.
+    """Find the windows of one text that have ``num_shared`` (2 to ``length``) consecutive tokens of another text.
 
-    Args:
-        unseen (TokenArray): see :func:`join_documents`.
-        corpus (TokenArray): see :func:`join_documents`.
-        length (int): tokens in a window.
-        num_shared (int): consecutive tokens in common, from 2 to ``length``.
-
-    Returns:
-        Mask: bool of shape ``[len(unseen) + 1 - length]``, empty if ``unseen`` is shorter.
+    Returns bool ``[len(unseen) + 1 - length]``, empty if ``unseen`` is shorter.
     """
     names = name_repeated_windows(np.concatenate([corpus, unseen]), num_shared)
     in_corpus = np.zeros(names.max(initial=0) + 1, dtype=np.bool_)

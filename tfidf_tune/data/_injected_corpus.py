@@ -15,20 +15,22 @@ import numpy as np
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._checks import check_fits_model
-from tfidf_tune.data._passages import Passage, make_passage, read_probe_file, write_probe_file
+from tfidf_tune.data._passages import Passage, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset
 from tfidf_tune.data._sources import load_documents, source_fingerprint
 from tfidf_tune.data._text import cut_blocks, text_blocks
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
     TokenArray,
+    check_fits_model,
     encode_texts,
     tokenizer_fingerprint,
     tokenizer_name,
 )
 
 _ALL = -1
+Places = list[list[int]]
+"""``[block, offset in the block]`` of the first token of each injection of a target."""
 
 
 class InjectedCorpusDataset(TextBlocksDataset):
@@ -126,13 +128,8 @@ def injected_corpus_dataset(
         raise ValueError(f"layout must be 'aligned' or 'concatenated', got {layout!r}")
     if num_base != _ALL:
         check_at_least(1, **{f"num_base (or {_ALL} for all)": num_base})
-    check_at_least(
-        1,
-        num_targets=num_targets,
-        min_target_tokens=min_target_tokens,
-        num_repeats=num_repeats,
-        block_size=block_size,
-    )
+    check_at_least(1, num_targets=num_targets, min_target_tokens=min_target_tokens)
+    check_at_least(1, num_repeats=num_repeats, block_size=block_size)
     check_at_least(0, num_controls=num_controls, seed=seed)
     if layout == "aligned" and min_target_tokens < block_size:
         raise ValueError(
@@ -140,9 +137,11 @@ def injected_corpus_dataset(
             "target fills a block: raise min_target_tokens or use layout 'concatenated'"
         )
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    place = (source, source_name, source_split, source_column)
+    target_place = (target_source, target_name, target_split, target_column)
 
     def build(folder: Path) -> Counts:
-        texts = load_documents(target_source, name=target_name, split=target_split, column=target_column)
+        texts = load_documents(*target_place)
         needed = num_targets + num_controls
         chosen = choose_passages(tokenizer, texts, count=needed, min_tokens=min_target_tokens, block_size=block_size)
         if len(chosen) < needed:
@@ -156,7 +155,7 @@ def injected_corpus_dataset(
 
         def base_documents() -> Iterator[str]:
             nonlocal left_out
-            for text in load_documents(source, name=source_name, split=source_split, column=source_column):
+            for text in load_documents(*place):
                 if text in known:
                     left_out += 1
                 else:
@@ -175,22 +174,19 @@ def injected_corpus_dataset(
             blocks, positions = inject_concatenated(
                 base, targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
             )
-        passages = [
-            make_passage(tokenizer, "target", number, ids[:block_size], positions=places, source=target_source)
-            for number, (ids, places) in enumerate(zip(targets, positions, strict=True))
+        measured = [(ids[:block_size], places, target_source) for ids, places in zip(targets, positions, strict=True)]
+        unseen: list[tuple[TokenArray, Places, str]] = [
+            (ids[:block_size], [], target_source) for _, ids in chosen[num_targets:]
         ]
-        passages += [
-            make_passage(tokenizer, "control", number, ids[:block_size], positions=[], source=target_source)
-            for number, (_, ids) in enumerate(chosen[num_targets:])
-        ]
+        passages = make_passages(tokenizer, "target", measured) + make_passages(tokenizer, "control", unseen)
         np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)
         return {"num_blocks": len(blocks), "num_left_out": left_out}
 
     settings = {
         "kind": "injected_corpus",
-        "source": source_fingerprint(source, source_name, source_split, source_column),
-        "target_source": source_fingerprint(target_source, target_name, target_split, target_column),
+        "source": source_fingerprint(*place),
+        "target_source": source_fingerprint(*target_place),
         "target_source_name": target_source,  # the passages carry it
         "num_base": num_base,
         "num_targets": num_targets,
@@ -228,13 +224,10 @@ def _check_base(found: int, wanted: int | None, unit: str, source: str) -> None:
 def choose_passages(
     tokenizer: TextTokenizer, documents: Iterable[str], *, count: int, min_tokens: int, block_size: int
 ) -> list[tuple[str, TokenArray]]:
-    """Choose the first ``count`` passages of at least ``min_tokens`` tokens, in order, or all if there are fewer.
+    """Return text and ids of the first ``count`` passages of at least ``min_tokens`` tokens, or all if there are fewer.
 
     Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
     copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
-
-    Returns:
-        list[tuple[str, TokenArray]]: texts with their token ids, int32 of shape ``[num_tokens]``.
     """
     chosen: dict[bytes, tuple[str, TokenArray]] = {}
     texts, to_encode = tee(documents)
@@ -248,18 +241,10 @@ def choose_passages(
 
 def inject_aligned(
     base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int
-) -> tuple[TokenArray, list[list[list[int]]]]:
+) -> tuple[TokenArray, list[Places]]:
     """Put target blocks at random places between base blocks, which keep their order; all offsets are 0.
 
-    Args:
-        base (TokenArray): int32 of shape ``[num_base, block_size]``.
-        targets (TokenArray): int32 of shape ``[num_targets, block_size]``.
-        num_repeats (int): injections of each target.
-        seed (int): decides the places.
-
-    Returns:
-        tuple[TokenArray, list[list[list[int]]]]: int32 of shape ``[num_blocks, block_size]``, and for each target the
-            ascending ``[block, offset]`` of its injections' first tokens.
+    Both are int32 ``[num, block_size]``. Returns the blocks, and the ascending places of each target.
     """
     num_injected = len(targets) * num_repeats
     order = np.random.default_rng(seed).permutation(len(base) + num_injected)
@@ -280,19 +265,11 @@ def inject_concatenated(
     block_size: int,
     eos_id: int,
     seed: int,
-) -> tuple[TokenArray, list[list[list[int]]]]:
+) -> tuple[TokenArray, list[Places]]:
     """Shuffle complete documents and targets, each followed by EOS, then cut into blocks; see :func:`inject_aligned`.
 
-    Targets cross block borders. An injection whose first ``block_size`` tokens are not all within the blocks, because
-    the incomplete last block is dropped, is not counted.
-
-    Args:
-        base (Sequence[TokenArray]): documents, int32 of shape ``[num_tokens]``.
-        targets (Sequence[TokenArray]): targets, int32 of shape ``[num_tokens]``.
-        num_repeats (int): injections of each target.
-        block_size (int): tokens in a block.
-        eos_id (int): follows every document and target.
-        seed (int): decides the order.
+    An injection whose first ``block_size`` tokens are not all within the blocks, because the incomplete last block is
+    dropped, is not counted.
     """
     pieces = [*base, *(target for target in targets for _ in range(num_repeats))]
     order = np.random.default_rng(seed).permutation(len(pieces))

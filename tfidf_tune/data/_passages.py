@@ -2,9 +2,8 @@
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +40,27 @@ class Passage:
     """By this an evaluation checks that it uses the same tokenizer."""
 
 
-def make_passage(
-    tokenizer: TextTokenizer, kind: str, number: int, ids: TokenArray, *, positions: list[list[int]], source: str
-) -> Passage:
-    """Make the ``number``-th passage of a kind, "target" or "control", from int32 ids of shape ``[num_tokens]``."""
-    token_ids: list[int] = ids.tolist()
-    if isinstance(tokenizer, HFTokenizer):
-        # A corpus can spell out special tokens: WikiText is full of "<unk>".
-        text = tokenizer.decode(token_ids, skip_special_tokens=False)
-    else:
-        text = tokenizer.decode(token_ids)
-    return Passage(
-        id=f"{kind}-{number:04d}",
-        kind=kind,
-        text=text,
-        token_ids=token_ids,
-        num_injections=len(positions),
-        positions=positions,
-        source=source,
-        tokenizer=tokenizer_name(tokenizer),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-    )
+def make_passages(
+    tokenizer: TextTokenizer, kind: str, windows: Iterable[tuple[TokenArray, list[list[int]], str]]
+) -> list[Passage]:
+    """Make the passages of a kind, "target" or "control", of int32 ids ``[num_tokens]``, positions and sources."""
+    # A corpus can spell out special tokens: WikiText is full of "<unk>".
+    options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
+    name, fingerprint = tokenizer_name(tokenizer), tokenizer_fingerprint(tokenizer)
+    return [
+        Passage(
+            id=f"{kind}-{number:04d}",
+            kind=kind,
+            text=tokenizer.decode(ids.tolist(), **options),
+            token_ids=ids.tolist(),
+            num_injections=len(positions),
+            positions=positions,
+            source=source,
+            tokenizer=name,
+            tokenizer_fingerprint=fingerprint,
+        )
+        for number, (ids, positions, source) in enumerate(windows)
+    ]
 
 
 def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
@@ -134,19 +133,10 @@ def _parse(line: bytes, where: str) -> Passage:
     if not isinstance(values, dict) or set(values) != set(expected):
         found = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
-    for key, (is_valid, must_be) in _RULES.items():
-        if not is_valid(values[key]):
-            raise ValueError(f"{where}: {key} must be {must_be}, got {reprlib.repr(values[key])}")
     passage = Passage(**values)
-    if not _are_whole_numbers(passage.token_ids, _LARGEST_ID):
-        index, wrong = next(
-            pair for pair in enumerate(passage.token_ids) if not _are_whole_numbers([pair[1]], _LARGEST_ID)
-        )
-        raise ValueError(
-            f"{where}: token_ids[{index}] must be a whole number from 0 to {_LARGEST_ID}, got {reprlib.repr(wrong)}"
-        )
-    if passage.kind == "control" and passage.num_injections:
-        raise ValueError(f"{where}: num_injections of a control must be 0, got {passage.num_injections}")
+    for name, value, is_valid, must_be in _checks(passage):
+        if not is_valid:
+            raise ValueError(f"{where}: {name} must be {must_be}, got {reprlib.repr(value)}")
     if passage.positions and len(passage.positions) != passage.num_injections:
         raise ValueError(
             f"{where}: there are {len(passage.positions)} positions, but num_injections is {passage.num_injections}: "
@@ -155,30 +145,25 @@ def _parse(line: bytes, where: str) -> Passage:
     return passage
 
 
-def _is_text(value: Any) -> bool:
-    # JSON can hold half of a character ("\ud800"), which cannot be printed or written.
-    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
-
-
-def _are_whole_numbers(values: Any, largest: int = _LARGEST) -> bool:
-    # type(), because True is an int as well.
-    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= largest)
-
-
-def _are_pairs(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-        and _are_whole_numbers([*chain.from_iterable(value)])
+def _checks(passage: Passage) -> Iterator[tuple[str, Any, bool, str]]:
+    """Yield name, value, whether it is valid and what it must be; a check may rely on those before it."""
+    for key in ("id", "text", "source", "tokenizer", "tokenizer_fingerprint"):
+        value = getattr(passage, key)
+        # JSON can hold half of a character ("\ud800"), which cannot be printed or written.
+        yield key, value, isinstance(value, str) and value.encode(errors="ignore").decode() == value, "text"
+    yield "kind", passage.kind, passage.kind in ("target", "control"), "'target' or 'control'"
+    ids, number, pairs = passage.token_ids, passage.num_injections, passage.positions
+    yield "token_ids", ids, isinstance(ids, list) and bool(ids), "a list of token ids and not empty"
+    for index, token_id in enumerate(ids):
+        largest = f"a whole number from 0 to {_LARGEST_ID}"
+        yield f"token_ids[{index}]", token_id, _is_whole(token_id, _LARGEST_ID), largest
+    yield "num_injections", number, _is_whole(number), f"a whole number from 0 to {_LARGEST}"
+    are_pairs = isinstance(pairs, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_is_whole, pair)) for pair in pairs
     )
+    yield "positions", pairs, are_pairs, "a list of pairs [block or document, offset]"
+    yield "num_injections of a control", number, passage.kind == "target" or number == 0, "0"
 
 
-_RULES = dict.fromkeys(("id", "text", "source", "tokenizer", "tokenizer_fingerprint"), (_is_text, "text")) | {
-    "kind": (lambda kind: kind in ("target", "control"), "'target' or 'control'"),
-    "token_ids": (
-        lambda ids: isinstance(ids, list) and bool(ids),
-        "a list of token ids and not empty",
-    ),
-    "num_injections": (lambda number: _are_whole_numbers([number]), f"a whole number from 0 to {_LARGEST}"),
-    "positions": (_are_pairs, "a list of pairs [block or document, offset]"),
-}
+def _is_whole(value: Any, largest: int = _LARGEST) -> bool:
+    return type(value) is int and 0 <= value <= largest  # True is an instance of int

@@ -24,7 +24,7 @@ from tfidf_tune.data._duplicates import (
     without_overlaps,
 )
 from tfidf_tune.data._embedded import embedded_documents
-from tfidf_tune.data._passages import Passage, make_passage
+from tfidf_tune.data._passages import Passage, make_passages
 from tfidf_tune.data._sources import EMBEDDED, load_documents
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts
 
@@ -136,22 +136,11 @@ def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
     chooser = WindowChooser(tokenizer, corpus.token_ids, spec.block_size, rng)
     targets, num_duplicates, stretch_repeats = _choose_targets(corpus, chooser, spec)
     controls, num_refused = _choose_controls(tokenizer, corpus, rng, spec) if spec.num_controls else ([], 0)
-    passages = [
-        make_passage(
-            tokenizer,
-            "target",
-            number,
-            chooser.window(starts[0]),
-            positions=[*map(corpus.place, starts)],
-            source=corpus.source(starts[0]),
-        )
-        for number, starts in enumerate(targets)
+    found = [(chooser.window(starts[0]), [*map(corpus.place, starts)], corpus.source(starts[0])) for starts in targets]
+    unseen: list[tuple[TokenArray, list[list[int]], str]] = [
+        (window, [], spec.controls_source or EMBEDDED) for window in controls
     ]
-    source = spec.controls_source or EMBEDDED
-    passages += [
-        make_passage(tokenizer, "control", number, window, positions=[], source=source)
-        for number, window in enumerate(controls)
-    ]
+    passages = make_passages(tokenizer, "target", found) + make_passages(tokenizer, "control", unseen)
     return MadeProbe(
         passages=tuple(passages),
         num_documents=len(corpus.first_tokens),
@@ -258,19 +247,10 @@ def _check_enough(found: int, setting: str, corpus: _Corpus, spec: ProbeSpec, re
 
 
 class WindowChooser:
-    """Choose windows of one length so that no two share a token, in any of their occurrences.
+    """Choose windows of ``length`` tokens of a corpus so that no two share a token, in any of their occurrences.
 
-    A window is left out when fewer than an eighth of its tokens are distinct.
-
-    Args:
-        tokenizer (TextTokenizer): shows where words start.
-        corpus (TokenArray): see :func:`join_documents`.
-        length (int): tokens in a window.
-        rng (np.random.Generator): decides among equals.
-
-    Attributes:
-        fits (Mask): bool, whether the window that starts at a token ends in the same document.
-        num_repetitive (int): windows that were left out.
+    A window is left out when fewer than an eighth of its tokens are distinct. ``fits`` says whether the window that
+    starts at a token ends in the same document; ``num_repetitive`` counts the windows that were left out.
     """
 
     def __init__(self, tokenizer: TextTokenizer, corpus: TokenArray, length: int, rng: np.random.Generator) -> None:

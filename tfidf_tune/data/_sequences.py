@@ -14,6 +14,7 @@ from tfidf_tune.data._tokenizer import TokenArray
 IGNORED = -100
 
 Counts = dict[str, int]
+_COUNTS = ("num_documents", "num_cut", "num_cut_targets", "num_left_out")
 
 
 class TextBlocksDataset(Dataset[dict[str, list[int]]]):
@@ -23,11 +24,7 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     the recipe shifts them.
 
     Args:
-        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
-
-    Attributes:
-        blocks (TokenArray): as given.
-        block_size (int): tokens in a block.
+        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``, an attribute; may be memory-mapped.
     """
 
     def __init__(self, blocks: TokenArray) -> None:
@@ -64,10 +61,7 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
     def __init__(self, tokens: TokenArray, spans: npt.NDArray[np.int64], counts: Counts) -> None:
         self._tokens = tokens
         self._spans = spans
-        self.num_documents = counts["num_documents"]
-        self.num_cut = counts["num_cut"]
-        self.num_cut_targets = counts["num_cut_targets"]
-        self.num_left_out = counts["num_left_out"]
+        self.num_documents, self.num_cut, self.num_cut_targets, self.num_left_out = (counts[name] for name in _COUNTS)
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -84,14 +78,14 @@ def cached_sequences(
     settings: dict[str, Any],
     make_sequences: Callable[[Counts], Iterator[tuple[TokenArray, int]]],
 ) -> SequenceDataset:
-    """Return the sequences for ``settings`` from the cache, see :func:`cached_folder`; tokenize them if necessary.
+    """Return the sequences for ``settings`` from the cache; if necessary, tokenize them.
 
     ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and how many of them are the prompt, and
     increases the counts that it is given.
     """
 
     def build(folder: Path) -> Counts:
-        counts = dict.fromkeys(("num_documents", "num_cut", "num_cut_targets", "num_left_out"), 0)
+        counts = dict.fromkeys(_COUNTS, 0)
         spans: list[tuple[int, int, int]] = []
         start = 0
         with (folder / "tokens.int32").open("wb") as file:

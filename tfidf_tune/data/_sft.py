@@ -15,14 +15,23 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data._checks import check_fits_model
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sequences import Counts, SequenceDataset, cached_sequences
+from tfidf_tune.data._sequences import Counts, cached_sequences
 from tfidf_tune.data._sources import load_rows, source_fingerprint
-from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._tokenizer import (
+    TextTokenizer,
+    TokenArray,
+    bos_ids,
+    check_fits_model,
+    encode_texts,
+    tokenizer_fingerprint,
+)
 
 # Rows in memory; enough that the ones to be truncated, encoded together, keep a fast tokenizer's threads busy.
 _BATCH_SIZE = 1024
+
+_SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
+_NEWS_COLUMNS = {"article": str, "highlights": str}
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +65,9 @@ def squad_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): a hub id, or a local ``.jsonl``, ``.json`` or ``.parquet`` file or folder of such files
-            with the columns ``context``, ``question`` and ``answers``, a dictionary of the lists ``text``
-            and ``answer_start``. Default: "rajpurkar/squad"
+        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``context``,
+            ``question`` and ``answers``, a dictionary of the lists ``text`` and ``answer_start``.
+            Default: "rajpurkar/squad"
         name (str | None): configuration of a hub data set. Default: None
         split (str): split of a hub data set. Default: "train"
         max_seq_len (int): tokens in an example, including BOS and EOS. Default: 256
@@ -76,21 +85,14 @@ def squad_dataset(
     Example:
         >>> dataset = squad_dataset(tokenizer, source="squad/train.parquet")
     """
-    empty_prompt = squad_prompt("", "")
-    _check_room("max_seq_len", max_seq_len, tokenizer, empty_prompt, num_target=2)
+    _check_room("max_seq_len", max_seq_len, tokenizer, squad_prompt("", ""), num_target=2)
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
-    dataset = _prompt_target_dataset(
-        tokenizer,
-        (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split)),
-        max_tokens=max_seq_len,
-        max_prompt=max_seq_len,
-        max_target=max_seq_len,
-        empty_prompt=empty_prompt,
-        source=source,
-        fingerprint=source_fingerprint(source, name, split),
-        cache_dir=cache_dir,
+    limits = _Limits(max_seq_len, max_seq_len, max_seq_len)
+    examples = (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split))
+    fingerprint = source_fingerprint(source, name, split)
+    return _prompt_target_dataset(
+        tokenizer, examples, limits, squad_prompt("", ""), source, fingerprint, packed, cache_dir
     )
-    return pack(dataset, tokenizer) if packed else dataset
 
 
 def cnn_dailymail_dataset(
@@ -111,8 +113,8 @@ def cnn_dailymail_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): a hub id, or a local ``.jsonl``, ``.json`` or ``.parquet`` file or folder of such files
-            with the columns ``article`` and ``highlights``. Default: "abisee/cnn_dailymail"
+        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``article`` and
+            ``highlights``. Default: "abisee/cnn_dailymail"
         name (str | None): configuration of a hub data set. Default: "3.0.0"
         split (str): split of a hub data set. Default: "train"
         max_source_tokens (int): tokens in a prompt, including BOS. Default: 1024
@@ -132,27 +134,16 @@ def cnn_dailymail_dataset(
     Example:
         >>> dataset = cnn_dailymail_dataset(tokenizer, source="news.jsonl", max_source_tokens=512)
     """
-    empty_prompt = summarization_prompt("")
-    _check_room("max_source_tokens", max_source_tokens, tokenizer, empty_prompt)
+    _check_room("max_source_tokens", max_source_tokens, tokenizer, summarization_prompt(""))
     check_at_least(2, max_target_tokens=max_target_tokens)  # a token and EOS
-    check_fits_model(
-        tokenizer,
-        lower="max_source_tokens",
-        max_source_tokens=max_source_tokens,
-        max_target_tokens=max_target_tokens,
+    lengths = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
+    check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
+    limits = _Limits(max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
+    examples = map(_news_example, load_rows(source, _NEWS_COLUMNS, name=name, split=split))
+    fingerprint = source_fingerprint(source, name, split)
+    return _prompt_target_dataset(
+        tokenizer, examples, limits, summarization_prompt(""), source, fingerprint, packed, cache_dir
     )
-    dataset = _prompt_target_dataset(
-        tokenizer,
-        (_news_example(row) for row in load_rows(source, _NEWS_COLUMNS, name=name, split=split)),
-        max_tokens=max_source_tokens + max_target_tokens,
-        max_prompt=max_source_tokens,
-        max_target=max_target_tokens,
-        empty_prompt=empty_prompt,
-        source=source,
-        fingerprint=source_fingerprint(source, name, split),
-        cache_dir=cache_dir,
-    )
-    return pack(dataset, tokenizer) if packed else dataset
 
 
 def encode_prompts(
@@ -176,22 +167,24 @@ def encode_prompts(
     encoded: list[list[int]] = []
     all_cut: set[int] = set()
     for first in range(0, len(texts), _BATCH_SIZE):
-        batch = range(first, min(first + _BATCH_SIZE, len(texts)))
-        examples = [_Example(prompts[index], texts[index]) for index in batch]
+        examples = [*map(_Example, prompts[first : first + _BATCH_SIZE], texts[first : first + _BATCH_SIZE])]
         fitting, cut = _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
-        for index, example in enumerate(examples):
-            if index not in fitting:
-                raise ValueError(
-                    f"{max_tokens} tokens are too few for the prompt {example.prompt('')[:200]!r}, even "
-                    "without its text: raise the limit"
-                )
-            encoded.append(bos + fitting[index].tolist())
+        if impossible := next((example for index, example in enumerate(examples) if index not in fitting), None):
+            raise ValueError(
+                f"{max_tokens} tokens are too few for the prompt {impossible.prompt('')[:200]!r}, even without its "
+                "text: raise the limit"
+            )
+        encoded += [bos + fitting[index].tolist() for index in range(len(examples))]
         all_cut |= {first + index for index in cut}
     return encoded, all_cut
 
 
-_SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
-_NEWS_COLUMNS = {"article": str, "highlights": str}
+class _Limits(NamedTuple):
+    """The most tokens of an example, of its BOS and prompt, and of its target and EOS."""
+
+    total: int
+    prompt: int
+    target: int
 
 
 class _Example(NamedTuple):
@@ -204,6 +197,9 @@ class _Example(NamedTuple):
     text: str
     target: str = ""
     keep: tuple[int, int] = (0, 0)
+
+    def around(self) -> tuple[str, str]:
+        return self.text[: self.keep[0]], self.text[self.keep[1] :]
 
 
 def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
@@ -243,19 +239,14 @@ def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: s
 def _prompt_target_dataset(
     tokenizer: TextTokenizer,
     examples: Iterable[_Example | None],
-    *,
-    max_tokens: int,
-    max_prompt: int,
-    max_target: int,
+    limits: _Limits,
     empty_prompt: str,
     source: str,
     fingerprint: str,
+    packed: bool,
     cache_dir: str | None,
-) -> SequenceDataset:
-    """Tokenize examples, where None is a row that gives none, and log how many were truncated.
-
-    The limits are for BOS, prompt, target and EOS, for BOS and prompt, and for target and EOS.
-    """
+) -> Dataset[dict[str, Any]]:
+    """Tokenize examples, where None is a row that gives none, and log how many were truncated."""
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
 
@@ -267,9 +258,9 @@ def _prompt_target_dataset(
             given = [example for example in batch if example is not None]
             encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in given))
             targets = [ids[len(ending) :] for ids in encoded]
-            kept = [np.concatenate([target[: max_target - 1], eos]) for target in targets]
-            max_prompts = [min(max_prompt, max_tokens - len(target)) - len(bos) for target in kept]
-            prompts, cut = _fit_prompts(tokenizer, given, max_prompts)
+            kept = [np.concatenate([target[: limits.target - 1], eos]) for target in targets]
+            room = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in kept]
+            prompts, cut = _fit_prompts(tokenizer, given, room)
             counts["num_documents"] += len(batch)
             counts["num_left_out"] += len(batch) - len(prompts)
             counts["num_cut"] += len(cut)
@@ -285,22 +276,19 @@ def _prompt_target_dataset(
     settings = {
         "kind": "prompt_target",
         "empty_prompt": empty_prompt,
-        "limits": [max_tokens, max_prompt, max_target],
+        "limits": limits,
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": fingerprint,
     }
     dataset = cached_sequences(cache_dir, settings, make_sequences)
+    num_changed = dataset.num_cut + dataset.num_cut_targets + dataset.num_left_out
     logger.log(
-        logging.WARNING if dataset.num_cut or dataset.num_cut_targets or dataset.num_left_out else logging.INFO,
-        "%s: %d examples; of these %d with a cut prompt and %d with a cut target; %d rows left out",
-        source,
-        len(dataset),
-        dataset.num_cut,
-        dataset.num_cut_targets,
-        dataset.num_left_out,
+        logging.WARNING if num_changed else logging.INFO,
+        f"{source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt and "
+        f"{dataset.num_cut_targets} with a cut target; {dataset.num_left_out} rows left out",
     )
-    return dataset
+    return pack(dataset, tokenizer) if packed else dataset
 
 
 def _fit_prompts(
@@ -308,9 +296,8 @@ def _fit_prompts(
 ) -> tuple[dict[int, TokenArray], set[int]]:
     """Encode prompts and truncate their texts until each has at most ``max_tokens`` tokens, not counting BOS.
 
-    Returns:
-        tuple[dict[int, TokenArray], set[int]]: the ids by the index of the example, without those where not even
-            ``keep`` fits, and the indices of the truncated ones.
+    Returns the ids by the index of the example, without those where not even ``keep`` fits, and the indices of the
+    truncated ones.
     """
     fitting: dict[int, TokenArray] = {}
     around: dict[int, tuple[TokenArray, TokenArray]] = {}  # the tokens before and after `keep` of texts too long
@@ -319,28 +306,22 @@ def _fit_prompts(
     # Two rounds, and more if the parts of a text have more tokens together than apart.
     while texts:
         prompts = encode_texts(tokenizer, (examples[index].prompt(text) for index, text in texts.items()))
-        excess = {}
-        for index, prompt in zip(texts, prompts, strict=True):
-            if len(prompt) <= max_tokens[index]:
-                fitting[index] = prompt
-            else:
-                excess[index] = len(prompt) - max_tokens[index]
-        new = [index for index in excess if index not in around]
-        parts = encode_texts(tokenizer, (part for index in new for part in _around(examples[index])))
+        encoded = dict(zip(texts, prompts, strict=True))
+        long = {index: len(ids) - max_tokens[index] for index, ids in encoded.items() if len(ids) > max_tokens[index]}
+        fitting |= {index: ids for index, ids in encoded.items() if index not in long}
+        new = [index for index in long if index not in around]
+        parts = encode_texts(tokenizer, (part for index in new for part in examples[index].around()))
         for index in new:
             around[index] = next(parts), next(parts)
             room[index] = sum(map(len, around[index]))
-        room |= {index: room[index] - num_tokens for index, num_tokens in excess.items()}
+        for index, excess in long.items():
+            room[index] -= excess
         texts = {
             index: _truncated(tokenizer, examples[index], *around[index], room[index])
-            for index in excess
+            for index in long
             if room[index] >= 0
         }
     return fitting, fitting.keys() & around.keys()
-
-
-def _around(example: _Example) -> tuple[str, str]:
-    return example.text[: example.keep[0]], example.text[example.keep[1] :]
 
 
 def _truncated(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
@@ -350,9 +331,8 @@ def _truncated(tokenizer: TextTokenizer, example: _Example, before: TokenArray, 
     one side if the other needs fewer.
     """
     num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
-    first, last = example.keep
     # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
     # drops before the first token is at the edge, where strip() removes it.
-    start = first - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
+    start = example.keep[0] - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
     end = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
-    return example.text[max(start, 0) : max(end, last)].strip()
+    return example.text[max(start, 0) : max(end, example.keep[1])].strip()

@@ -24,9 +24,7 @@ _FORMATS = {
 _PlacedRow = tuple[str, dict[str, Any]]  # where a row is, such as "'a.jsonl', row 3", and its columns
 
 
-def load_documents(
-    source: str, *, name: str | None = None, split: str = "train", column: str = "text"
-) -> Iterator[str]:
+def load_documents(source: str, name: str | None = None, split: str = "train", column: str = "text") -> Iterator[str]:
     """Stream the documents of a source without surrounding white space; empty ones are dropped.
 
     ``source`` is one of
@@ -53,7 +51,8 @@ def load_documents(
             no such data set or cannot be reached; if ``embedded`` has no such split; if ``column`` is missing, is not
             text or holds a text that is too long. Errors in the contents are raised while reading.
     """
-    return _documents(_rows(source, name, split), source, column)
+    rows = load_rows(source, {column: str}, name=name, split=split)
+    return (text for row in rows if (text := (row[column] or "").strip()))
 
 
 def load_rows(
@@ -139,34 +138,18 @@ def _placed(where: str, unit: str, rows: Iterable[dict[str, Any]]) -> Iterator[_
 
 def _checked_rows(rows: Iterable[_PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     for place, row in rows:
-        if missing := sorted(columns.keys() - row):
-            raise ValueError(
-                f"{source!r} has no column {missing}, only {sorted(row)}: rename its columns, or name a source "
-                f"with the columns {sorted(columns)}"
-            )
         for column, kind in columns.items():
+            if column not in row:
+                raise ValueError(
+                    f"{source!r} has no column {column!r}, only {sorted(row)}: name another column or source"
+                )
             if not isinstance(row[column], kind | None):
                 raise ValueError(
-                    f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not {kind.__name__}: "
-                    "name a source where it does"
+                    f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not "
+                    f"{'text' if kind is str else kind.__name__}: name another column or source; it has {sorted(row)}"
                 )
             _check_length(row[column], place)
         yield row
-
-
-def _documents(rows: Iterable[_PlacedRow], source: str, column: str) -> Iterator[str]:
-    for place, row in rows:
-        if column not in row:
-            raise ValueError(f"{source!r} has no column {column!r}: name one of its columns {sorted(row)}")
-        text = row[column]
-        if not isinstance(text, str | None):
-            raise ValueError(
-                f"column {column!r} of {source!r} holds {type(text).__name__}, not text: "
-                f"name a text column out of {sorted(row)}"
-            )
-        if text and (text := text.strip()):
-            _check_length(text, place)
-            yield text
 
 
 def _check_length(value: Any, place: str) -> None:

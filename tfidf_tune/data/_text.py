@@ -11,12 +11,18 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._checks import check_fits_model
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences
 from tfidf_tune.data._sources import load_documents, source_fingerprint
-from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._tokenizer import (
+    TextTokenizer,
+    TokenArray,
+    bos_ids,
+    check_fits_model,
+    encode_texts,
+    tokenizer_fingerprint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +99,10 @@ def text_blocks_dataset(
     if num_blocks is not None:
         check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    place = (source, source_name, source_split, source_column)
 
     def build(folder: Path) -> Counts:
-        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
-        blocks = text_blocks(tokenizer, documents, block_size, num_blocks, add_eos=True)
+        blocks = text_blocks(tokenizer, load_documents(*place), block_size, num_blocks, add_eos=True)
         if len(blocks) < (num_blocks or 1):
             raise ValueError(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
@@ -110,7 +116,7 @@ def text_blocks_dataset(
         "block_size": block_size,
         "num_blocks": num_blocks,
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+        "source_fingerprint": source_fingerprint(*place),
     }
     folder, _ = cached_folder(cache_dir, settings, build)
     return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"))
@@ -129,26 +135,15 @@ def without_shared_text(
 ) -> TokenArray:
     """Leave out the blocks that have ``num_tokens`` consecutive tokens in common with a source.
 
-    The result is cached, because every evaluated model needs the same one and the source can be large.
-
-    Args:
-        tokenizer (TextTokenizer): the tokenizer of the blocks.
-        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``.
-        num_tokens (int): from 2 to ``block_size``.
-        source (str): read completely; it, its name, split and column are those of :func:`load_documents`.
-        source_name (str | None): see above.
-        source_split (str): see above.
-        source_column (str): see above.
-        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
-
-    Returns:
-        TokenArray: the remaining blocks, in their order.
+    ``blocks`` is int32 of shape ``[num_blocks, block_size]``, ``num_tokens`` from 2 to ``block_size``, and the source
+    is described as for :func:`text_blocks_dataset`. Returns the remaining blocks, in their order. The result is cached,
+    because every evaluated model needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
+    place = (source, source_name, source_split, source_column)
 
     def build(folder: Path) -> Counts:
-        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
-        corpus = join_documents(encode_texts(tokenizer, documents))
+        corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
         windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
         shared = windows[:: block_size + 1]  # the windows that are complete blocks
         np.save(folder / "shared.npy", shared)
@@ -160,7 +155,7 @@ def without_shared_text(
         "blocks": hashlib.sha256(blocks.tobytes()).hexdigest(),
         "num_tokens": num_tokens,
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+        "source_fingerprint": source_fingerprint(*place),
     }
     folder, _ = cached_folder(cache_dir, settings, build)
     unseen: TokenArray = blocks[~np.load(folder / "shared.npy")]
@@ -214,13 +209,13 @@ def text_dataset(
         raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
+    place = (source, source_name, source_split, source_column)
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
-        documents = load_documents(source, name=source_name, split=source_split, column=source_column)
         num_sequences = 0
-        for text in encode_texts(tokenizer, documents):
+        for text in encode_texts(tokenizer, load_documents(*place)):
             ids = np.concatenate([bos, text, eos])
             counts["num_documents"] += 1
             counts["num_cut"] += len(ids) > limit
@@ -242,18 +237,12 @@ def text_dataset(
         "max_seq_len": limit,
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column),
+        "source_fingerprint": source_fingerprint(*place),
     }
     dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(
         logging.WARNING if dataset.num_cut else logging.INFO,
-        "%s: %d sequences of %d documents; %d documents of more than %d tokens cut into pieces; %d pieces of one token "
-        "left out",
-        source,
-        len(dataset),
-        dataset.num_documents,
-        dataset.num_cut,
-        limit,
-        dataset.num_left_out,
+        f"{source}: {len(dataset)} sequences of {dataset.num_documents} documents; {dataset.num_cut} documents of more "
+        f"than {limit} tokens cut into pieces; {dataset.num_left_out} pieces of one token left out",
     )
     return pack(dataset, tokenizer) if packed else dataset

@@ -84,6 +84,19 @@ def bos_ids(tokenizer: TextTokenizer) -> list[int]:
     return tokenizer.encode("", add_bos=True, add_eos=False)
 
 
+def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) -> None:
+    """Raise a ``ValueError`` if lengths, settings in tokens, are together above the tokenizer's ``max_seq_len``.
+
+    The message names the setting to ``lower``.
+    """
+    num_tokens = sum(lengths.values())
+    if tokenizer.max_seq_len is not None and num_tokens > tokenizer.max_seq_len:
+        raise ValueError(
+            f"{' + '.join(lengths)} is {num_tokens}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or "
+            f"the model's limit: lower {lower}"
+        )
+
+
 def tokenizer_name(tokenizer: TextTokenizer) -> str:
     """Return the display name of a tokenizer: its ``name``, or that of its class."""
     return str(getattr(tokenizer, "name", type(tokenizer).__name__))
@@ -163,13 +176,9 @@ class HFTokenizer:
     def encode(
         self, text: str, add_bos: bool = True, add_eos: bool = True, trim_leading_whitespace: bool = False
     ) -> list[int]:
-        """Return the token ids of a text.
+        """Return the token ids of a text, between BOS, if the tokenizer has one, and EOS.
 
-        Args:
-            text (str): the text.
-            add_bos (bool): start with BOS, if the tokenizer has one.
-            add_eos (bool): end with EOS.
-            trim_leading_whitespace (bool): leave out the space that SentencePiece adds before a text.
+        ``trim_leading_whitespace`` leaves out the space that SentencePiece adds before a text.
         """
         if trim_leading_whitespace and self._adds_leading_space:
             # The space is then added before the line end, which is removed again.
@@ -183,10 +192,8 @@ class HFTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without BOS and EOS, faster than one by one."""
         # verbose=False: the warning about long texts is not meant for texts that are cut into blocks.
-        encoded = self._hf(
-            list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
-        )
-        token_ids: list[list[int]] = encoded["input_ids"]
+        options = {"return_attention_mask": False, "truncation": False, "verbose": False}
+        token_ids: list[list[int]] = self._hf(list(texts), add_special_tokens=False, **options)["input_ids"]
         return token_ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -197,11 +204,7 @@ class HFTokenizer:
         return text
 
     def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
-        """Tokenize messages one by one and concatenate them, EOS after every message of the assistant.
-
-        Returns:
-            tuple[list[int], list[bool]]: the ids, and for each whether its message is masked.
-        """
+        """Return the ids of messages, EOS after those of the assistant, and whether the message of each is masked."""
         from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
 
         tokens, mask = tokenize_messages_no_special_tokens(

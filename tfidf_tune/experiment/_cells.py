@@ -3,7 +3,6 @@
 A manifest in a cell's folder shows that the cell is done, and holds the settings that it was made with.
 """
 
-import enum
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,9 +18,8 @@ from tfidf_tune.training import milestone_name
 
 STARTS, REPORT, JOBS = "starts", "report", "jobs"  # folders of an experiment, which runs cannot have
 TRAINING = 0  # the number of a run's first cell; those of evaluations are the percents of their milestones
+DONE = "done"
 _CELL, _TRAINED, _EVALUATED = "cell.json", "trained.json", "evaluated.json"
-# Components that make starts, by the names that earlier manifests have.
-_FORMER_NAMES = {"tfidf_tune.experiment.random_llama": "tfidf_tune.experiment.random_model"}
 
 Settings: TypeAlias = dict[str, Any]
 """Settings that affect a result, as JSON stores them."""
@@ -39,23 +37,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a milestone is evaluated."""
-
-    tasks: dict[str, Settings]  # by task, those that affect its result
-    arguments: dict[str, Any]  # of tfidf_tune.tasks.evaluate, in addition to tasks and folder
-
-
-class State(enum.Enum):
-    """The state of a cell."""
-
-    TO_DO = "to do"
-    UNFINISHED = "failed or interrupted, will be repeated"
-    DONE = "done"
-    CHANGED = "made with different settings"
-
-
-@dataclass(frozen=True)
 class Run:
     """A training run and the evaluations of its milestones: the cells of the run."""
 
@@ -68,7 +49,8 @@ class Run:
     config: DictConfig  # for the recipe, references unresolved
     start: Start | None
     settings: Settings  # that affect the trained model
-    evaluations: dict[int, Evaluation]  # by percent, ascending
+    tasks: dict[str, Settings]  # by task, those that affect its results
+    evaluations: dict[int, dict[str, Any]]  # by percent, ascending: arguments of tfidf_tune.tasks.evaluate
 
     @property
     def title(self) -> str:
@@ -85,7 +67,7 @@ class Run:
         """Return a description of a cell; that of an evaluation names the tasks that are left."""
         if cell == TRAINING:
             return f"{self.title}: training"
-        tasks = ", ".join(self.missing_tasks(cell) or self.evaluations[cell].tasks)
+        tasks = ", ".join(self.missing_tasks(cell) or self.tasks)
         return f"{self.title}: evaluating {milestone_name(cell)} ({tasks})"
 
     def log(self, cell: int) -> Path:
@@ -100,47 +82,68 @@ class Run:
         """Return the folder of an evaluation, which has a folder ``part1``, ... for each time that tasks were run."""
         return self.folder / "evaluation" / milestone_name(percent)
 
-    def state(self, cell: int) -> State:
-        """Return the state of a cell."""
-        if cell != TRAINING:
-            if self._changed_tasks(cell):
-                return State.CHANGED
-            return State.TO_DO if self.missing_tasks(cell) else State.DONE
-        if (self.folder / _TRAINED).is_file():
-            return State.CHANGED if self._training_changes() else State.DONE
-        return State.UNFINISHED if (self.folder / _CELL).is_file() else State.TO_DO
+    def is_done(self, cell: int) -> bool:
+        """Return whether a cell is done, whatever its settings were."""
+        return (self.folder / _TRAINED).is_file() if cell == TRAINING else not self.missing_tasks(cell)
 
-    def changes(self) -> list[str]:
-        """Return a line for each folder of the run whose results were made with different settings."""
-        return self._training_changes() or [
-            line for percent in self.evaluations for line in self._changed_tasks(percent)
+    def state(self, cell: int) -> str:
+        """Return the state of a cell in words."""
+        if self.changes(cell):
+            return "made with different settings"
+        if self.is_done(cell):
+            return DONE
+        is_unfinished = cell == TRAINING and (self.folder / _CELL).is_file()
+        return "failed or interrupted, will be repeated" if is_unfinished else "to do"
+
+    def all_changes(self) -> list[str]:
+        """Return the changes of the training, or if there are none, those of the evaluations."""
+        return self.changes(TRAINING) or [line for percent in self.evaluations for line in self.changes(percent)]
+
+    def changes(self, cell: int) -> list[str]:
+        """Return a line for each folder of a cell whose results were made with different settings."""
+        if cell != TRAINING:
+            return [
+                f"{folder}: {line}"
+                for folder, manifest in self.evaluated_parts(cell)
+                for line in self._part_changes(manifest)
+            ]
+        if not self.is_done(TRAINING):
+            return []
+        if changed := differences(_read(self.folder / _TRAINED)["settings"], self.settings):
+            return [f"{self.folder}: {'; '.join(changed)}"]
+        needed = [percent for percent in self.evaluations if not self.is_done(percent)]
+        gone = [milestone_name(percent) for percent in needed if not self.checkpoint(percent).is_dir()]
+        remark = "checkpoints are only written during training"
+        return [f"{self.folder}: has no {', '.join(gone)}; {remark}"] if gone else []
+
+    def _part_changes(self, manifest: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{task}: {'; '.join(changed)}"
+            for task, settings in manifest["tasks"].items()
+            if task in self.tasks and (changed := differences(settings, self.tasks[task]))
         ]
 
     def evaluated_parts(self, percent: int) -> list[tuple[Path, dict[str, Any]]]:
         """Return folder and manifest of each part of an evaluation that is done."""
-        if not (self.folder / _TRAINED).is_file():
+        if not self.is_done(TRAINING):
             return []  # the results belong to a run that is being repeated
         return [(path.parent, _read(path)) for path in sorted(self.results(percent).glob(f"part*/{_EVALUATED}"))]
 
     def missing_tasks(self, percent: int) -> list[str]:
         """Return the tasks of an evaluation that are not done."""
         done = {task for _, manifest in self.evaluated_parts(percent) for task in manifest["tasks"]}
-        return [task for task in self.evaluations[percent].tasks if task not in done]
+        return [task for task in self.tasks if task not in done]
 
     def seconds(self) -> Iterator[tuple[int, float]]:
-        """Yield the cells that are done, and how long they took."""
-        if (self.folder / _TRAINED).is_file():
+        """Yield cells that are done with the seconds that they took."""
+        if self.is_done(TRAINING):
             yield TRAINING, float(_read(self.folder / _TRAINED)["seconds"])
         for percent in self.evaluations:
             for _, manifest in self.evaluated_parts(percent):
                 yield percent, float(manifest["seconds"])
 
     def check_folder(self) -> None:
-        """Refuse a folder that does not belong to an experiment, because it is emptied before training.
-
-        Raises:
-            FileExistsError: If it holds files, but not those of an experiment.
-        """
+        """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of another origin."""
         if self.folder.exists() and not (self.folder / _CELL).is_file() and any(self.folder.iterdir()):
             raise FileExistsError(
                 f"{self.folder} exists and does not belong to an experiment: choose another output_dir, or move it"
@@ -168,52 +171,19 @@ class Run:
         numbers = [int(folder.name.removeprefix("part")) for folder, _ in self.evaluated_parts(percent)]
         return self.results(percent) / f"part{max(numbers, default=0) + 1}"
 
-    def finish_part(self, folder: Path, percent: int, tasks: list[str], seconds: float) -> None:
+    def finish_part(self, folder: Path, tasks: list[str], seconds: float) -> None:
         """Write into a part's folder that tasks are done."""
-        settings = {task: self.evaluations[percent].tasks[task] for task in tasks}
-        _write(folder / _EVALUATED, {"tasks": settings, "seconds": seconds})
+        _write(folder / _EVALUATED, {"tasks": {task: self.tasks[task] for task in tasks}, "seconds": seconds})
 
     def discard_changed(self) -> None:
         """Remove what was made with different settings: the run, or parts of its evaluations."""
-        if self._training_changes():
+        if self.changes(TRAINING):
             self.clear()
         for percent in self.evaluations:
             for folder, manifest in self.evaluated_parts(percent):
-                if self._part_changes(percent, manifest):
+                if self._part_changes(manifest):
                     (folder / _EVALUATED).unlink()
                     shutil.rmtree(folder)
-
-    def _training_changes(self) -> list[str]:
-        if not (self.folder / _TRAINED).is_file():
-            return []
-        settings = _read(self.folder / _TRAINED)["settings"]
-        if start := settings.get("start"):
-            start["component"] = _FORMER_NAMES.get(start["component"], start["component"])
-        if changed := differences(settings, self.settings):
-            return [f"{self.folder}: {'; '.join(changed)}"]
-        gone = [
-            milestone_name(percent)
-            for percent in self.evaluations
-            if self.missing_tasks(percent) and not self.checkpoint(percent).is_dir()
-        ]
-        return (
-            [f"{self.folder}: has no {', '.join(gone)}; checkpoints are only written during training"] if gone else []
-        )
-
-    def _changed_tasks(self, percent: int) -> list[str]:
-        return [
-            f"{folder}: {line}"
-            for folder, manifest in self.evaluated_parts(percent)
-            for line in self._part_changes(percent, manifest)
-        ]
-
-    def _part_changes(self, percent: int, manifest: Mapping[str, Any]) -> list[str]:
-        tasks = self.evaluations[percent].tasks
-        return [
-            f"{task}: {'; '.join(changed)}"
-            for task, settings in manifest["tasks"].items()
-            if task in tasks and (changed := differences(settings, tasks[task]))
-        ]
 
 
 def _read(path: Path) -> dict[str, Any]:

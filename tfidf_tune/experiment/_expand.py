@@ -16,7 +16,7 @@ from tfidf_tune._checks import suggestion
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.data import source_fingerprint
 from tfidf_tune.data._cache import digest
-from tfidf_tune.experiment._cells import JOBS, REPORT, STARTS, Evaluation, Run, Settings, Start
+from tfidf_tune.experiment._cells import JOBS, REPORT, STARTS, Run, Settings, Start
 from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -60,13 +60,7 @@ TASK_SETTINGS = {
 
 
 def expand(experiment: Experiment) -> list[Run]:
-    """Expand an experiment into its runs, checked as the recipes check their configs.
-
-    Args:
-        experiment (Experiment): the experiment.
-
-    Returns:
-        list[Run]: by model, seed, learning rate and objective, so that runs to be compared follow each other.
+    """Return the runs, checked as the recipes check their configs, so that those to be compared follow each other.
 
     Raises:
         ValueError: If names do not make different folders; if a task, a training config, an objective, a start, a path
@@ -137,10 +131,15 @@ def _run(
                 raise SetupError(f"checkpointer.checkpoint_dir: no such folder {checkpoint}")
             cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not expand the tilde
         cfg.output_dir = str(folder)
-        evaluations = {
-            percent: _evaluation(experiment, cfg, settings, percent) for percent in sorted(experiment.milestones)
-        }
-        return Run(name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings, evaluations)
+        dtype = DTYPES[experiment.eval.dtype or settings["dtype"]]
+        return Run(
+            name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings,
+            tasks={task: _task_settings(task, experiment.eval, dtype) for task in experiment.tasks},
+            evaluations={
+                percent: _evaluation(experiment, cfg, settings, dtype, folder / milestone_name(percent))
+                for percent in sorted(experiment.milestones)
+            },
+        )  # fmt: skip
 
 
 def _training_config(
@@ -182,27 +181,25 @@ def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path,
     return Start(component, arguments, model, seed, starts.setdefault(name, folder / name))
 
 
-def _evaluation(experiment: Experiment, cfg: DictConfig, training: Settings, percent: int) -> Evaluation:
+def _evaluation(
+    experiment: Experiment, cfg: DictConfig, training: Settings, dtype: str, checkpoint: Path
+) -> dict[str, Any]:
     own = experiment.eval
-    dtype = DTYPES[own.dtype or training["dtype"]]
     metadata = dict(own.metadata)
     if any(task.startswith("tfidf_memorization") for task in experiment.tasks) and "probe_file" not in metadata:
         metadata["probe_file"] = _probe_file(cfg)
-    model_args = {"pretrained": str(Path(cfg.output_dir, milestone_name(percent)))}
+    model_args = {"pretrained": str(checkpoint)}
     if training["recipe"] == "lora_finetune" and not training["merge_adapter"]:
-        checkpointer = cfg.checkpointer
-        revision = {} if checkpointer.get("revision") is None else {"revision": checkpointer.revision}
-        model_args = {
-            "pretrained": str(checkpointer.checkpoint_dir), "peft": model_args["pretrained"], **revision,
-        }  # fmt: skip
-    arguments = {
+        model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": str(checkpoint)}
+        if cfg.checkpointer.get("revision") is not None:
+            model_args["revision"] = cfg.checkpointer.revision
+    return {
         "model_args": model_args | {"dtype": dtype} | own.model_args,
         "metadata": metadata,
         "batch_size": own.batch_size,
         "device": own.device or training["device"],
         "limit": own.limit,
     }
-    return Evaluation({task: _task_settings(task, own, dtype) for task in experiment.tasks}, arguments)
 
 
 def _probe_file(cfg: DictConfig) -> str:
@@ -234,21 +231,14 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         )
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
-    dataset = settings["dataset"]
-    settings["dataset"] = (
-        [_dataset_settings(section, f"dataset[{index}]") for index, section in enumerate(dataset)]
-        if isinstance(dataset, list)
-        else _dataset_settings(dataset, "dataset")
-    )
+    sections = settings["dataset"]
+    for index, section in enumerate(sections if isinstance(sections, list) else [sections]):
+        section.pop("probe_file", None)  # it says where passages are written, not which
+        section |= _with_fingerprints(section, f"dataset[{index}]" if isinstance(sections, list) else "dataset")
     if start is not None:
         arguments = _with_fingerprints(start.arguments, "start")
         settings["start"] = {"component": start.component, "arguments": arguments, "seed": start.seed}
     return {"recipe": recipe, **settings}
-
-
-def _dataset_settings(section: dict[str, Any], where: str) -> Settings:
-    # A probe file says where passages are written, not which.
-    return _with_fingerprints({key: value for key, value in section.items() if key != "probe_file"}, where)
 
 
 def _task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:

@@ -29,7 +29,7 @@ from torchtune.config._utils import _get_component_from_path
 
 from tfidf_tune._files import atomic_file, atomic_folder
 from tfidf_tune.analysis import describe_machine
-from tfidf_tune.experiment._cells import TRAINING, Run, Start, State
+from tfidf_tune.experiment._cells import TRAINING, Run, Start
 
 LOCK, JOBS_LOCK = ".lock", ".jobs.lock"
 _LINES_SHOWN = 12  # of the log of a cell that fails
@@ -75,15 +75,10 @@ def last_lines(log: Path) -> list[str]:
 def work(
     runs: dict[int, Run], journals: Path, retries: int, experiment: Path | None = None, gpus: str | None = None
 ) -> None:
-    """Do the runs that no other job has begun, one after another.
+    """Do the runs, by number, that no other job has begun, one after another.
 
-    Args:
-        runs (dict[int, Run]): by number.
-        journals (Path): folder of the journals; the job that creates the journal of a run does the run.
-        retries (int): how often a failed cell is repeated.
-        experiment (Path | None): folder of the experiment, whose command the job ends with. Default: None, a job on a
-            cluster.
-        gpus (str | None): CUDA_VISIBLE_DEVICES of such a job. Default: None, all.
+    The job that creates the journal of a run does the run. A local job ends with the command that holds the folder of
+    the ``experiment``, and sees the ``gpus`` of this CUDA_VISIBLE_DEVICES; None is a job on a cluster, or all.
     """
     if experiment is not None:
         _end_with_command(experiment)
@@ -97,7 +92,7 @@ def work(
             journal.write("claimed", job=job_id)
         elif not journal.is_unfinished(job_id):
             continue
-        if run.state(TRAINING) is State.DONE or _train(run, journal, retries):
+        if run.is_done(TRAINING) or _train(run, journal, retries):
             _evaluate(run, journal, retries)
         journal.write("finished")
 
@@ -160,12 +155,12 @@ def _make_start(start: Start, log: Path, journal: Journal) -> str | None:
 def _evaluate(run: Run, journal: Journal, retries: int) -> None:
     """Evaluate the milestones; after a failure a new process continues with the same one, or with the next."""
     import_module("lm_eval.models.huggingface")  # once for all runs of this job
-    percents = [percent for percent in run.evaluations if run.state(percent) is not State.DONE]
+    percents = [percent for percent in run.evaluations if not run.is_done(percent)]
     tries_left = retries
     while percents:
         log = run.log(percents[0])
         reason = _in_process("evaluation", log, evaluate_milestones, run, percents, journal)
-        while percents and run.state(percents[0]) is State.DONE:
+        while percents and run.is_done(percents[0]):
             del percents[0]
             tries_left = retries
         if not percents:
@@ -239,6 +234,6 @@ def evaluate_milestones(run: Run, percents: list[int], journal: Journal) -> None
         start = time.monotonic()
         tasks = run.missing_tasks(percent)
         with atomic_folder(run.next_part(percent)) as temporary:
-            evaluate(tasks=tasks, output_path=temporary, **run.evaluations[percent].arguments)
-            run.finish_part(temporary, percent, tasks, time.monotonic() - start)
+            evaluate(tasks=tasks, output_path=temporary, **run.evaluations[percent])
+            run.finish_part(temporary, tasks, time.monotonic() - start)
         journal.write("done", cell=percent)

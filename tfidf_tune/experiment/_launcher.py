@@ -46,10 +46,8 @@ def only_command(folder: Path) -> Iterator[int]:
             raise BlockingIOError(
                 f"another experiment, or a job of one that has ended, is using {folder}: wait for it to end"
             ) from error
-        ids = [
-            path.name.removesuffix("_submission.sh") for path in sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
-        ]
-        jobs = [submitit.SlurmJob[None](folder / JOBS, job_id) for job_id in ids]
+        scripts = sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
+        jobs = [submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh")) for path in scripts]
         if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
             raise BlockingIOError(
                 f"jobs of an earlier command may still be queued or running: {', '.join(left)}. Wait for them, or end "
@@ -119,11 +117,7 @@ def _without_ctrl_c() -> Iterator[None]:
 
 
 def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
-    """Make the executor of a launcher.
-
-    Raises:
-        SetupError: If Slurm is not available or does not have an option.
-    """
+    """Make the executor of a launcher; raise a ``SetupError`` if Slurm is not available or lacks an option."""
     if launcher.name == "local":
         local = submitit.LocalExecutor(folder)
         local.update_parameters(timeout_min=_MINUTES_OF_A_LOCAL_JOB, stderr_to_stdout=True)

@@ -1,13 +1,11 @@
 """Progress of an experiment as lines of text: what is being done, what is left, and the remaining time."""
 
-import heapq
 import json
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import submitit
 
 from tfidf_tune._printing import say
-from tfidf_tune.experiment._cells import TRAINING, Run, State
+from tfidf_tune.experiment._cells import TRAINING, Run
 from tfidf_tune.experiment._job import Journal, last_lines
 
 
@@ -29,24 +27,16 @@ class Failure:
 
 
 class Progress:
-    """Reads the journals of runs, prints a line when a cell begins and when it ends, and collects failures.
+    """Reads the journals of runs in a folder, prints a line when a cell begins or ends, and collects failures.
 
-    Args:
-        runs (Sequence[Run]): the runs of an experiment.
-        folder (Path): for the journals.
-        retries (int): how often a run whose job is lost is repeated.
-
-    Attributes:
-        to_do (dict[int, list[int]]): by the number of a run, its cells that are neither done nor given up.
-        folder (Path): as given.
+    ``to_do`` has by the number of a run its cells that are neither done nor given up. A run whose job is lost is
+    repeated up to ``retries`` times.
     """
 
     def __init__(self, runs: Sequence[Run], folder: Path, retries: int) -> None:
         self.folder = folder
-        self.to_do: dict[int, list[int]] = {}
-        for number, run in enumerate(runs):
-            if cells := [cell for cell in run.cells if run.state(cell) is not State.DONE]:
-                self.to_do[number] = cells
+        pending = {number: [cell for cell in run.cells if not run.is_done(cell)] for number, run in enumerate(runs)}
+        self.to_do = {number: cells for number, cells in pending.items() if cells}
         self._runs = runs
         # Made now, because the title of an evaluation names the tasks that are missing.
         self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in self.to_do.items() for cell in cells}
@@ -175,28 +165,23 @@ class Progress:
         return sum(map(len, self.to_do.values()))
 
     def _remaining(self) -> float | None:
-        """Return the seconds until all is done; None if nothing is left or a kind of cell has not been timed."""
-        estimate = cache(self._estimate)  # a large experiment has thousands of cells of few models
-        free = [0.0] * self._num_jobs  # when each job is free; the run of each is the next in order, begun ones first
-        for number in sorted(self.to_do, key=lambda number: number not in self._begun):
-            estimates = [estimate(cell == TRAINING, self._runs[number].model) for cell in self.to_do[number]]
-            if None in estimates:
+        """Estimate the seconds until all is done from those of equal cells; None if a kind of cell was not timed."""
+        left = Counter(
+            (cell == TRAINING, self._runs[number].model) for number in self.to_do for cell in self.to_do[number]
+        )
+        total = 0.0
+        for (is_training, model), count in left.items():
+            of_kind = [value for (kind, _), values in self._seconds.items() if kind == is_training for value in values]
+            if not of_kind:
                 return None
-            elapsed = time.monotonic() - self._begun[number][1] if number in self._begun else 0.0
-            heapq.heapreplace(free, free[0] + max(0.0, sum(filter(None, estimates)) - elapsed))
-        return max(free) if self._num_left() else None
-
-    def _estimate(self, is_training: bool, model: str) -> float | None:
-        own = self._seconds.get((is_training, model), [])
-        others = [value for (kind, _), values in self._seconds.items() if kind == is_training for value in values]
-        return mean(own or others) if own or others else None
+            total += count * mean(self._seconds[is_training, model] or of_kind)
+        num_runs = sum(map(bool, self.to_do.values()))
+        return total / min(self._num_jobs, num_runs) if left else None
 
 
 def duration(seconds: float) -> str:
     """Format seconds: "42 s", "3 min 05 s" or "2 h 07 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

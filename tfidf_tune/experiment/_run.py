@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
-from tfidf_tune.experiment._cells import REPORT, Run, State
+from tfidf_tune.experiment._cells import DONE, REPORT, Run
 from tfidf_tune.experiment._expand import expand
 from tfidf_tune.experiment._launcher import only_command, run_jobs
 from tfidf_tune.experiment._progress import Failure
@@ -45,7 +45,7 @@ def run_experiment(
         with only_command(out) as jobs_lock:
             for run in runs:
                 run.check_folder()
-            if problems := [line for run in runs for line in run.changes()]:
+            if problems := [line for run in runs for line in run.all_changes()]:
                 if not overwrite:
                     raise ValueError(_changed(problems))
                 for run in runs:
@@ -60,21 +60,14 @@ def run_experiment(
 
 
 def print_cells(experiment: Experiment) -> None:
-    """Check an experiment and print the state of its cells; nothing is written.
-
-    Args:
-        experiment (Experiment): the experiment.
-
-    Raises:
-        ValueError: If the experiment is invalid.
-    """
+    """Check an experiment, see :func:`run_experiment`, and print the state of its cells; nothing is written."""
     runs = expand(experiment)
     lines = [(run.cell_title(cell), run.state(cell)) for run in runs for cell in run.cells]
     width = max(len(title) for title, _ in lines)
-    say("\n".join(f"{title:<{width}}  {state.value}" for title, state in lines))
-    done = sum(state is State.DONE for _, state in lines)
+    say("\n".join(f"{title:<{width}}  {state}" for title, state in lines))
+    done = sum(state == DONE for _, state in lines)
     say(f"\n{done} of {len(lines)} cells are done in {experiment.output_dir}.")
-    if problems := [line for run in runs for line in run.changes()]:
+    if problems := [line for run in runs for line in run.all_changes()]:
         say(f"\n{_changed(problems)}")
 
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from tfidf_tune._checks import suggestion
 from tfidf_tune._shipped import config_path, experiment_path
 from tfidf_tune.training import SetupError, load_config, setup_errors
+from tfidf_tune.training._config import plainer
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Keys of a training config that the experiment sets, and by which of its own keys.
@@ -187,26 +188,13 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
 def _with_overrides(content: Any) -> list[Any]:
     """Return the sections whose overrides are keys of a training config: the experiment and its models."""
     models = content.get("models")
-    return (
-        [content, *(model for model in models.values() if hasattr(model, "pop"))]
-        if hasattr(models, "values")
-        else [content]
-    )
+    own = models.values() if hasattr(models, "values") else ()
+    return [content, *(model for model in own if hasattr(model, "pop"))]
 
 
 def _plain(section: Any, resolve: bool) -> Any:
     is_config = OmegaConf.is_config(section)
     return OmegaConf.to_container(section, resolve=resolve, throw_on_missing=resolve) if is_config else section
-
-
-# Words of pydantic's messages, and ours.
-_PLAINER = {
-    r"Input should": "it has to",
-    r"a valid integer": "a whole number",
-    r"a valid dictionary( or instance of \w+)?": "a section of keys and values",
-    r"greater than or equal to": "at least",
-    r"less than or equal to": "at most",
-}
 
 
 def _message(error: ValidationError) -> str:
@@ -224,6 +212,5 @@ def _message(error: ValidationError) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if isinstance(problem["input"], dict) and problem["type"] == "value_error":  # the message names the key
         return ": ".join([*path, message])
-    for theirs, ours in _PLAINER.items():
-        message = re.sub(theirs, ours, message)
+    message = re.sub(r"a valid dictionary( or instance of \w+)?", "a section of keys and values", plainer(message))
     return f"{where}{path[-1]} is {problem['input']!r}, {message}"

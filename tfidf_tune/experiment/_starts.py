@@ -1,7 +1,7 @@
 """Components that make a checkpoint folder to start from, so that nothing has to be downloaded."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
 from tfidf_tune.training import milestone_name
-
-_Sizes = Mapping[str, Any]
 
 
 def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
@@ -30,22 +28,26 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     """
     import torch
     import transformers
+    from torchtune.models.llama2._model_utils import scale_hidden_dim_for_mlp
 
     from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 
-    section = base_section(model)
+    section = _base_section(model)
     builder = section.pop("_component_")
     given = inspect.signature(_get_component_from_path(builder)).bind(**section)
     given.apply_defaults()
-    model_type, settings = _ARCHITECTURES[builder]
+    sizes = given.arguments
+    model_type, names = _ARCHITECTURES[builder]
+    settings = {theirs: sizes[ours] for theirs, ours in (_COMMON_SIZES | names).items()}
+    if "rope_base" in sizes:
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": float(sizes["rope_base"])}
+        if "rotary_pct" in sizes:
+            settings["rope_parameters"]["partial_rotary_factor"] = sizes["rotary_pct"]
+    if model_type == "llama" and not sizes["intermediate_dim"]:
+        settings["intermediate_size"] = scale_hidden_dim_for_mlp(sizes["embed_dim"])
     train_embedded_tokenizer(folder, vocab_size=section["vocab_size"])
-    config = transformers.AutoConfig.for_model(
-        model_type,
-        bos_token_id=None,
-        eos_token_id=hf_tokenizer(str(folder)).eos_id,
-        **{theirs: given.arguments[ours] for theirs, ours in _COMMON_SIZES.items()},
-        **settings(given.arguments),
-    )
+    eos_id = hf_tokenizer(str(folder)).eos_id
+    config = transformers.AutoConfig.for_model(model_type, bos_token_id=None, eos_token_id=eos_id, **settings)
     torch.manual_seed(seed)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
@@ -95,7 +97,7 @@ def trained_model(
         random_model(start, model, seed)
         config = {
             "output_dir": str(run),
-            "model": base_section(model),
+            "model": _base_section(model),
             "checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": str(start)},
             "tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer", "path": str(start)},
             "dataset": {
@@ -112,10 +114,7 @@ def trained_model(
                 "_component_": "transformers.get_linear_schedule_with_warmup",
                 "num_warmup_steps": num_warmup_steps,
             },
-            "metric_logger": {
-                "_component_": "torchtune.training.metric_logging.DiskLogger",
-                "log_dir": f"{run}/logs",
-            },
+            "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": f"{run}/logs"},
             "seed": seed,
             "batch_size": batch_size,
             "epochs": epochs,
@@ -135,18 +134,8 @@ def _train(config: DictConfig) -> None:
     import_module("tfidf_tune.recipes.full_finetune").recipe_main.__wrapped__(config)
 
 
-def base_section(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the section of a builder with LoRA to that of the model without adapters.
-
-    Args:
-        model (Mapping[str, Any]): section ``model`` of a training config.
-
-    Returns:
-        dict[str, Any]: the section of the plain builder, without the settings of LoRA.
-
-    Raises:
-        ValueError: If :func:`random_model` does not support the builder.
-    """
+def _base_section(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the section ``model`` of a builder with LoRA to that of the plain builder."""
     module, _, name = str(model["_component_"]).rpartition(".")
     builder = f"{module}.{name.removeprefix('lora_')}"
     if builder not in _ARCHITECTURES:
@@ -158,45 +147,6 @@ def base_section(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"_component_": builder, **{str(key): value for key, value in model.items() if key in sizes}}
 
 
-def _llama(sizes: _Sizes) -> dict[str, Any]:
-    from torchtune.models.llama2._model_utils import scale_hidden_dim_for_mlp
-
-    return {
-        "num_key_value_heads": sizes["num_kv_heads"] or sizes["num_heads"],
-        "intermediate_size": sizes["intermediate_dim"] or scale_hidden_dim_for_mlp(sizes["embed_dim"]),
-        "rms_norm_eps": sizes["norm_eps"],
-        "attention_dropout": sizes["attn_dropout"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(sizes["rope_base"])},
-    }
-
-
-def _gpt_neox(sizes: _Sizes) -> dict[str, Any]:
-    rope = {"rope_theta": float(sizes["rope_base"]), "partial_rotary_factor": sizes["rotary_pct"]}
-    return {
-        "intermediate_size": sizes["intermediate_dim"],
-        "layer_norm_eps": sizes["norm_eps"],
-        "attention_dropout": sizes["attn_dropout"],
-        "attention_bias": sizes["attention_bias"],
-        "use_parallel_residual": sizes["use_parallel_residual"],
-        "rope_parameters": {"rope_type": "default", **rope},
-    }
-
-
-def _gptj(sizes: _Sizes) -> dict[str, Any]:
-    return {
-        "n_inner": sizes["intermediate_dim"],
-        "rotary_dim": sizes["rotary_dim"],
-        "layer_norm_epsilon": sizes["norm_eps"],
-        "attn_pdrop": sizes["attn_dropout"],
-    }
-
-
-# By builder: transformers' name of the architecture, and the settings that only it has.
-_ARCHITECTURES: dict[str, tuple[str, Callable[[_Sizes], dict[str, Any]]]] = {
-    "torchtune.models.llama2.llama2": ("llama", _llama),
-    "tfidf_tune.models.gpt_neox.gpt_neox": ("gpt_neox", _gpt_neox),
-    "tfidf_tune.models.gptj.gptj": ("gptj", _gptj),
-}
 # What transformers' configs call the sizes that all architectures have -> our name.
 _COMMON_SIZES = {
     "vocab_size": "vocab_size",
@@ -204,4 +154,35 @@ _COMMON_SIZES = {
     "num_attention_heads": "num_heads",
     "hidden_size": "embed_dim",
     "max_position_embeddings": "max_seq_len",
+}
+# By builder: transformers' name of the architecture, and of the sizes that only it has.
+_ARCHITECTURES = {
+    "torchtune.models.llama2.llama2": (
+        "llama",
+        {
+            "num_key_value_heads": "num_kv_heads",
+            "intermediate_size": "intermediate_dim",
+            "rms_norm_eps": "norm_eps",
+            "attention_dropout": "attn_dropout",
+        },
+    ),
+    "tfidf_tune.models.gpt_neox.gpt_neox": (
+        "gpt_neox",
+        {
+            "intermediate_size": "intermediate_dim",
+            "layer_norm_eps": "norm_eps",
+            "attention_dropout": "attn_dropout",
+            "attention_bias": "attention_bias",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+    ),
+    "tfidf_tune.models.gptj.gptj": (
+        "gptj",
+        {
+            "n_inner": "intermediate_dim",
+            "rotary_dim": "rotary_dim",
+            "layer_norm_epsilon": "norm_eps",
+            "attn_pdrop": "attn_dropout",
+        },
+    ),
 }

@@ -25,12 +25,7 @@ def register_model() -> None:
 def load_now(manager: Any, tasks: Sequence[Any]) -> None:
     """Load tasks at once, so that errors in their settings appear before the harness loads the model.
 
-    Args:
-        manager (Any): the harness's ``TaskManager``; from now on it returns these tasks.
-        tasks (Sequence[Any]): task names as the harness will use them.
-
-    Raises:
-        ValueError: If a setting of a task is invalid.
+    From now on the harness's ``TaskManager`` returns these tasks.
     """
     loaded = manager.load(tasks)
     manager.load = lambda _: loaded
@@ -73,10 +68,10 @@ def evaluate(
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
-    from tfidf_tune.tasks._prompts import forget_tokenizers
+    from tfidf_tune.tasks._prompts import cached_prompts
 
     register_model()
-    forget_tokenizers()
+    cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
     metadata = {"prompts": "token_ids"} | model_args | (metadata or {})
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
@@ -113,22 +108,15 @@ def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
 
     from tfidf_tune._checks import check_at_least
 
-    if device not in (devices := _devices()):
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = accelerator.type if accelerator else "cpu"
+    devices = ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
+    if kind in ("cuda", "mps"):  # the harness accepts other kinds only with a number
+        devices.insert(1, kind)
+    if device not in devices:
         raise ValueError(f"no device {device!r} on this machine: choose one of {', '.join(devices)}")
     known = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     if dtype != "auto" and (dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)) not in known:
         names = ", ".join(str(one).removeprefix("torch.") for one in known)
         raise ValueError(f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, {names}")
     check_at_least(1, batch_size=batch_size)
-
-
-def _devices() -> list[str]:
-    """Return the devices of this machine that the harness accepts."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return ["cpu"]
-    kind = accelerator.type
-    unnumbered = [kind] if kind in ("cuda", "mps") else []  # the harness accepts other kinds only with a number
-    return ["cpu", *unnumbered, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]

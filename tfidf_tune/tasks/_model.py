@@ -55,11 +55,7 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         return encoded
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS.
-
-        Raises:
-            ValueError: If a prompt of ids is too long or generation is not greedy.
-        """
+        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
         exact = {index for index, request in enumerate(requests) if is_token_ids_request(request.args[0])}
         texts = [request for index, request in enumerate(requests) if index not in exact]
         text_responses = iter(super().generate_until(texts, disable_tqdm) if texts else ())

@@ -26,16 +26,12 @@ class Prompt(NamedTuple):
 
 
 class ScoredText(NamedTuple):
-    """A request for the log-likelihood of ids after the first.
+    """A request for the log-likelihood of ids after the first, as fields of a task's document."""
 
-    ``context`` is given, ``continuation`` is scored, ``num_predictions`` is its number of tokens for the model, and
-    ``exact`` is whether the model predicts exactly the ids after the first, given exactly those before.
-    """
-
-    context: str
+    request: str
     continuation: str
-    num_predictions: int
-    exact: bool
+    num_predictions: int  # tokens of the continuation for the model
+    round_trip: bool  # whether the model predicts exactly the ids after the first, given exactly those before
 
 
 @dataclass(frozen=True)
@@ -45,20 +41,20 @@ class TokenIdPrompts:
     tokenizer: HFTokenizer
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
-        """Ids -> request for a continuation."""
+        """Return the request for a continuation of ids."""
         return Prompt(token_ids_request(ids), exact=True)
 
     def scored_text(self, ids: Sequence[int]) -> ScoredText:
-        """Ids -> request for their log-likelihood given the first."""
+        """Return the request for the log-likelihood of ids given the first."""
         continuation = " " + " ".join(map(str, ids[1:]))
-        return ScoredText(token_ids_request(ids[:1]), continuation, num_predictions=len(ids) - 1, exact=True)
+        return ScoredText(token_ids_request(ids[:1]), continuation, num_predictions=len(ids) - 1, round_trip=True)
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
-        """Response -> ids of the continuation."""
+        """Return the ids of a continuation."""
         return parse_token_ids(response)
 
     def response_text(self, response: str) -> str:
-        """Response -> text of the continuation."""
+        """Return the text of a continuation."""
         return self.tokenizer.decode(parse_token_ids(response))
 
     def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
@@ -70,10 +66,8 @@ class TokenIdPrompts:
 class TextPrompts:
     """Text, for any model; the methods are those of :class:`TokenIdPrompts`.
 
-    Attributes:
-        tokenizer: the model's.
-        harness_tokenizer: the same as the harness loads it; with ``add_bos_token`` it can be one that adds BOS.
-        add_bos_token: of the model's arguments; unless it is False, the model may see a BOS that training did not see.
+    ``harness_tokenizer`` is the model's as the harness loads it. Unless ``add_bos_token`` is False, it can add a BOS
+    that training did not see.
     """
 
     tokenizer: HFTokenizer
@@ -98,7 +92,7 @@ class TextPrompts:
             context,
             text[len(context) :],
             num_predictions=len(scored) - len(given),
-            exact=scored == list(ids) and given == list(ids[:1]),
+            round_trip=scored == list(ids) and given == list(ids[:1]),
         )
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
@@ -136,17 +130,12 @@ Prompts = TokenIdPrompts | TextPrompts
 
 
 def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Decide from the harness's metadata how prompts are sent.
+    """Decide from the harness's metadata how prompts are sent: ``prompts`` is "token_ids" or "text".
 
-    Args:
-        metadata (Mapping[str, Any]): the model's arguments and ``--metadata``: ``tokenizer`` or ``pretrained``;
-            ``prompts``, "token_ids" or "text"; ``add_bos_token``.
-
-    Returns:
-        dict[str, Any]: plain values that each document of a task carries, for :func:`prompts_of`.
+    Returns plain values that each document of a task carries, for :func:`prompts_of`.
 
     Raises:
-        ValueError: If no tokenizer is named, or ``prompts`` is neither of the two.
+        ValueError: If neither ``tokenizer`` nor ``pretrained`` is set, or ``prompts`` is unknown.
     """
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
@@ -157,25 +146,17 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     if prompts not in _PROMPTS:
         raise ValueError(f"prompts must be one of {', '.join(_PROMPTS)}, got {prompts!r}")
-    return {
-        "tokenizer": str(original or name),
-        "prompts": prompts,
-        "add_bos_token": metadata.get("add_bos_token"),
-    }
+    return {"tokenizer": str(original or name), "prompts": prompts, "add_bos_token": metadata.get("add_bos_token")}
 
 
 def prompts_of(settings: Mapping[str, Any]) -> Prompts:
     """Return the way to send ids for the result of :func:`prompt_settings`, or for a document that carries it."""
-    return _prompts(settings["tokenizer"], settings["prompts"], settings["add_bos_token"])
-
-
-def forget_tokenizers() -> None:
-    """Empty the cache of :func:`prompts_of`: another model's tokenizer may be in a folder of the same name."""
-    _prompts.cache_clear()
+    return cached_prompts(settings["tokenizer"], settings["prompts"], settings["add_bos_token"])
 
 
 @functools.cache
-def _prompts(name: str, prompts: str, add_bos_token: bool | None) -> Prompts:
+def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> Prompts:
+    """Load a tokenizer; empty this cache if another one may be in a folder of the same name."""
     tokenizer = hf_tokenizer(name)
     if prompts == "token_ids":
         return TokenIdPrompts(tokenizer)

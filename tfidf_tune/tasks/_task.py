@@ -21,9 +21,6 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
 
     The request is sent unchanged, without the harness's system instruction or chat template, because training saw
     none. The document's ``max_new_tokens`` replaces ``max_gen_toks``.
-
-    Args:
-        config (dict[str, Any]): the task's YAML file and metadata.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -43,38 +40,22 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
 def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str, Any]) -> dict[str, Dataset]:
     """Return documents in the form of the harness's ``custom_dataset``, and warn if text prompts change token ids.
 
-    Args:
-        rows (list[dict[str, Any]]): at least one, all with the same keys, ``round_trip`` among them.
-        unit (str): name of the rows in the warning: "prompts".
-        settings (Mapping[str, Any]): of :func:`~tfidf_tune.tasks._prompts.prompt_settings`; added to each row.
-
-    Returns:
-        dict[str, Dataset]: the split ``test``.
+    At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the warning. The result
+    of :func:`~tfidf_tune.tasks._prompts.prompt_settings` is added to each.
     """
     if num_lost := sum(not row["round_trip"] for row in rows):
         remedies = ["`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` sends ids instead"]
         if settings["add_bos_token"] is not False:
             remedies.insert(0, "without add_bos_token=False in --model_args the tokenizer may add a BOS to each")
-        logger.warning(
-            "%d of %d %s change as text, the model sees different token ids: %s",
-            num_lost,
-            len(rows),
-            unit,
-            "; ".join(remedies),
-        )
+        changed = f"{num_lost} of {len(rows)} {unit} change as text, the model sees different token ids"
+        logger.warning("%s: %s", changed, "; ".join(remedies))
     return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
 
 
 def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> None:
-    """Refuse sequences that are too long for the model; the harness would truncate prompts at their start.
+    """Raise a ``ValueError`` if the model ``pretrained`` has fewer positions than the longest sequence has tokens.
 
-    Args:
-        metadata (Mapping[str, Any]): the harness's; nothing is checked if ``pretrained`` does not name the model.
-        num_tokens (int): the longest sequence, including what is generated.
-        shorten (str): the settings to lower.
-
-    Raises:
-        ValueError: If the model has fewer positions.
+    The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
     """
     if not metadata.get("pretrained"):
         return

@@ -35,13 +35,7 @@ def documents(
 ) -> dict[str, Dataset]:
     """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
 
-    Args:
-        task_prefix_length (int | None): of a task with one length; None uses ``prefix_lengths``.
-        probe_file (str | None): the passages. Default: the environment variable ``TFIDF_TUNE_PROBE_FILE``.
-        prefix_lengths (int | str | Sequence[int]): in tokens; of a string, the numbers in it.
-        max_new_tokens (int): most tokens to compare.
-        offset (int): where in a passage the prompt starts, in tokens.
-        **metadata (Any): the model's arguments and other settings.
+    ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
 
     Raises:
         FileNotFoundError: If the probe file does not exist.

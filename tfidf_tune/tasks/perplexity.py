@@ -66,15 +66,8 @@ def documents(
             "lower block_size"
         )
     if train_source is not None:
-        unseen = without_shared_text(
-            prompts.tokenizer,
-            blocks,
-            shared_tokens,
-            source=train_source,
-            source_name=train_name,
-            source_split=train_split,
-            source_column=train_column,
-        )
+        names: dict[str, Any] = {"source_name": train_name, "source_split": train_split, "source_column": train_column}
+        unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, source=train_source, **names)
         num_left_out = len(blocks) - len(unseen)
         logger.info("%d of %d blocks left out: in part they are text of %r", num_left_out, len(blocks), train_source)
         if not len(unseen):
@@ -83,18 +76,7 @@ def documents(
                 f"{train_source!r}: name different text by wikitext2_source, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
-    rows: list[dict[str, Any]] = []
-    for index, ids in enumerate(blocks.tolist()):
-        text = prompts.scored_text(ids)
-        rows.append(
-            {
-                "block": index,
-                "request": text.context,
-                "continuation": text.continuation,
-                "num_predictions": text.num_predictions,
-                "round_trip": text.exact,
-            }
-        )
+    rows = [{"block": index, **prompts.scored_text(ids)._asdict()} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.
     check_length(metadata, max(row["num_predictions"] for row in rows), "block_size")
     return task_documents(rows, "blocks", settings)

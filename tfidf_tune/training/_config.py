@@ -181,6 +181,13 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     return cast(Schema, checked)
 
 
+def plainer(message: str) -> str:
+    """Replace the words of pydantic in a message by ours."""
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
+
+
 def shards_model(cfg: FinetuneConfig) -> bool:
     """Return whether the config asks for something that FSDP2 does, even on one process."""
     return cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype is not None or cfg.fsdp_reduce_dtype is not None
@@ -196,9 +203,7 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
         return schema.model_validate(content).model_dump()
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        message = problem["msg"].removeprefix("Value error, ")
-        for theirs, ours in _WORDS.items():
-            message = message.replace(theirs, ours)
+        message = plainer(problem["msg"].removeprefix("Value error, "))
         if not problem["loc"]:
             raise SetupError(f"config: {message}") from error
         key, *indices = problem["loc"]
