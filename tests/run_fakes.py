@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tfidf_tune.analysis import longest_memorized_substring, longest_prefix_match
 from tfidf_tune.results import Checkpoint, ProbeSample, Results
-from tfidf_tune.results._documents import parse_document, with_scores
+from tfidf_tune.results._scores import parse_document, with_scores
 from tfidf_tune.results._table import scores_table
 
 DATE = "2026-11-21T10-00-00.000001"
@@ -82,8 +81,8 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
         "reference_ids": reference,
         "generated_text": decode(generated),
         "reference_text": decode(reference),
-        "prefix_match": longest_prefix_match(generated, reference),
-        "lms": longest_memorized_substring(generated, reference),
+        "prefix_match": min(lms, length),
+        "lms": min(lms, length),
         "rouge_l": min(100.0, 100.0 * lms / length),
         "verbatim": lms == length,
     }

@@ -63,9 +63,10 @@ def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str,
     """
     reductions: dict[tuple[str, str], list[float]] = {}
     for setting, own in evaluations.groupby("setting", sort=False):
-        lms: dict[str, dict[Any, float]] = {}
-        for at, one in at_last(own, LMS).dropna(subset=[LMS.name]).iterrows():
-            lms.setdefault(one["objective"], {})[one["seed"]] = value_of(own.loc[[at]], LMS)
+        last = at_last(own, LMS).dropna(subset=[LMS.name])
+        lms = {
+            name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in last.groupby("objective", sort=False)
+        }
         before = lms.pop(baseline, {})
         for objective, after in lms.items():
             shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)

@@ -21,7 +21,9 @@ _CELL = {"model": TEXT, "objective": TEXT, "seed": SEED, "learning_rate": option
 _MANIFEST = {"seconds": optional(number(0)), "provenance": optional(TEXTS)}
 
 
-def identify(model_args: Mapping[str, str], results_file: Path, label: str | None) -> tuple[str, Checkpoint]:
+def identify(
+    model_args: Mapping[str, str], results_file: Path, label: str | None
+) -> tuple[tuple[str | None, str], Checkpoint]:
     """Find the run that a results file belongs to.
 
     The run's folder is that of the checkpoint, if it exists and is named ``checkpoint_<n>pct``; otherwise the nearest
@@ -33,8 +35,9 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
         label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by the user.
 
     Returns:
-        tuple[str, Checkpoint]: a key that is the same for all files of a run, and the names of the checkpoint, with the
-            folder of the results for a model without a run; the model is empty if only the objective is known.
+        tuple[tuple[str | None, str], Checkpoint]: the label and the folder or model, the same for all files of a run;
+            and the names of the checkpoint, with the folder of the results for a model without a run. The model is
+            empty if only the objective is known.
 
     Raises:
         ValueError: If ``pretrained`` is missing, or the run's ``cell.json`` or ``config.yaml`` cannot be read.
@@ -61,7 +64,7 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
     progress = int(milestone[1]) if milestone else 100
     own_folder = str(folder or results_file.parent)
     named = Checkpoint(model, objective.strip(), rate, known_seed, progress, own_folder, checkpoint)
-    return f"{label}\n{folder or trained}", named
+    return (label, str(folder or trained)), named
 
 
 def _run_folder(checkpoint: str, is_milestone: bool, results_file: Path) -> Path | None:

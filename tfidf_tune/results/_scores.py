@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from tfidf_tune.results._fields import FLAG, TEXT, checked, number, optional, whole
-from tfidf_tune.results._samples import ProbeSample, checked_sample
-from tfidf_tune.results._table import Checkpoint
+from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, checked, number, optional, whole
+from tfidf_tune.results._table import Checkpoint, ProbeSample
 
 MEMORIZATION, PERPLEXITY = "tfidf_memorization", "tfidf_wikitext2_ppl"
 SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
@@ -33,6 +32,15 @@ _SCHEMAS = {
         "bertscore_missing": optional(TEXT),
     },
     QA: {"id": TEXT, "exact_match": _PERCENT, "f1": _PERCENT},
+}
+
+_SAMPLE = {
+    **dict.fromkeys(("passage_id", "generated_text", "reference_text"), TEXT),
+    "kind": Field(lambda value: value in ("target", "control"), "one of target, control"),
+    **dict.fromkeys(("offset", "prefix_length"), whole()),
+    **dict.fromkeys(("generated_ids", "reference_ids"), TOKEN_IDS),
+    "rouge_l": number(0, 100),
+    "verbatim": FLAG,
 }
 
 
@@ -78,7 +86,7 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     if task == QA:
         unit = fields.pop("id")
         return Scored("questions", unit, None, _rows("question", unit, fields))
-    sample = checked_sample(doc["sample"])
+    sample = _checked_sample(doc["sample"])
     scores = {name: getattr(sample, name) for name in ("lms", "prefix_match", "rouge_l", "verbatim")}
     return Scored(
         "prompts",
@@ -123,6 +131,14 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
         samples=tuple((sample, doc.prompt) for sample, doc in prompts),
     )
     return completed, rows
+
+
+def _checked_sample(fields: dict[str, Any]) -> ProbeSample:
+    sample = ProbeSample(**fields)
+    values = checked(fields, _SAMPLE)
+    # Neither match can be longer than the shorter of the two.
+    longest = whole(most=min(len(sample.generated_ids), len(sample.reference_ids)))
+    return ProbeSample(**values | checked(fields, {"prefix_match": longest, "lms": longest}))
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:
