@@ -92,11 +92,9 @@ def test_what_is_not_known_or_measured_is_missing():
     assert [math.isnan(unprobed[name]) for name in ("lms", "max_lms", "log_perplexity")] == [True, True, False]
 
 
-@pytest.mark.parametrize("likelihood", [math.nan, -math.inf])
-def test_a_model_that_diverged_has_an_infinite_perplexity(tmp_path, likelihood):
-    made = results(
-        run("A", [evaluation(samples=targets(1), blocks=(BlockScore(0, 10, -20.0), BlockScore(1, 10, likelihood)))])
-    )
+def test_a_model_that_diverged_has_an_infinite_perplexity(tmp_path):
+    scores = (BlockScore(0, 10, -20.0), BlockScore(1, 10, -math.inf), BlockScore(2, 10, math.nan))
+    made = results(run("A", [evaluation(samples=targets(1), blocks=scores)]))
     assert averages(made)["log_perplexity"] == math.inf
     write_results(made, tmp_path / "r.jsonl")
     require_same(read_results(tmp_path / "r.jsonl"), made)
@@ -124,10 +122,10 @@ def test_results_come_back_as_they_were(tmp_path):
     require_same(read_results(tmp_path / "many.jsonl"), many)
 
 
-def test_a_run_over_100_passages_takes_at_most_10_kilobytes_a_checkpoint(tmp_path):
-    runs = grown_runs(objectives=("CE",), seeds=[0], num_passages=100, downstream=False)
-    write_results(results(*runs), tmp_path / "r.jsonl")
-    assert (tmp_path / "r.jsonl").stat().st_size < 5 * 10_000
+def test_a_checkpoint_of_100_passages_takes_at_most_10_kilobytes(tmp_path):
+    (made,) = grown_runs(objectives=("CE",), num_passages=100, downstream=False)
+    write_results(results(dataclasses.replace(made, evaluations=made.evaluations[-2:])), tmp_path / "r.jsonl")
+    assert (tmp_path / "r.jsonl").stat().st_size < 2 * 10_000
 
 
 def changed(file, number, change):
@@ -144,9 +142,9 @@ def with_value(key, value):
     return lambda line: json.dumps(json.loads(line) | {key: value})
 
 
-@pytest.mark.parametrize(
-    ("number", "change", "message"),
-    [
+def test_a_damaged_file_is_refused_with_file_line_and_remedy(file):
+    whole = file.read_bytes()
+    for number, change, message in (
         (2, lambda line: line[:-20], "line 2: a damaged line .JSONDecodeError"),
         (3, without("asked"), "line 3: a damaged line .KeyError: 'asked'"),
         (3, without("scores"), "line 3: a damaged line .KeyError: 'scores'"),
@@ -179,21 +177,14 @@ def with_value(key, value):
         (3, lambda line: None, "lists 2 checkpoints, the file has 1"),
         (1, lambda line: None, "not a results file .KeyError: 'format'"),
         (1, with_value("format", "tfidf-tune runs, version 9"), "its format is 'tfidf-tune runs, version 9', not"),
-    ],
-    ids=lambda value: None if callable(value) else str(value)[:30],
-)
-def test_a_damaged_file_is_refused_with_file_line_and_remedy(file, number, change, message):
-    changed(file, number, change)
-    with pytest.raises(ValueError, match=message) as caught:
-        read_results(file)
-    assert str(file) in str(caught.value)
-    assert "tfidf-tune compare" in str(caught.value)
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path):
-    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
+    ):
+        file.write_bytes(whole)
+        changed(file, number, change)
+        with pytest.raises(ValueError, match=rf"{file}.* {message}.*tfidf-tune compare"):
+            read_results(file)
+    file.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="not a results file"):
-        read_results(tmp_path / "x.jsonl")
+        read_results(file)
 
 
 def test_files_and_folders_are_loaded_together(tmp_path, file):
