@@ -1,4 +1,4 @@
-"""Runs made by hand, in memory and as lm-evaluation-harness writes them."""
+"""Fake runs, in memory and as lm-evaluation-harness writes them."""
 
 import dataclasses
 import json
@@ -146,7 +146,7 @@ def documents(evaluated):
 
 
 def results(*runs):
-    """The table of results of runs made by hand."""
+    """The table of results of fake runs."""
     checkpoints, rows = [], []
     for one in runs:
         for evaluated in one.evaluations:

@@ -161,14 +161,10 @@ def floor_of(targets: Floats, controls: Floats) -> Floor:
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
-    """Find where a path, linear between its points, first reaches a goal.
-
-    Args:
-        path (np.ndarray): float64 ``[n]``, n at least 1, all finite.
-        goal (float): the value to reach.
+    """Find where a path ``[n]`` of finite values, linear between its points, first has the value of a goal.
 
     Returns:
-        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never does.
+        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never has.
     """
     if path[0] == goal:
         return 0, 0, 0.0

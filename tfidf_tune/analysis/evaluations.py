@@ -115,10 +115,12 @@ def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str],
     rows = rows.assign(
         sum=rows["value"] * rows["count"], unit=units.where(rows["kind"] != "block", units.str.zfill(20))
     )
-    for key, own in rows.groupby(["checkpoint", "metric", "kind"], observed=True):
-        if not own["value"].isna().any():
-            totals = own.groupby("unit")[["sum", "count"]].sum()
-            yield key, (totals["sum"].to_numpy(float), totals["count"].to_numpy(float))
+    keys = ["checkpoint", "metric", "kind"]
+    missing = set(rows.loc[rows["value"].isna(), keys].itertuples(index=False, name=None))
+    totals = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
+    for key, own in totals.groupby(level=keys, observed=True):
+        if key not in missing:
+            yield key, (own["sum"].to_numpy(float), own["count"].to_numpy(float))
 
 
 def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, number, optional, whole
+from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, integer, number, optional
 from tfidf_tune.results._importer import import_results, split_label
 from tfidf_tune.results._table import WRITTEN_FIELDS, Checkpoint, Results, join_results, scores_table
 
@@ -64,7 +64,7 @@ def read_results(file: str | Path) -> Results:
         header = json.loads(first)
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        first_line = checked(header, {"checkpoints": whole(), "provenance": TEXTS})
+        first_line = checked(header, {"checkpoints": integer(), "provenance": TEXTS})
         expected, provenance, units = *first_line.values(), header["units"]
         if not all(isinstance(name, str) for names in units for name in names):
             raise ValueError("units are not lists of names")
@@ -136,13 +136,13 @@ def _list_of(fits: Callable[[Any], bool], expected: str, convert: Callable[[list
     return Field(lambda values: isinstance(values, list) and all(map(fits, values)), f"a list of {expected}", convert)
 
 
-_FINITE, _COUNT = number(), whole(1)
+_FINITE, _COUNT = number(), integer(1)
 _COUNTS = _list_of(_COUNT.fits, "integers from 1")
 _SCORES = {
     "metric": TEXT,
     "kind": TEXT,
-    "prefix": optional(whole()),
-    "units": whole(),
+    "prefix": optional(integer()),
+    "units": integer(),
     "values": _list_of(
         lambda value: value in (None, "inf") or _FINITE.fits(value),
         "finite numbers, null and 'inf'",
@@ -158,8 +158,8 @@ _CHECKPOINT = {
     "seed": SEED,
     "asked": TEXTS,
     **dict.fromkeys(("learning_rate", "training_seconds"), optional(number(0))),
-    "progress": whole(most=100),
-    **dict.fromkeys(("lost_prompts", "lost_blocks"), whole()),
+    "progress": integer(most=100),
+    **dict.fromkeys(("lost_prompts", "lost_blocks"), integer()),
     "text_prompts": FLAG,
     "bertscore_missing": _list_of(TEXT.fits, "texts", tuple),
 }
