@@ -141,6 +141,8 @@ def test_pairs_of_seeds_may_be_one_none_or_unknown():
         assert math.isnan(one.lms_low)
         assert math.isnan(one.lms) == math.isnan(one.reduction) == (number == 0)
         assert differences(found, "equal rates") == []  # a single learning rate
+    found = trace([record(), record("B"), record("Start", learning_rate=None)])
+    assert [one.objective for one in differences(found, "equal rates")] == ["B"]
 
 
 def test_at_an_lms_of_0_there_is_no_reduction():

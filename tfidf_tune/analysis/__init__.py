@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import what needs torch on first use: torch takes seconds, and reports do without it."""
+        # Import what needs torch on first use: torch takes seconds, and reports do without it.
         if name not in __all__:
             raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
         modules = {"load_model": "_models", "require_known_ids": "_models", "token_perplexity": "_perplexity"}
