@@ -92,7 +92,8 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
 def evaluation(progress=100, samples=(), **fields):
     samples = tuple(samples)
     prompts = {(s.passage_id, s.offset, s.prefix_length): f"prompt of {s.passage_id}" for s in samples}
-    return Evaluation(progress, f"checkpoint_{progress}pct", samples, prompts, **fields)
+    named = {"checkpoint": f"checkpoint_{progress}pct", "prompts": prompts}
+    return Evaluation(progress, samples=samples, **(named | fields))
 
 
 def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None, learning_rate=None):
