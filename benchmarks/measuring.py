@@ -18,7 +18,7 @@ import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao
 import torch
 from scipy.stats import quantile_test
 
-from tfidf_tune.analysis import describe_machine
+from tfidf_tune.results import describe_machine
 
 
 class Peak:

@@ -1,4 +1,4 @@
-"""Runs made by hand, in memory and as lm-evaluation-harness writes them."""
+"""Fake runs, in memory and as lm-evaluation-harness writes them."""
 
 import dataclasses
 import json
@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tfidf_tune.analysis import longest_memorized_substring, longest_prefix_match
 from tfidf_tune.results import Checkpoint, ProbeSample, Results
-from tfidf_tune.results._documents import parse_document, with_scores
+from tfidf_tune.results._scores import parse_document, with_scores
 from tfidf_tune.results._table import scores_table
 
 DATE = "2026-11-21T10-00-00.000001"
@@ -46,9 +45,9 @@ class Evaluation:
     checkpoint: str
     samples: tuple[ProbeSample, ...]
     prompts: dict[tuple[str, int, int], str]
-    blocks: tuple[BlockScore, ...]
-    summaries: tuple[SummaryScore, ...]
-    answers: tuple[AnswerScore, ...]
+    blocks: tuple[BlockScore, ...] = ()
+    summaries: tuple[SummaryScore, ...] = ()
+    answers: tuple[AnswerScore, ...] = ()
     num_not_round_trip: int = 0
     num_blocks_not_round_trip: int = 0
     num_injections: dict[str, int] = field(default_factory=dict)
@@ -82,8 +81,8 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
         "reference_ids": reference,
         "generated_text": decode(generated),
         "reference_text": decode(reference),
-        "prefix_match": longest_prefix_match(generated, reference),
-        "lms": longest_memorized_substring(generated, reference),
+        "prefix_match": min(lms, length),
+        "lms": min(lms, length),
         "rouge_l": min(100.0, 100.0 * lms / length),
         "verbatim": lms == length,
     }
@@ -91,28 +90,14 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
 
 
 def evaluation(progress=100, samples=(), **fields):
-    values = {
-        "progress": progress,
-        "checkpoint": f"checkpoint_{progress}pct",
-        "samples": tuple(samples),
-        "prompts": {(s.passage_id, s.offset, s.prefix_length): f"prompt of {s.passage_id}" for s in samples},
-        "blocks": (),
-        "summaries": (),
-        "answers": (),
-    }
-    return Evaluation(**(values | fields))
+    samples = tuple(samples)
+    prompts = {(s.passage_id, s.offset, s.prefix_length): f"prompt of {s.passage_id}" for s in samples}
+    named = {"checkpoint": f"checkpoint_{progress}pct", "prompts": prompts}
+    return Evaluation(progress, samples=samples, **(named | fields))
 
 
 def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None, learning_rate=None):
-    folder = folder or f"runs/{objective}-{seed}"
-    return Run(
-        model=model,
-        objective=objective,
-        seed=seed,
-        folder=folder,
-        evaluations=tuple(evaluations),
-        learning_rate=learning_rate,
-    )
+    return Run(model, objective, seed, folder or f"runs/{objective}-{seed}", tuple(evaluations), learning_rate)
 
 
 def targets(*lms, prefix_length=32, kind="target"):
@@ -162,7 +147,7 @@ def documents(evaluated):
 
 
 def results(*runs):
-    """The table of results of runs made by hand."""
+    """The table of results of fake runs."""
     checkpoints, rows = [], []
     for one in runs:
         for evaluated in one.evaluations:
@@ -178,7 +163,7 @@ def results(*runs):
     return Results(tuple(checkpoints), scores_table(rows), {})
 
 
-def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, round_trip=True):
+def write_evaluation(folder, evaluated, *, model_args=None, date=DATE):
     """Write an evaluation as the harness does, in a folder that it names after the model."""
     folder = folder / "model__name"
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +172,6 @@ def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, round_tri
     (folder / f"results_{date}.json").write_text(json.dumps(content))
     for task, of_task in documents(evaluated).items():
         for doc in of_task:
-            doc |= {"round_trip": doc["round_trip"] and round_trip} if "round_trip" in doc else {}
             doc |= {"num_injections": 10} if "num_injections" in doc else {}
         if of_task:
             lines = "".join(json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(of_task))

@@ -2,88 +2,106 @@ import dataclasses
 import json
 
 import pytest
+from forked_commands import run_in_forks
 from run_fakes import controls, evaluation, grown_runs, targets, write_evaluation, write_run
+from tokenizers import Tokenizer, models
 
 from tfidf_tune.commands.compare import main
 
 
-@pytest.fixture
-def experiment(tmp_path, monkeypatch):
-    """The folder of an experiment of two cells, seen from its parent."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """The folder of an experiment of two cells, whose checkpoints have a tokenizer."""
+    folder = tmp_path_factory.mktemp("compare") / "experiment"
     for made in grown_runs(num_passages=4, downstream=False):
-        write_run(tmp_path / "experiment" / made.objective, made)
-    return tmp_path / "experiment"
+        write_run(folder / made.objective, made)
+        for checkpoint in folder.glob("*/checkpoint_*"):
+            Tokenizer(models.WordLevel({"w7": 7}, unk_token="w7")).save(str(checkpoint / "tokenizer.json"))
+    return folder
 
 
-def test_it_prints_the_report_and_ends_with_the_page(experiment, capsys):
-    main([str(experiment)])
-    printed = capsys.readouterr().out
-    assert printed.startswith("# TF-IDF against CE\n")
-    assert "\nRuns of Tiny, asked to continue passages" in printed
-    assert "- TF-IDF lowers the average LMS by" in printed
-    assert "too few passages (4) to judge" in " ".join(printed.split())
-    assert "## Memorization\n" in printed
-    assert printed.splitlines()[-1] == "Report: comparison/index.html"
-    assert (experiment.parent / "comparison" / "index.html").is_file()
+@pytest.fixture(scope="module")
+def compared(experiment):
+    """The folder of a report, and the command that made it in a process of its own."""
+    folder = experiment.parent / "comparison"
+    (ended,) = run_in_forks([["compare", str(experiment), "--output-dir", str(folder)]])
+    return folder, ended
 
 
-def test_folder_title_and_baseline_can_be_chosen(experiment, capsys):
-    runs = [str(experiment / "TF-IDF"), str(experiment / "CE")]
-    main([*runs, "--output-dir", "out/here", "--title", "Mine", "--baseline", "TF-IDF"])
-    assert capsys.readouterr().out.startswith("# Mine\n")
-    content = json.loads((experiment.parent / "out/here/report.json").read_text())
-    assert content["provenance"]["Baseline"] == "TF-IDF"
+def test_it_prints_the_report_and_ends_with_the_page(compared):
+    folder, ended = compared
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("# TF-IDF against CE\n")
+    assert "\nRuns of Tiny, asked to continue passages" in ended.out
+    assert "- TF-IDF lowers the average LMS by" in ended.out
+    assert "too few passages (4) to judge" in " ".join(ended.out.split())
+    assert "## Memorization\n" in ended.out
+    assert ended.out.splitlines()[-1] == f"Report: {folder / 'index.html'}"
+    assert (folder / "index.html").is_file()
 
 
-def test_foreign_results_are_compared_by_label(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name, lms in (("theirs", 6), ("ours", 2)):
-        samples = [*targets(lms, lms + 1), *controls(0, 1)]
-        write_evaluation(tmp_path / name, evaluation(samples=samples, checkpoint=f"org/{name}"))
-    main(["CE=theirs", "TF-IDF=ours"])
-    assert "TF-IDF lowers the average LMS by 61.5 %" in " ".join(capsys.readouterr().out.split())
+def test_it_needs_neither_torch_nor_what_only_training_and_evaluation_need(compared):
+    """Examples included, which are decoded by the tokenizer of the checkpoint."""
+    heavy = {
+        "datasets",
+        "lm_eval",
+        "omegaconf",
+        "peft",
+        "pydantic",
+        "rouge_score",
+        "torch",
+        "torchtune",
+        "transformers",
+    }
+    modules = set(compared[1].modules)
+    assert {"matplotlib.figure", "pandas", "tokenizers"} <= modules
+    assert not modules & (heavy | {"matplotlib.pyplot", "tfidf_tune.training"})
 
 
-def test_a_frontier_is_made_of_folders_and_again_of_its_records(experiment, capsys):
-    for rate in (1e-3, 1e-2):
-        for made in grown_runs(num_passages=4, downstream=False):
-            write_run(experiment / f"{made.objective}-{rate}", dataclasses.replace(made, learning_rate=rate))
-    main(["--frontier", str(experiment), "--reference", "TF-IDF"])
-    printed = capsys.readouterr().out
-    assert printed.startswith("# Recitation against perplexity\n")
-    assert "Against TF-IDF, each at its operating point" in " ".join(printed.split())
-    assert printed.splitlines()[-1] == "Report: frontier/index.html"
-    folder = experiment.parent / "frontier"
-    main(["--frontier", str(folder / "results.jsonl"), "--reference", "TF-IDF", "--output-dir", "again"])
-    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
-    assert (experiment.parent / "again" / "results.jsonl").read_text() == (folder / "results.jsonl").read_text()
-
-
-def test_a_reference_without_a_frontier_is_refused(experiment, capsys):
-    with pytest.raises(SystemExit):
-        main([str(experiment), "--reference", "CE"])
-    assert "--reference is for --frontier" in capsys.readouterr().err
-
-
-def test_a_comparison_can_be_made_again_from_its_results_without_examples(experiment, capsys):
-    main([str(experiment)])
-    main(["comparison/results.jsonl", "--output-dir", "again"])
-    first, again = (
-        json.loads((experiment.parent / name / "report.json").read_text()) for name in ("comparison", "again")
-    )
+def test_a_comparison_can_be_made_again_from_its_results_without_examples(compared, tmp_path):
+    folder, _ = compared
+    main([str(folder / "results.jsonl"), "--output-dir", str(tmp_path / "again")])
+    first, again = (json.loads((path / "report.json").read_text()) for path in (folder, tmp_path / "again"))
     assert first.pop("examples") != []
     assert again.pop("examples") == []
     assert again == first
 
 
-def test_a_folder_of_other_files_is_refused_before_anything_is_read(tmp_path):
-    (tmp_path / "mine.txt").write_text("")
+def test_labels_baseline_title_and_folder_can_be_chosen(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, lms in (("theirs", 6), ("ours", 2)):
+        samples = [*targets(lms, lms + 1), *controls(0, 1)]
+        write_evaluation(tmp_path / name, evaluation(samples=samples, checkpoint=f"org/{name}"))
+    main(["TF-IDF=ours", "CE=theirs", "--output-dir", "out/here", "--title", "Mine", "--baseline", "TF-IDF"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Mine\n")
+    assert "CE raises the average LMS by 160.0 %" in " ".join(printed.split())
+    assert json.loads((tmp_path / "out/here/report.json").read_text())["provenance"]["Baseline"] == "TF-IDF"
+
+
+def test_a_frontier_is_made_of_folders_and_again_of_its_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for rate in (1e-3, 1e-2):
+        for made in grown_runs(num_passages=4, downstream=False):
+            last = dataclasses.replace(made, learning_rate=rate, evaluations=made.evaluations[-1:])
+            write_run(tmp_path / "experiment" / f"{made.objective}-{rate}", last)
+    main(["--frontier", "experiment", "--reference", "TF-IDF"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Recitation against perplexity\n")
+    assert "Against TF-IDF, each at its operating point" in " ".join(printed.split())
+    assert printed.splitlines()[-1] == "Report: frontier/index.html"
+    main(["--frontier", "frontier/results.jsonl", "--reference", "TF-IDF", "--output-dir", "again"])
+    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
+    assert (tmp_path / "again/results.jsonl").read_text() == (tmp_path / "frontier/results.jsonl").read_text()
+
+
+def test_what_cannot_be_compared_is_refused_and_leaves_nothing_behind(experiment, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([str(experiment), "--reference", "CE"])
+    assert "--reference is for --frontier" in capsys.readouterr().err
     with pytest.raises(ValueError, match="give the report a folder of its own"):
-        main([str(tmp_path), "--output-dir", str(tmp_path)])
-
-
-def test_one_run_alone_leaves_nothing_behind(experiment):
+        main([str(experiment), "--output-dir", str(experiment)])
     with pytest.raises(ValueError, match=r"nothing to compare: there is only .*CE.*probe audit"):
         main([str(experiment / "CE")])
-    assert not (experiment.parent / "comparison").exists()
+    assert not [*tmp_path.iterdir()]

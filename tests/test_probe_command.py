@@ -20,20 +20,7 @@ def texts(tmp_path_factory, text_file):
     folder = tmp_path_factory.mktemp("texts")
     lines = text_file.read_text().splitlines()
     rows = [f"{first}\n{second}" for first, second in zip(lines[::2], lines[1::2], strict=True)][:60]
-    words = [
-        "amber",
-        "birch",
-        "cobalt",
-        "delta",
-        "ember",
-        "fjord",
-        "garnet",
-        "hazel",
-        "indigo",
-        "juniper",
-        "kelp",
-        "onyx",
-    ]
+    words = ["amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "hazel", "indigo", "juniper", "kelp"]
     unseen = [" ".join(words[(i * j + j // 7 + i) % len(words)] for j in range(60)) for i in range(8)]
     for name, bodies in (("training", [*rows, *[rows[7]] * 20]), ("unseen", unseen)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"body": body}) + "\n" for body in bodies))
@@ -113,17 +100,14 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
         assert message.endswith(f"is not a whole number from {least} to {most}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_text_and_tokenizer_that_do_not_fit_are_refused(make):
+    for arguments, error, message in (
         (["--block-size", "1000000000"], ValueError, "found 0 passages of 1000000000 tokens .* the longest of [0-9]+"),
         (["--tokenizer", "./gone"], FileNotFoundError, r"no such folder: '\./gone'"),
         (["--column", "prose"], ValueError, r"no column 'prose', only \['body'\]"),
-    ],
-)
-def test_text_and_tokenizer_that_do_not_fit_are_refused(make, arguments, error, message):
-    with pytest.raises(error, match=message):
-        make(*arguments)
+    ):
+        with pytest.raises(error, match=message):
+            make(*arguments)
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(make, tmp_path, monkeypatch):
@@ -157,14 +141,9 @@ def test_a_full_disk_is_one_message_and_keeps_the_old_file(make, monkeypatch):
 # ---- audit
 
 
-@pytest.fixture
-def audit(tmp_path):
-    def run(*arguments):
-        folder = tmp_path / "audit"
-        main(["audit", *map(str, arguments), "--output-dir", str(folder)])
-        return json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))
-
-    return run
+def audit(folder, *arguments):
+    main(["audit", *map(str, arguments), "--output-dir", str(folder)])
+    return json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))
 
 
 def train_on_targets(checkpoint, probe_file, folder):
@@ -172,7 +151,7 @@ def train_on_targets(checkpoint, probe_file, folder):
     model = load_model(checkpoint).train()
     ids = torch.tensor([passage.token_ids for passage in read_probe_file(probe_file) if passage.kind == "target"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(250):
+    for _ in range(100):
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -181,10 +160,13 @@ def train_on_targets(checkpoint, probe_file, folder):
     return folder
 
 
-def test_a_model_that_has_memorized_the_targets_is_detected(make, tiny_checkpoint, audit, tmp_path, capsys):
+def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_results(
+    make, tiny_checkpoint, tmp_path, capsys
+):
     # No two passages start alike, so the model can memorize all of them.
-    file = make("--passages", "random")
-    report = audit(train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last"), "--probe-file", file, *QUICK)
+    file, folder = make("--passages", "random"), tmp_path / "audit"
+    model = train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last")
+    report = audit(folder, model, "--probe-file", file, *QUICK)
     assert report["statements"][0] == (
         "Too few passages for a verdict (4 targets, 3 controls): it takes at least 10 of each. 4 of the targets are "
         "recited verbatim nevertheless."
@@ -197,28 +179,23 @@ def test_a_model_that_has_memorized_the_targets_is_detected(make, tiny_checkpoin
     assert tables["targets_and_controls"][1][5] < 12
     piece, *_ = report["examples"][0]["continuations"][0]["pieces"]
     assert piece == {"text": report["examples"][0]["truth"], "recited": True}
-    assert (tmp_path / "audit" / "report" / "index.html").is_file()
+    assert (folder / "report" / "index.html").is_file()
     assert "It recites 4 of the 4 targets" in capsys.readouterr().out
 
-
-def test_existing_results_are_audited_without_the_model_unless_they_are_of_two_models(
-    make, probe_file, tiny_checkpoint, audit, tmp_path
-):
-    first = audit(tiny_checkpoint, "--probe-file", probe_file, *QUICK)
-    results = (tmp_path / "audit" / "evaluation").rename(tmp_path / "results")
-    assert audit("--results", results)["statements"] == first["statements"]
+    results = (folder / "evaluation").rename(tmp_path / "results")
+    assert audit(folder, "--results", results)["statements"] == report["statements"]
 
     # A second audit in the same folder reports only its own results.
-    again = audit(tiny_checkpoint, "--probe-file", make(), *QUICK, "--prefix-lengths", "20")
+    again = audit(folder, model, "--probe-file", file, *QUICK, "--prefix-lengths", "20")
     assert again["provenance"]["Prompts (tokens)"] == "20"
 
     for name in ("first", "second"):
         (tmp_path / "both" / name).mkdir(parents=True)
-        for file in results.rglob("*.json*"):
-            text = file.read_text().replace(str(tiny_checkpoint), f"some/{name}")
-            (tmp_path / "both" / name / file.name).write_text(text)
+        for written in results.rglob("*.json*"):
+            text = written.read_text().replace(str(model), f"some/{name}")
+            (tmp_path / "both" / name / written.name).write_text(text)
     with pytest.raises(ValueError, match=r"both holds the results of 2 runs, .*: name one of them, or compare them by"):
-        audit("--results", tmp_path / "both")
+        audit(folder, "--results", tmp_path / "both")
 
 
 class Stopped(Exception):
@@ -276,9 +253,14 @@ def test_the_prompts_decide_the_task_and_the_model_the_folder(
     assert output.parent.as_posix() == f"runs/audit/{name}/evaluation"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
+    probe_file, tiny_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
+    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("the model was loaded"))
+    (tmp_path / "empty").mkdir()
+    names = {"model": tiny_checkpoint, "probe": probe_file, "empty": tmp_path / "empty"}
+    for arguments, error, message in (
         ([], ValueError, "name either a MODEL to evaluate or the --results of one"),
         (["some/model", "--results", "."], ValueError, "name either a MODEL"),
         (["some/model"], ValueError, "a MODEL needs a --probe-file"),
@@ -287,30 +269,31 @@ def test_the_prompts_decide_the_task_and_the_model_the_folder(
         (["{model}", "--probe-file", "{probe}", "--base", "b"], ValueError, "--base is for an adapter"),
         (["{model}", "--probe-file", "{probe}"], ValueError, "has 32 tokens, none after the first 100"),
         (["--results", "{empty}"], FileNotFoundError, "no results of our tasks below"),
-        (["{model}", "--probe-file", "{probe}", *QUICK, "--dtype", "int8"], ValueError,
-         "a model cannot be loaded with dtype 'int8': choose one of auto, float32, bfloat16, float16"),
-        (["{model}", "--probe-file", "{probe}", *QUICK, "--device", "tpu"], ValueError,
-         "no device 'tpu' on this machine: choose one of cpu$"),
-        (["{model}", "--probe-file", "{probe}", *QUICK, "--device", "cuda"], ValueError,
-         "no device 'cuda' on this machine: choose one of cpu$"),
-    ],
-)  # fmt: skip
-def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
-    probe_file, tiny_checkpoint, tmp_path, monkeypatch, arguments, error, message
-):
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
-    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("the model was loaded"))
-    (tmp_path / "empty").mkdir()
-    names = {"model": tiny_checkpoint, "probe": probe_file, "empty": tmp_path / "empty"}
-    with pytest.raises(error, match=message):
-        main(["audit", *(one.format(**names) for one in arguments), "--output-dir", str(tmp_path / "audit")])
-    assert not (tmp_path / "audit").exists()
+        (
+            ["{model}", "--probe-file", "{probe}", *QUICK, "--dtype", "int8"],
+            ValueError,
+            "a model cannot be loaded with dtype 'int8': choose one of auto, float32, bfloat16, float16",
+        ),
+        (
+            ["{model}", "--probe-file", "{probe}", *QUICK, "--device", "tpu"],
+            ValueError,
+            "no device 'tpu' on this machine: choose one of cpu$",
+        ),
+        (
+            ["{model}", "--probe-file", "{probe}", *QUICK, "--device", "cuda"],
+            ValueError,
+            "no device 'cuda' on this machine: choose one of cpu$",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            main(["audit", *(one.format(**names) for one in arguments), "--output-dir", str(tmp_path / "audit")])
+        assert not (tmp_path / "audit").exists()
 
 
-def test_a_folder_with_other_files_is_not_written_to(probe_file, tiny_checkpoint, audit, tmp_path):
+def test_a_folder_with_other_files_is_not_written_to(probe_file, tiny_checkpoint, tmp_path):
     other = tmp_path / "audit" / "report" / "thesis.txt"
     other.parent.mkdir(parents=True)
     other.write_text("mine")
     with pytest.raises(ValueError, match="has files but no report"):
-        audit(tiny_checkpoint, "--probe-file", probe_file)
+        audit(tmp_path / "audit", tiny_checkpoint, "--probe-file", probe_file)
     assert [path for path in (tmp_path / "audit").rglob("*") if path.is_file()] == [other]

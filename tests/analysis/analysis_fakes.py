@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tfidf_tune.analysis import ProbeSample
+from tfidf_tune.results import ProbeSample
 
 VOCAB_SIZE = 64
 

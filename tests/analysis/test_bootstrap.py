@@ -44,9 +44,9 @@ def test_it_agrees_with_a_loop_over_resamples(paired):
 @pytest.mark.parametrize(("num_units", "nominal"), [(MIN_UNITS, False), (100, True)])
 def test_where_nothing_changed_few_observations_are_called_significant_too_often(monkeypatch, num_units, nominal):
     """Percentiles of resampled means of normal noise lie at 1.96 standard errors, of variance / n and not / (n - 1)."""
-    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 1000)
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 600)
     rng = np.random.default_rng(0)
-    num_experiments = 1000
+    num_experiments = 500
     noise = rng.normal(size=(num_experiments, num_units))
     rate = np.mean([bootstrap_interval(mean, change).significant == "yes" for change in noise])
     expected = 2 * student.sf(1.96 * math.sqrt((num_units - 1) / num_units), num_units - 1)

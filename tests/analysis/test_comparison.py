@@ -5,8 +5,13 @@ import numpy as np
 import pytest
 from run_fakes import BlockScore, answers, blocks, controls, evaluation, results, run, sample, summaries, targets
 
-from tfidf_tune.analysis import compare_at_equal_perplexity, compare_objectives, evaluation_table
+from tfidf_tune.analysis import compare_at_equal_perplexity, compare_objectives, evaluation_table, intervals
 from tfidf_tune.analysis.comparison import compare_seeds, lms_floor
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 1000)
 
 
 def probed(*lms, **fields):
@@ -33,13 +38,12 @@ def floor(samples):
     return lms_floor(evaluations_of(*(run(name, [evaluation(samples=samples)]) for name in ("CE", "B")))[1].iloc[:1])
 
 
-def test_the_reduction_is_the_papers():
+def test_the_reduction_is_the_papers_over_targets_and_seeds():
     one = reduction(probed(2, 4, 6), probed(1, 2, 3))
     assert (one.baseline, one.other, one.reduction, one.num_units) == (4.0, 2.0, 0.5, 3)
     assert reduction(probed(2, 2), probed(3, 3)).reduction == -0.5
-
-
-def test_controls_do_not_count_as_targets():
+    one = reduction([*probed(2, 4), *probed(4, 6)], probed(2, 2))
+    assert (one.baseline, one.other, one.reduction) == (4.0, 2.0, 0.5)
     sides = ([evaluation(samples=[*targets(lms, lms), *controls(8, 8)])] for lms in (4, 2))
     assert reduction(*sides).reduction == 0.5
 
@@ -81,13 +85,13 @@ def test_perplexity_is_over_predictions_and_its_reduction_not_that_of_the_logari
     assert reduction([uneven], [uneven], "Perplexity").other == pytest.approx(100 ** (1 / 4))
     one = reduction([evaluation(blocks=blocks(20))], [evaluation(blocks=blocks(25))], "Perplexity")
     assert (one.reduction, one.low, one.high) == pytest.approx((-0.25, -0.25, -0.25))
-
-
-def test_seeds_are_averaged():
-    one = reduction([*probed(2, 4), *probed(4, 6)], probed(2, 2))
-    assert (one.baseline, one.other, one.reduction) == (4.0, 2.0, 0.5)
     two_seeds = [evaluation(blocks=blocks(10)), evaluation(blocks=blocks(1000))]
     assert reduction(two_seeds, two_seeds, "Perplexity").other == pytest.approx(100.0)
+    diverged, sane = ([evaluation(blocks=(BlockScore(0, 1, log), BlockScore(1, 1, log)))] for log in (-1e4, -3.0))
+    for pair in ((sane, diverged), (diverged, sane)):
+        one = reduction(*pair, "Perplexity")
+        assert math.isnan(one.reduction)
+        assert math.inf in (one.baseline, one.other)
 
 
 def test_passages_are_paired_in_any_order():
@@ -123,14 +127,6 @@ def test_an_undefined_reduction_has_no_interval_and_a_single_passage_has_none():
         assert (one.baseline, one.other, math.isnan(one.reduction), math.isnan(one.low)) == (0.0, other, True, True)
     one = reduction(probed(4), probed(1))
     assert (one.reduction, math.isnan(one.low), one.num_units) == (0.75, True, 1)
-
-
-def test_a_model_that_diverged_has_no_reduction_of_perplexity():
-    diverged, sane = ([evaluation(blocks=(BlockScore(0, 1, log), BlockScore(1, 1, log)))] for log in (-1e4, -3.0))
-    for pair in ((sane, diverged), (diverged, sane)):
-        one = reduction(*pair, "Perplexity")
-        assert math.isnan(one.reduction)
-        assert math.inf in (one.baseline, one.other)
 
 
 def test_the_baseline_is_ce_unless_another_is_named():
@@ -199,25 +195,22 @@ def test_equal_perplexity_interpolates_in_log_perplexity():
     assert values == pytest.approx((50, 2.0, 12.5, 100, 4.0))
 
 
-@pytest.mark.parametrize(
-    ("baseline", "goal", "where"),
-    [
+def test_where_the_baseline_had_that_perplexity():
+    falling = [(25, 100, 2), (100, 25, 6)]
+    for baseline, goal, where in (
         ([(10, 100, 0), (25, 25, 2), (50, 100, 6), (75, 25, 6), (100, 90, 6)], 50, (10, 25)),  # the first time
-        ([(25, 100, 2), (100, 25, 6)], 10, None),
-        ([(25, 100, 2), (100, 25, 6)], 200, None),
-        ([(25, 100, 2), (100, 25, 6)], 100, (25, 25)),  # exactly at its first checkpoint
+        (falling, 10, None),
+        (falling, 200, None),
+        (falling, 100, (25, 25)),  # exactly at its first checkpoint
         ([(25, 50, 2), (100, 50, 6)], 60, None),  # no division by zero
-    ],
-)
-def test_where_the_baseline_had_that_perplexity(baseline, goal, where):
-    found = at_equal_perplexity(path(*baseline), path((25, 300, 0), (100, goal, 1)))
-    assert math.isnan(found.before) if where is None else (found.before, found.after) == where
-    if where == (25, 25):
-        assert (found.lms_before, found.lms_after, found.interpolated) == (3.0, 3.0, 3.0)
+    ):
+        found = at_equal_perplexity(path(*baseline), path((25, 300, 0), (100, goal, 1)))
+        assert math.isnan(found.before) if where is None else (found.before, found.after) == where
+        if where == (25, 25):
+            assert (found.lms_before, found.lms_after, found.interpolated) == (3.0, 3.0, 3.0)
 
 
-@pytest.mark.parametrize(("before", "after", "other"), [(1, 1, 1), (1, 9, 1), (9, 1, 1), (1, 1, 9)])
-def test_equal_perplexity_knows_who_is_at_the_floor(before, after, other):
+def test_equal_perplexity_knows_who_is_at_the_floor():
     """Controls have 1 and 2 in turn; so have targets at the floor."""
 
     def around(*points):
@@ -226,8 +219,9 @@ def test_equal_perplexity_knows_who_is_at_the_floor(before, after, other):
             for at, perplexity, lms in points
         ]
 
-    found = at_equal_perplexity(around((25, 100, before), (100, 25, after)), around((25, 300, 1), (100, 50, other)))
-    assert (found.baseline_at_floor, found.at_floor) == (before == after == 1, other == 1)
+    for before, after, other in ((1, 1, 1), (1, 9, 1), (9, 1, 1), (1, 1, 9)):
+        found = at_equal_perplexity(around((25, 100, before), (100, 25, after)), around((25, 300, 1), (100, 50, other)))
+        assert (found.baseline_at_floor, found.at_floor) == (before == after == 1, other == 1)
 
 
 def test_equal_perplexity_needs_controls_for_the_floor_and_finite_perplexities():
@@ -265,11 +259,11 @@ def test_the_floor_is_the_controls_average_over_prefix_lengths_too():
     assert floor(targets(1, 2)) is None
 
 
-@pytest.mark.parametrize(("lms", "number", "reached"), [(4, 10, False), (1, 10, True), (1, 9, False), (0, 10, True)])
-def test_from_few_passages_the_floor_is_not_reached(lms, number, reached):
-    assert floor([*targets(*[lms, lms + 1] * 6), *controls(*([1, 2] * 5)[:number])]).reached == reached
-    constant = floor([*targets(*[lms] * number), *controls(*[1] * number)])  # an interval without width
-    assert constant.reached == (lms <= 1 and number == 10)
+def test_from_few_passages_the_floor_is_not_reached():
+    for lms, number, reached in ((4, 10, False), (1, 10, True), (1, 9, False), (0, 10, True)):
+        assert floor([*targets(*[lms, lms + 1] * 6), *controls(*([1, 2] * 5)[:number])]).reached == reached
+        constant = floor([*targets(*[lms] * number), *controls(*[1] * number)])  # an interval without width
+        assert constant.reached == (lms <= 1 and number == 10)
 
 
 def test_targets_and_controls_are_drawn_independently():
@@ -278,59 +272,45 @@ def test_targets_and_controls_are_drawn_independently():
     assert found.excess.low < -1 < 1 < found.excess.high
 
 
-DIFFERENT = {
-    "other targets": (
+DIFFERENT = (
+    (
         {"samples": [sample("a", 1)]},
         {"samples": [sample("b", 1)]},
-        "their prompts differ: only the first has target a, offset 0, 32 tokens",
+        "their prompts differ: only the first has target a",
     ),
-    "more targets": (
-        {"samples": [sample("a", 1)]},
-        {"samples": [sample("a", 1), sample("b", 1)]},
-        "only the second has target b",
-    ),
-    "references": (
+    ({"samples": [sample("a", 1)]}, {"samples": targets(1)}, "only the first has target a, offset 0, 32 tokens"),
+    ({"samples": targets(1)}, {"samples": targets(1, 1)}, "only the second has target target-1"),
+    (
         {"samples": [sample("a", 1)]},
         {"samples": [sample("a", 1, length=6)]},
         r"target a, offset 0, 32 tokens expects \[100, 101, 102, 103, 104\]... \(8 ids\) in the first and .*\(6 ids\)",
     ),
-    "blocks": ({"blocks": blocks(9, 4)}, {"blocks": blocks(9, 5)}, "perplexity blocks differ: only the second has 4"),
-    "block sizes": (
+    ({"blocks": blocks(9, 4)}, {"blocks": blocks(9, 5)}, "perplexity blocks differ: only the second has 4"),
+    (
         {"blocks": blocks(9, 4, 10)},
         {"blocks": blocks(9, 4, 20)},
         "0 expects 10 predictions in the first and 20 predictions in the second",
     ),
-    "articles": ({"summaries": summaries(1, 2)}, {"summaries": summaries(1)}, "articles differ: only the first has a1"),
-    "questions": ({"answers": answers(1)}, {"answers": answers(1, 2)}, "questions differ: only the second has q1"),
-}
+    ({"summaries": summaries(1, 2)}, {"summaries": summaries(1)}, "articles differ: only the first has a1"),
+    ({"answers": answers(1)}, {"answers": answers(1, 2)}, "questions differ: only the second has q1"),
+)
 
 
-@pytest.mark.parametrize(("first", "second", "message"), DIFFERENT.values(), ids=DIFFERENT)
-def test_runs_that_were_asked_different_things_cannot_be_compared(first, second, message):
-    runs = [run("CE", [evaluation(**first)]), run("TF-IDF", [evaluation(**second)])]
-    with pytest.raises(ValueError, match=message) as error:
-        evaluations_of(*runs)
-    assert str(error.value).startswith(
-        "runs/CE-0 (Tiny, CE, 100 %) and runs/TF-IDF-0 (Tiny, TF-IDF, 100 %) cannot be compared"
-    )
-    # Models of their own are not compared with each other.
-    evaluations_of(runs[0], dataclasses.replace(runs[1], model="another"))
+def test_runs_that_were_asked_different_things_cannot_be_compared():
+    for first, second, message in DIFFERENT:
+        runs = [run("CE", [evaluation(**first)]), run("TF-IDF", [evaluation(**second)])]
+        names = r"runs/CE-0 \(Tiny, CE, 100 %\) and runs/TF-IDF-0 \(Tiny, TF-IDF, 100 %\) cannot be compared"
+        with pytest.raises(ValueError, match=f"{names}, .*{message}"):
+            evaluations_of(*runs)
+        # Models of their own are not compared with each other.
+        evaluations_of(runs[0], dataclasses.replace(runs[1], model="another"))
 
 
-def test_a_difference_is_found_between_runs_of_another_model():
-    runs = [
-        run("CE", probed(1), model="A"),
-        run("CE", probed(1, 1), model="B"),
-        run("TF-IDF", probed(1, 1), model="A"),
-    ]
-    with pytest.raises(ValueError, match="cannot be compared"):
-        evaluations_of(*runs)
-
-
-def test_a_difference_in_a_later_checkpoint_is_found():
-    runs = [
-        run("CE", [evaluation(50, targets(1)), evaluation(100, targets(1))]),
-        run("TF-IDF", [evaluation(50, targets(1)), evaluation(100, targets(1, 1))]),
-    ]
-    with pytest.raises(ValueError, match=r"TF-IDF, 100 %\) cannot be compared"):
-        evaluations_of(*runs)
+def test_a_difference_is_found_beside_other_models_and_in_later_checkpoints():
+    first, later = evaluation(50, targets(1)), evaluation(100, targets(1, 1))
+    for runs in (
+        [run("CE", probed(1)), run("CE", probed(1, 1), model="B"), run("TF-IDF", [later])],
+        [run("CE", [first, evaluation(100, targets(1))]), run("TF-IDF", [first, later])],
+    ):
+        with pytest.raises(ValueError, match=r"TF-IDF, 100 %\) cannot be compared"):
+            evaluations_of(*runs)

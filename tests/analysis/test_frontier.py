@@ -38,28 +38,22 @@ def differences(found, at="operating points"):
     return list(found.differences[found.differences["at"] == at].itertuples())
 
 
-@pytest.mark.parametrize("number", [2, 3, 12])
-def test_the_interval_of_a_mean_is_that_of_the_t_test(number):
-    values = np.random.default_rng(number).normal(3, 2, number)
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    found = over_seeds(values.tolist())
-    assert found == pytest.approx((values.mean(), expected.low, expected.high, number), rel=1e-12)
-
-
-def test_a_single_seed_and_one_that_is_not_finite_have_no_interval():
+def test_the_interval_of_a_mean_is_that_of_the_t_test():
+    for number in (2, 3, 12):
+        values = np.random.default_rng(number).normal(3, 2, number)
+        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        found = over_seeds(values.tolist())
+        assert found == pytest.approx((values.mean(), expected.low, expected.high, number), rel=1e-12)
     for values, mean in (([3.0], 3.0), ([3.0, math.inf], math.inf), ([], math.nan)):
         assert over_seeds(values) == pytest.approx((mean, math.nan, math.nan, len(values)), nan_ok=True)
-
-
-def test_equal_values_have_an_interval_without_width_free_of_rounding():
-    assert over_seeds([0.0] * 3) == (0.0, 0.0, 0.0, 3)
+    assert over_seeds([0.0] * 3) == (0.0, 0.0, 0.0, 3)  # equal values: free of rounding
     assert over_seeds([0.1] * 3).low == over_seeds([0.1] * 3).high == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("lms", "perplexity", "said"),
-    [(*ends, said) for ends, said in zip(itertools.product(DIRECTIONS.values(), repeat=2), SAID, strict=True)]
-    + [
+def test_the_verdicts():
+    pairs = itertools.product(DIRECTIONS.values(), repeat=2)
+    for lms, perplexity, said in (
+        *((*ends, said) for ends, said in zip(pairs, SAID, strict=True)),
         # An end at 0 is no direction, but leaves a perplexity not higher.
         (DIRECTIONS["less"], (-1.0, 0.0), "better"),
         (DIRECTIONS["less"], (0.0, 1.0), "recites less, perplexity unclear"),
@@ -70,11 +64,8 @@ def test_equal_values_have_an_interval_without_width_free_of_rounding():
         ((0.0, 0.0), (0.0, 0.0), "no difference shown"),
         ((math.nan, math.nan), DIRECTIONS["less"], "no verdict: a run diverged"),
         (DIRECTIONS["less"], (math.nan, math.nan), "no verdict: a run diverged"),
-    ],
-    ids=str,
-)
-def test_the_verdicts(lms, perplexity, said):
-    assert verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5) for ends in (lms, perplexity))) == said
+    ):
+        assert verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5) for ends in (lms, perplexity))) == said
 
 
 def test_differences_are_the_paired_t_test_of_shared_seeds():
@@ -118,18 +109,15 @@ def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perpl
     assert equal == [(1e-4, 1e-4, -4.0), (1e-3, 1e-3, -11.0)]
 
 
-@pytest.mark.parametrize(
-    ("perplexities", "chosen", "end"),
-    [
+def test_ties_go_to_the_lower_learning_rate_and_ends_are_marked():
+    for perplexities, chosen, end in (
         ((20.0, 20.0, 20.0), 1, "lowest"),
         ((30.0, 20.0, 20.0), 2, None),
         ((30.0, 25.0, 20.0), 3, "highest"),
         ((20.0,), 1, "only"),
-    ],
-)
-def test_ties_go_to_the_lower_learning_rate_and_ends_are_marked(perplexities, chosen, end):
-    found = trace([record(perplexity=value, learning_rate=rate) for rate, value in enumerate(perplexities, 1)])
-    assert operating(found, "CE")[["learning_rate", "range_end"]].tolist() == [chosen, end]
+    ):
+        found = trace([record(perplexity=value, learning_rate=rate) for rate, value in enumerate(perplexities, 1)])
+        assert operating(found, "CE")[["learning_rate", "range_end"]].tolist() == [chosen, end]
 
 
 def test_the_operating_point_is_chosen_by_the_seeds_that_all_learning_rates_have():
@@ -153,6 +141,8 @@ def test_pairs_of_seeds_may_be_one_none_or_unknown():
         assert math.isnan(one.lms_low)
         assert math.isnan(one.lms) == math.isnan(one.reduction) == (number == 0)
         assert differences(found, "equal rates") == []  # a single learning rate
+    found = trace([record(), record("B"), record("Start", learning_rate=None)])
+    assert [one.objective for one in differences(found, "equal rates")] == ["B"]
 
 
 def test_at_an_lms_of_0_there_is_no_reduction():
@@ -254,19 +244,15 @@ def test_runs_that_lack_something_are_left_out_and_named():
     assert operating(found, "B")["seeds"] == (0,)
 
 
-@pytest.mark.parametrize(
-    ("records", "options", "message"),
-    [
+def test_what_cannot_be_traced_is_refused():
+    for records, options, message in (
         ([], {}, "there is no run to draw a frontier of"),
         ([record()], {"baseline": "B"}, "no run has the baseline 'B': there are CE"),
         ([record()], {"references": ["B"]}, "no run has the reference 'B': there are CE"),
         ([record(), record("B", asked={"prompts": "x"})], {}, "Tiny, CE, .* and Tiny, B, .* cannot be compared"),
-    ],
-    ids=["none", "baseline", "reference", "asked"],
-)
-def test_what_cannot_be_traced_is_refused(records, options, message):
-    with pytest.raises(ValueError, match=message):
-        trace(records, **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            trace(records, **options)
 
 
 def test_what_was_asked_may_differ_between_models():

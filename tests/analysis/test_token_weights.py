@@ -144,15 +144,12 @@ def tokenizers(tiny_checkpoint, tmp_path_factory):
 
 
 def test_token_texts_join_to_the_text(tokenizers):
+    """Special tokens and parts of characters have one, too."""
     text = "the old sailors' harbour: 1984 <x>  two"
-    for tokenizer, space in zip(tokenizers, ("", " "), strict=True):
+    for tokenizer, space, eos in zip(tokenizers, ("", " "), ("<|endoftext|>", "</s>"), strict=True):
         ids = tokenizer.encode(text, add_bos=False, add_eos=False)
         texts = token_texts(tokenizer, np.array([ids, ids]))
         assert "".join(texts[token] for token in ids) == space + text
-
-
-def test_special_tokens_and_parts_of_characters_have_a_text(tokenizers):
-    for tokenizer, eos in zip(tokenizers, ("<|endoftext|>", "</s>"), strict=True):
         ids = [*tokenizer.encode("東", add_bos=False, add_eos=False)[-3:], tokenizer.eos_id]
         texts = token_texts(tokenizer, np.array(ids))
         assert [texts[token] for token in ids] == ["\ufffd"] * 3 + [eos]
@@ -188,9 +185,8 @@ def test_the_last_token_of_a_character_shows_it():
 # ---- words
 
 
-@pytest.mark.parametrize(
-    ("texts", "parts"),
-    [
+def test_tokens_start_or_continue_a_word():
+    for texts, parts in (
         ([" lob", "ster", "an"], "SCC"),
         ([" the", " lob"], "SS"),
         ([" the", ",", "an"], "SoS"),
@@ -200,12 +196,10 @@ def test_the_last_token_of_a_character_shows_it():
         (["an", "\ufffd", "\ufffd"], "SCC"),
         (["an", "_", "an"], "SoS"),
         (["an", " ́"], "SS"),
-    ],
-)
-def test_tokens_start_or_continue_a_word(texts, parts):
-    # Two blocks: the first token of a block starts a word, whatever the block before ends with.
-    tokens = mark_words(weigh(np.array([range(len(texts))] * 2)), dict(enumerate(texts)), WINDOW)
-    assert "".join({"s": "S", "c": "C", "n": "o"}[part[0]] for part in tokens["part"]) == parts * 2
+    ):
+        # Two blocks: the first token of a block starts a word, whatever the block before ends with.
+        tokens = mark_words(weigh(np.array([range(len(texts))] * 2)), dict(enumerate(texts)), WINDOW)
+        assert "".join({"s": "S", "c": "C", "n": "o"}[part[0]] for part in tokens["part"]) == parts * 2
 
 
 WORD_TEXTS = {0: " the", 1: " lob", 2: "ster", 3: "s", 4: ",", 5: " lobs", 6: "ter", 7: "<eos>"}

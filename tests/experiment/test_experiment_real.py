@@ -8,7 +8,7 @@ import time
 import pytest
 from fork_jobs import ForkExecutor
 
-from tfidf_tune.analysis import load_model, probe, summarize, token_perplexity
+from tfidf_tune.analysis import load_model, probe, token_perplexity
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
 from tfidf_tune.experiment import _launcher, load_experiment, print_cells, run_experiment
 from tfidf_tune.results import import_results
@@ -108,7 +108,7 @@ def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_w
     for number, run in enumerate(runs):
         model, passages = load_model(run.checkpoint), read_probe_file(f"{run.folder}/probe.jsonl")
         samples = probe(model, tokenizer, passages, prefix_lengths=(8,), max_new_tokens=16)
-        assert summarize([sample for sample, _ in run.samples]) == summarize(samples)
+        assert {one.prompt_label: one for one, _ in run.samples} == {one.prompt_label: one for one in samples}
         nll = results.scores[(results.scores["checkpoint"] == number) & (results.scores["metric"] == "nll")]
         losses.append((nll["value"] * nll["count"]).sum() / nll["count"].sum())
         assert math.exp(losses[-1]) == pytest.approx(token_perplexity(model, blocks), rel=1e-4)

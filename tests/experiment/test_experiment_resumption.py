@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from experiment_stubs import SMALL
 
-from tfidf_tune.analysis import describe_machine
 from tfidf_tune.commands.experiment import main as experiment_command
 from tfidf_tune.experiment import _cells, load_experiment, print_cells, run_experiment, shipped_experiments
+from tfidf_tune.results import describe_machine
 
 TASK = "tfidf_memorization_prefixes"
 MORE_TASKS = f"tasks=[{TASK},tfidf_wikitext2_ppl]"

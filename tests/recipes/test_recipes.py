@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import peft
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tfidf_tune.recipes import full_finetune, lora_finetune
 from tiny_llama import BLOCK_SIZE
 from tiny_run import run_config
 
-from tfidf_tune.analysis import load_model, probe, summarize
+from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.training import SetupError
 
@@ -181,15 +182,14 @@ def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_conf
     )  # fmt: skip
     passages = read_probe_file(run / "probe.jsonl")
 
-    summary = summarize(
-        probe(
-            load_model(run / "checkpoint_100pct"), hf_tokenizer(str(tiny_checkpoint)), passages,
-            prefix_lengths=(8,), max_new_tokens=BLOCK_SIZE - 8,
-        )
+    samples = probe(
+        load_model(run / "checkpoint_100pct"), hf_tokenizer(str(tiny_checkpoint)), passages,
+        prefix_lengths=(8,), max_new_tokens=BLOCK_SIZE - 8,
     )  # fmt: skip
+    lms = pd.DataFrame(samples).groupby("kind")["lms"].mean()
 
-    assert summary["target"].avg_lms > 20
-    assert summary["control"].avg_lms < 0.7 * summary["target"].avg_lms
+    assert lms["target"] > 20
+    assert lms["control"] < 0.7 * lms["target"]
 
 
 def test_a_refused_run_leaves_nothing_behind(recipe_config, tmp_path):

@@ -1,33 +1,44 @@
 """The memorization probe and its metrics, and statistics of the table of results."""
 
-from tfidf_tune.analysis._metrics import (
-    longest_memorized_substring,
-    longest_prefix_match,
-    rouge_l,
-    rouge_scores,
-)
-from tfidf_tune.analysis._models import load_model, require_known_ids
-from tfidf_tune.analysis._perplexity import token_perplexity
-from tfidf_tune.analysis._probe import ProbeTokenizer, check_passages, compare_continuation, greedy_continuations, probe
-from tfidf_tune.analysis.averages import MemorizationSummary, run_table, summarize
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l, rouge_scores
+from tfidf_tune.analysis.averages import run_table
 from tfidf_tune.analysis.comparison import compare_at_equal_perplexity, compare_objectives
 from tfidf_tune.analysis.evaluations import evaluation_table
 from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, over_seeds
-from tfidf_tune.results import ProbeSample, describe_machine, read_samples, write_samples
+
+if TYPE_CHECKING:
+    from tfidf_tune.analysis._models import load_model, require_known_ids
+    from tfidf_tune.analysis._perplexity import token_perplexity
+    from tfidf_tune.analysis._probe import (
+        ProbeTokenizer,
+        check_passages,
+        compare_continuation,
+        greedy_continuations,
+        probe,
+    )
+else:
+
+    def __getattr__(name: str) -> Any:
+        # Import what needs torch on first use: torch takes seconds, and reports do without it.
+        if name not in __all__:
+            raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
+        modules = {"load_model": "_models", "require_known_ids": "_models", "token_perplexity": "_perplexity"}
+        return getattr(import_module(f"tfidf_tune.analysis.{modules.get(name, '_probe')}"), name)
+
 
 __all__ = [
     "Frontiers",
     "Interval",
-    "MemorizationSummary",
-    "ProbeSample",
     "ProbeTokenizer",
     "bootstrap_interval",
     "check_passages",
     "compare_at_equal_perplexity",
     "compare_continuation",
     "compare_objectives",
-    "describe_machine",
     "evaluation_table",
     "greedy_continuations",
     "load_model",
@@ -35,13 +46,10 @@ __all__ = [
     "longest_prefix_match",
     "over_seeds",
     "probe",
-    "read_samples",
     "require_known_ids",
     "rouge_l",
     "rouge_scores",
     "run_table",
-    "summarize",
     "token_perplexity",
     "trace_frontiers",
-    "write_samples",
 ]

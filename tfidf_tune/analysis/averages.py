@@ -1,12 +1,9 @@
-"""Averages over passages and blocks: of the table of results, and of the samples of one checkpoint."""
+"""Averages of the table of results over passages and blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tfidf_tune.results import ProbeSample, Results
+from tfidf_tune.results import Results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,53 +50,14 @@ def run_table(results: Results) -> "pd.DataFrame":
 
     Returns:
         pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective", "learning_rate"
-            (NaN if unset), "seed" (None if unknown), "progress", "title", those of :func:`average_scores`, and
-            "log_perplexity", which is its "nll".
+            (NaN if unset), "seed" (None if unknown), "progress", "folder", "setting", "run" and "title", see
+            :class:`~tfidf_tune.results.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
+            its "nll".
     """
     import pandas as pd
 
-    names = ["model", "objective", "learning_rate", "seed", "progress", "title"]
+    names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
     rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
-    table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float})
+    table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float, "progress": int})
     averages = average_scores(results.scores, ["checkpoint"])
     return table.join(averages.rename(columns={"nll": "log_perplexity"}))
-
-
-@dataclass(frozen=True)
-class MemorizationSummary:
-    """Means and maxima over passages and prefix lengths, each (passage, prefix length) counting once.
-
-    Args:
-        num_passages (int): number of different passages.
-        avg_prefix (float): mean longest prefix match, in tokens.
-        max_prefix (int): largest longest prefix match, in tokens.
-        avg_lms (float): mean longest memorized substring, in tokens.
-        max_lms (int): largest longest memorized substring, in tokens.
-        rouge_l (float): mean ROUGE-L F-measure × 100.
-        verbatim_rate (float): share of samples, in [0, 1], whose whole reference was reproduced.
-    """
-
-    num_passages: int
-    avg_prefix: float
-    max_prefix: int
-    avg_lms: float
-    max_lms: int
-    rouge_l: float
-    verbatim_rate: float
-
-
-def summarize(samples: Sequence[ProbeSample]) -> dict[str, MemorizationSummary]:
-    """Summarize samples by kind, "target" or "control"; kinds without samples are left out."""
-    summaries = {}
-    for kind in dict.fromkeys(sample.kind for sample in samples):
-        own = [sample for sample in samples if sample.kind == kind]
-        summaries[kind] = MemorizationSummary(
-            num_passages=len({sample.passage_id for sample in own}),
-            avg_prefix=float(np.mean([sample.prefix_match for sample in own])),
-            max_prefix=max(sample.prefix_match for sample in own),
-            avg_lms=float(np.mean([sample.lms for sample in own])),
-            max_lms=max(sample.lms for sample in own),
-            rouge_l=float(np.mean([sample.rouge_l for sample in own])),
-            verbatim_rate=float(np.mean([sample.verbatim for sample in own])),
-        )
-    return summaries

@@ -63,9 +63,10 @@ def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str,
     """
     reductions: dict[tuple[str, str], list[float]] = {}
     for setting, own in evaluations.groupby("setting", sort=False):
-        lms: dict[str, dict[Any, float]] = {}
-        for at, one in at_last(own, LMS).dropna(subset=[LMS.name]).iterrows():
-            lms.setdefault(one["objective"], {})[one["seed"]] = value_of(own.loc[[at]], LMS)
+        last = at_last(own, LMS).dropna(subset=[LMS.name])
+        lms = {
+            name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in last.groupby("objective", sort=False)
+        }
         before = lms.pop(baseline, {})
         for objective, after in lms.items():
             shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)
@@ -160,14 +161,10 @@ def floor_of(targets: Floats, controls: Floats) -> Floor:
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
-    """Find where a path, linear between its points, first reaches a goal.
-
-    Args:
-        path (np.ndarray): float64 ``[n]``, n at least 1, all finite.
-        goal (float): the value to reach.
+    """Find where a path ``[n]`` of finite values, linear between its points, first has the value of a goal.
 
     Returns:
-        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never does.
+        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never has.
     """
     if path[0] == goal:
         return 0, 0, 0.0

@@ -1,13 +1,14 @@
 """Evaluated checkpoints, checked to be comparable, with what each measure is made of."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tfidf_tune.analysis.averages import run_table
 from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
@@ -80,39 +81,30 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
 
     Returns:
         tuple[str, pandas.DataFrame]: the baseline, which comes first in each setting; and a frame indexed as
-            ``results.checkpoints`` with the columns "setting", "objective", "seed", "run", "progress", and a column for
-            each measure by name: a tuple of float64 ``[n]`` sums and ``[n]`` counts by ascending unit (the prefix
-            lengths of a passage stay together), or None if a value is missing.
+            ``results.checkpoints`` with the columns of :func:`run_table`, and one for each measure by name: a tuple of
+            float64 ``[n]`` sums and ``[n]`` counts by ascending unit (the prefix lengths of a passage stay together),
+            or None if a value is missing.
 
     Raises:
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
     """
-    import pandas as pd
-
-    checkpoints = results.checkpoints
-    if len({one.run for one in checkpoints}) < 2:
-        one = checkpoints[0] if checkpoints else None
-        found = f"only {one.folder} ({one.setting}, {one.objective})" if one else "no run"
+    runs = results.checkpoints
+    if len({one.run for one in runs}) < 2:
+        found = f"only {runs[0].folder} ({runs[0].setting}, {runs[0].objective})" if runs else "no run"
         raise ValueError(
             f"nothing to compare: there is {found}. Give a second run, of the baseline or another objective; to look "
             "at a single model, use `tfidf-tune probe audit`"
         )
-    baseline, objectives = choose_baseline(checkpoints, baseline)
-    require_comparable(results)
+    objectives, table = comparable_runs(results, baseline)
     totals = dict(_unit_totals(results.scores))
-    measures = {measure.name: (measure.metric, measure.kind) for measure in (*COMPARED, CONTROL_LMS)}
-    names = ["setting", "objective", "seed", "run", "progress"]
-    table = pd.DataFrame(
-        [
-            [*(getattr(one, name) for name in names), *(totals.get((at, *rows)) for rows in measures.values())]
-            for at, one in enumerate(checkpoints)
-        ],
-        columns=[*names, *measures],
-        dtype=object,  # an unknown seed stays None
-    ).astype({"progress": int})
-    order = [table["setting"].drop_duplicates().tolist().index(name) for name in table["setting"]]
-    table = table.assign(order=order, rank=table["objective"].map(objectives.index))
-    return baseline, table.sort_values(["order", "rank"], kind="stable").drop(columns=["order", "rank"])
+    columns = {
+        measure.name: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
+        for measure in (*COMPARED, CONTROL_LMS)
+    }
+    table = table.assign(
+        **columns, place=table.groupby("setting", sort=False).ngroup(), rank=table["objective"].map(objectives.index)
+    )
+    return objectives[0], table.sort_values(["place", "rank"], kind="stable").drop(columns=["place", "rank"])
 
 
 def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str], tuple[Floats, Floats]]]:
@@ -123,10 +115,12 @@ def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str],
     rows = rows.assign(
         sum=rows["value"] * rows["count"], unit=units.where(rows["kind"] != "block", units.str.zfill(20))
     )
-    for key, own in rows.groupby(["checkpoint", "metric", "kind"], observed=True):
-        if not own["value"].isna().any():
-            totals = own.groupby("unit")[["sum", "count"]].sum()
-            yield key, (totals["sum"].to_numpy(float), totals["count"].to_numpy(float))
+    keys = ["checkpoint", "metric", "kind"]
+    missing = set(rows.loc[rows["value"].isna(), keys].itertuples(index=False, name=None))
+    totals = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
+    for key, own in totals.groupby(level=keys, observed=True):
+        if key not in missing:
+            yield key, (own["sum"].to_numpy(float), own["count"].to_numpy(float))
 
 
 def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
@@ -162,28 +156,33 @@ def value_of(evaluations: "pd.DataFrame", measure: Measure) -> float:
     return math.nan if totals is None else float(measure.value(*totals))
 
 
-def choose_baseline(checkpoints: Sequence[Checkpoint], baseline: str | None) -> tuple[str, list[str]]:
-    """Return the baseline, by default "CE" or the first objective, and all objectives, the baseline first.
+def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], "pd.DataFrame"]:
+    """Choose the baseline and check that runs can be compared.
+
+    Args:
+        results (Results): of at least one run.
+        baseline (str | None): objective to compare with; None chooses "CE" if there is one, else the first run's.
+
+    Returns:
+        tuple[list[str], pandas.DataFrame]: the objectives, the baseline first; and :func:`run_table`.
 
     Raises:
-        ValueError: If no checkpoint has the baseline.
+        ValueError: If no checkpoint has the baseline, a checkpoint occurs twice, a run has checkpoints of two
+            trainings, or runs of a model were not asked the same.
     """
-    objectives = list(dict.fromkeys(one.objective for one in checkpoints))
+    objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
     if baseline is None:
         baseline = _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
     if baseline not in objectives:
         raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
-    return baseline, sorted(objectives, key=lambda name: name != baseline)
+    _require_comparable(results)
+    return sorted(objectives, key=lambda name: name != baseline), run_table(results)
 
 
-def require_comparable(results: Results) -> None:
+def _require_comparable(results: Results) -> None:
     """Check that runs are distinct, and that those of a model had the same prompts, blocks, articles and questions.
 
     Checkpoints of all learning rates are compared; a task that was not run is not a difference.
-
-    Raises:
-        ValueError: If a checkpoint occurs twice, a run has checkpoints of two trainings, or two checkpoints of a model
-            were asked different things; the message names both and the first difference.
     """
     seen: dict[tuple[object, ...], dict[int, Checkpoint]] = {}
     first_asked: dict[tuple[str, str], int] = {}

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfidf_tune.analysis.averages import run_table
 from tfidf_tune.analysis.comparison import first_crossing
-from tfidf_tune.analysis.evaluations import choose_baseline, require_comparable
+from tfidf_tune.analysis.evaluations import comparable_runs
 from tfidf_tune.analysis.intervals import SeedEstimate, over_seeds, verdict
 from tfidf_tune.results import Results
 
@@ -73,15 +72,11 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
 
     if not results.checkpoints:
         raise ValueError("there is no run to draw a frontier of: give folders of evaluated runs, or a results file")
-    baseline, objectives = choose_baseline(results.checkpoints, baseline)
+    objectives, runs = comparable_runs(results, baseline)
     if unknown := [name for name in references if name not in objectives]:
         raise ValueError(f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}")
-    require_comparable(results)
-    runs = run_table(results)
     runs = runs.assign(
-        run=[one.run for one in results.checkpoints],
-        of_model=runs.groupby("model", sort=False).ngroup(),
-        of_objective=runs["objective"].map(objectives.index),
+        of_model=runs.groupby("model", sort=False).ngroup(), of_objective=runs["objective"].map(objectives.index)
     ).sort_values("of_model", kind="stable")
     runs = runs[runs["progress"] == runs.groupby("run", sort=False)["progress"].transform("max")]
     reasons = [_why_left_out(run, runs) for run in runs.itertuples()]
@@ -91,8 +86,8 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     used["point"] = used.groupby(keys, dropna=False, sort=False).ngroup()
     points = pd.DataFrame([_point(own) for _, own in used.groupby("point")], columns=_POINT_COLUMNS)
     for _, own in points.groupby("model", sort=False):
-        _mark_operating_points(points, own, used[used["point"].isin(own.index)], baseline)
-    names = tuple(dict.fromkeys((baseline, *references)))
+        _mark_operating_points(points, own, used[used["point"].isin(own.index)], objectives[0])
+    names = tuple(dict.fromkeys((objectives[0], *references)))
     return Frontiers(
         names, points, pd.DataFrame(_differences(points, used, names), columns=_DIFFERENCE_COLUMNS), tuple(left_out)
     )

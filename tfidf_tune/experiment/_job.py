@@ -28,8 +28,8 @@ from omegaconf import OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
 from tfidf_tune._files import atomic_file, atomic_folder
-from tfidf_tune.analysis import describe_machine
 from tfidf_tune.experiment._cells import TRAINING, Run, Start
+from tfidf_tune.results import describe_machine
 
 LOCK, JOBS_LOCK = ".lock", ".jobs.lock"
 _LINES_SHOWN = 12  # of the log of a cell that fails

@@ -44,14 +44,20 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[st
 
 def checkpoint_decoder(checkpoint: str) -> Decode | None:
     """Load the tokenizer in a checkpoint's folder; None for a hub id, or if the folder has none."""
-    if not Path(checkpoint).is_dir():
-        return None
-    from tfidf_tune.data import hf_tokenizer
-
+    folder = Path(checkpoint)
     try:
-        return hf_tokenizer(checkpoint).decode
-    except (ValueError, OSError):
+        if (folder / "tokenizer.json").is_file():
+            from tokenizers import Tokenizer  # without transformers, which takes seconds to import
+
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            return lambda ids: str(tokenizer.decode(ids))
+        if any((folder / name).is_file() for name in ("tokenizer.model", "tokenizer_config.json", "vocab.json")):
+            from tfidf_tune.data import hf_tokenizer
+
+            return hf_tokenizer(checkpoint).decode
+    except Exception:  # the libraries are not in the extra `report`, and each has its own errors
         return None
+    return None
 
 
 def continuation_of(label: str, sample: ProbeSample, decode: Decode | None) -> Continuation:

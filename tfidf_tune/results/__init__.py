@@ -1,10 +1,9 @@
 """The table of results: read from lm-evaluation-harness's files, written to and read from one file."""
 
 from tfidf_tune.results._file import load_results, read_results, require_runs, write_results
-from tfidf_tune.results._harness import import_results
+from tfidf_tune.results._importer import import_results
 from tfidf_tune.results._provenance import describe_machine
-from tfidf_tune.results._samples import ProbeSample, read_samples, write_samples
-from tfidf_tune.results._table import Checkpoint, Results
+from tfidf_tune.results._table import Checkpoint, ProbeSample, Results
 
 __all__ = [
     "Checkpoint",
@@ -14,8 +13,6 @@ __all__ = [
     "import_results",
     "load_results",
     "read_results",
-    "read_samples",
     "require_runs",
     "write_results",
-    "write_samples",
 ]

@@ -12,7 +12,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 class Field(NamedTuple):
-    """What a value must be, in code and in words, and how it is taken over."""
+    """What a value must be, in code and in words, and how it is converted."""
 
     fits: Callable[[Any], bool]
     expected: str
@@ -32,7 +32,7 @@ def checked(record: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str,
     return {name: field.convert(record[name]) for name, field in schema.items()}
 
 
-def whole(least: int = 0, most: int = _MAX_EXACT) -> Field:
+def integer(least: int = 0, most: int = _MAX_EXACT) -> Field:
     """An integer from ``least`` to ``most``."""
     return Field(lambda value: type(value) is int and least <= value <= most, f"an integer from {least} to {most}")
 
@@ -78,4 +78,4 @@ TEXTS = Field(
     "an object of texts",
     lambda value: {name: _encodable(text) for name, text in value.items()},
 )
-SEED = optional(whole(-(2**63), 2**64 - 1))  # any seed that torch takes
+SEED = optional(integer(-(2**63), 2**64 - 1))  # any seed that torch takes

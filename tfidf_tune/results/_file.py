@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, number, optional, whole
-from tfidf_tune.results._harness import import_results, split_label
+from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, integer, number, optional
+from tfidf_tune.results._importer import import_results, split_label
 from tfidf_tune.results._table import WRITTEN_FIELDS, Checkpoint, Results, join_results, scores_table
 
 _FORMAT = "tfidf-tune results, version 2"
@@ -64,7 +64,7 @@ def read_results(file: str | Path) -> Results:
         header = json.loads(first)
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        first_line = checked(header, {"checkpoints": whole(), "provenance": TEXTS})
+        first_line = checked(header, {"checkpoints": integer(), "provenance": TEXTS})
         expected, provenance, units = *first_line.values(), header["units"]
         if not all(isinstance(name, str) for names in units for name in names):
             raise ValueError("units are not lists of names")
@@ -123,34 +123,43 @@ def _plain(value: float) -> float | int | str | None:
 
 
 def _score_rows(scores: list[Any], units: list[list[str]]) -> list[tuple[Any, ...]]:
-    metric, kind, prefix, index, values, counts = scores
-    names = checked({"metric": metric, "kind": kind, "prefix": prefix, "units": index}, _SCORES)
-    of_units = units[index]
-    counts = counts if isinstance(counts, list) else [counts] * len(of_units)
+    fields = checked(dict(zip(_SCORES, scores, strict=True)), _SCORES)
+    metric, kind, prefix, index, values, counts = fields.values()
+    counts = counts if isinstance(counts, list) else [counts] * len(values)
     return [
-        (metric, kind, unit, names["prefix"], _value(metric, value), checked({"count": count}, _COUNT)["count"])
-        for unit, value, count in zip(of_units, values, counts, strict=True)
+        (metric, kind, unit, prefix, value, count)
+        for unit, value, count in zip(units[index], values, counts, strict=True)
     ]
 
 
-def _value(metric: str, value: Any) -> float:
-    if value is None or value == "inf":
-        return math.nan if value is None else math.inf
-    return float(checked({metric: value}, {metric: number()})[metric])
+def _list_of(fits: Callable[[Any], bool], expected: str, convert: Callable[[list[Any]], Any] = list) -> Field:
+    return Field(lambda values: isinstance(values, list) and all(map(fits, values)), f"a list of {expected}", convert)
 
 
-_COUNT = {"count": whole(1)}
-_SCORES = {"metric": TEXT, "kind": TEXT, "prefix": optional(whole()), "units": whole()}
+_FINITE, _COUNT = number(), integer(1)
+_COUNTS = _list_of(_COUNT.fits, "integers from 1")
+_SCORES = {
+    "metric": TEXT,
+    "kind": TEXT,
+    "prefix": optional(integer()),
+    "units": integer(),
+    "values": _list_of(
+        lambda value: value in (None, "inf") or _FINITE.fits(value),
+        "finite numbers, null and 'inf'",
+        lambda values: [math.nan if value is None else float(value) for value in values],
+    ),
+    "counts": Field(
+        lambda counts: _COUNT.fits(counts) or _COUNTS.fits(counts), f"{_COUNT.expected} or {_COUNTS.expected}"
+    ),
+}
 _CHECKPOINT = {
     **dict.fromkeys(("model", "objective", "folder", "checkpoint"), TEXT),
     "recipe": optional(TEXT),
     "seed": SEED,
     "asked": TEXTS,
     **dict.fromkeys(("learning_rate", "training_seconds"), optional(number(0))),
-    "progress": whole(most=100),
-    **dict.fromkeys(("lost_prompts", "lost_blocks"), whole()),
+    "progress": integer(most=100),
+    **dict.fromkeys(("lost_prompts", "lost_blocks"), integer()),
     "text_prompts": FLAG,
-    "bertscore_missing": Field(
-        lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "texts", tuple
-    ),
+    "bertscore_missing": _list_of(TEXT.fits, "texts", tuple),
 }

@@ -21,7 +21,9 @@ _CELL = {"model": TEXT, "objective": TEXT, "seed": SEED, "learning_rate": option
 _MANIFEST = {"seconds": optional(number(0)), "provenance": optional(TEXTS)}
 
 
-def identify(model_args: Mapping[str, str], results_file: Path, label: str | None) -> tuple[str, Checkpoint]:
+def identify(
+    model_args: Mapping[str, str], results_file: Path, label: str | None
+) -> tuple[tuple[str | None, str], Checkpoint]:
     """Find the run that a results file belongs to.
 
     The run's folder is that of the checkpoint, if it exists and is named ``checkpoint_<n>pct``; otherwise the nearest
@@ -33,11 +35,8 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
         label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by the user.
 
     Returns:
-        tuple[str, Checkpoint]: a key that is the same for all files of a run, and the names of the checkpoint, with the
-            folder of the results for a model without a run; the model is empty if only the objective is known.
-
-    Raises:
-        ValueError: If ``pretrained`` is missing, or the run's ``cell.json`` or ``config.yaml`` cannot be read.
+        tuple[tuple[str | None, str], Checkpoint]: what all files of a run have in common, its label and its folder or
+            model; and the names of the checkpoint. The model is empty if only the objective is known.
     """
     if "pretrained" not in model_args:
         raise ValueError(
@@ -49,19 +48,20 @@ def identify(model_args: Mapping[str, str], results_file: Path, label: str | Non
     folder = _run_folder(checkpoint, milestone is not None, results_file)
     trained = str(Path(checkpoint).parent) if milestone else checkpoint  # the same for all milestones of a run
     if folder is not None:
-        model, objective, known_seed, rate = _names_in(folder)
+        model, objective, seed, rate = _names_in(folder)
     else:
         # Several adapters share their base's name; a full model has a name of its own, so a label leaves it open.
         base = f"{Path(model_args['pretrained']).name} (LoRA)" if "peft" in model_args else ""
         model = base or ("" if label is not None else Path(trained).name)
-        objective, known_seed, rate = _UNKNOWN_OBJECTIVE, None, None
+        objective, seed, rate = _UNKNOWN_OBJECTIVE, None, None
     if label is not None:
         given_model, _, objective = label.rpartition(":")
         model = given_model.strip() or model
     progress = int(milestone[1]) if milestone else 100
-    own_folder = str(folder or results_file.parent)
-    named = Checkpoint(model, objective.strip(), rate, known_seed, progress, own_folder, checkpoint)
-    return f"{label}\n{folder or trained}", named
+    source = str(folder or results_file.parent)
+    return (label, str(folder or trained)), Checkpoint(
+        model, objective.strip(), rate, seed, progress, folder=source, checkpoint=checkpoint
+    )
 
 
 def _run_folder(checkpoint: str, is_milestone: bool, results_file: Path) -> Path | None:
@@ -98,11 +98,7 @@ def _names_in(folder: Path) -> tuple[str, str, int | None, float | None]:
 
 
 def training_config(folder: Path) -> dict[str, Any]:
-    """Return the resolved config in a run's folder; empty if its ``config.yaml``, if any, is of something else.
-
-    Raises:
-        ValueError: If ``config.yaml`` cannot be read.
-    """
+    """Return the resolved config in a run's folder; empty if its ``config.yaml``, if any, is of something else."""
     file = folder / "config.yaml"
     if not file.is_file():
         return {}
@@ -117,11 +113,7 @@ def training_config(folder: Path) -> dict[str, Any]:
 
 
 def training_manifest(folder: Path) -> dict[str, Any]:
-    """Return ``trained.json`` of an experiment's run; empty if there is none.
-
-    Raises:
-        ValueError: If it cannot be read.
-    """
+    """Return ``trained.json`` of an experiment's run; empty if there is none."""
     file = folder / "trained.json"
     if not file.is_file():
         return {}

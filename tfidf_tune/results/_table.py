@@ -4,12 +4,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.results._samples import ProbeSample
-
 if TYPE_CHECKING:
     import pandas as pd
 
-SCORE_COLUMNS = ("checkpoint", "metric", "kind", "unit", "prefix", "value", "count")
+_SCORE_COLUMNS = {
+    "checkpoint": "int64",
+    **dict.fromkeys(("metric", "kind", "unit"), "category"),
+    **dict.fromkeys(("prefix", "value", "count"), "float64"),
+}
+
+
+@dataclass(frozen=True)
+class ProbeSample:
+    """One prompt, its continuation and its scores.
+
+    Args:
+        passage_id (str): id of the passage.
+        kind (str): "target" (injected into the training text) or "control" (never seen in training).
+        offset (int): where the prompt starts in the passage, in tokens.
+        prefix_length (int): length of the prompt in tokens.
+        generated_ids (list[int]): the continuation, without EOS and what follows it.
+        reference_ids (list[int]): the ids that follow the prompt in the passage.
+        generated_text (str): ``generated_ids`` decoded.
+        reference_text (str): ``reference_ids`` decoded.
+        prefix_match (int): longest prefix match in tokens.
+        lms (int): longest memorized substring in tokens.
+        rouge_l (float): ROUGE-L F-measure × 100 of the two texts.
+        verbatim (bool): whether every reference token was reproduced, in order, from the start.
+    """
+
+    passage_id: str
+    kind: str
+    offset: int
+    prefix_length: int
+    generated_ids: list[int]
+    reference_ids: list[int]
+    generated_text: str
+    reference_text: str
+    prefix_match: int
+    lms: int
+    rouge_l: float
+    verbatim: bool
+
+    @property
+    def prompt_label(self) -> str:
+        """The prompt in messages: "target a, offset 0, 32 tokens"."""
+        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens"
 
 
 @dataclass(frozen=True)
@@ -99,37 +139,27 @@ class Results:
     scores: "pd.DataFrame"
     provenance: dict[str, str]
 
-    def long_table(self) -> "pd.DataFrame":
-        """Return ``scores`` with model, objective, learning rate, seed, progress and folder in every row."""
-        import pandas as pd
 
-        names = ["model", "objective", "learning_rate", "seed", "progress", "folder"]
-        runs = pd.DataFrame([[getattr(one, name) for name in names] for one in self.checkpoints], columns=names)
-        return runs.join(self.scores.set_index("checkpoint"), how="right").reset_index(drop=True)
-
-
-def scores_table(rows: Sequence[tuple[Any, ...]]) -> "pd.DataFrame":
-    """Make the table from rows of ``SCORE_COLUMNS``."""
+def scores_table(rows: "Sequence[tuple[Any, ...]] | pd.DataFrame") -> "pd.DataFrame":
+    """Make the table of :class:`Results` from its rows."""
     import pandas as pd
 
-    table = pd.DataFrame(list(rows), columns=list(SCORE_COLUMNS))
-    return table.astype(
-        {"checkpoint": int, "prefix": float, "value": float, "count": float}
-        | dict.fromkeys(("metric", "kind", "unit"), "category")
-    )
+    return pd.DataFrame(rows, columns=list(_SCORE_COLUMNS)).astype(_SCORE_COLUMNS)
 
 
 def join_results(parts: Sequence[Results]) -> Results:
     """Put results together in the given order."""
+    import pandas as pd
+
     if len(parts) == 1:
         return parts[0]
-    rows: list[tuple[Any, ...]] = []
+    tables: list[pd.DataFrame] = []
     checkpoints: list[Checkpoint] = []
     for part in parts:
-        own = part.scores.assign(checkpoint=part.scores["checkpoint"] + len(checkpoints))
-        rows += list(own.itertuples(index=False, name=None))
+        tables.append(part.scores.assign(checkpoint=part.scores["checkpoint"] + len(checkpoints)))
         checkpoints += part.checkpoints
-    return Results(tuple(checkpoints), scores_table(rows), merge_provenance([part.provenance for part in parts]))
+    scores = scores_table(pd.concat(tables, ignore_index=True))
+    return Results(tuple(checkpoints), scores, merge_provenance([part.provenance for part in parts]))
 
 
 def merge_provenance(entries: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfidf_tune.results._documents import (
+from tfidf_tune.results._fields import UNREADABLE
+from tfidf_tune.results._identity import identify, training_config, training_manifest
+from tfidf_tune.results._provenance import NAMES
+from tfidf_tune.results._scores import (
     MEMORIZATION,
     PERPLEXITY,
     QA,
@@ -17,9 +20,6 @@ from tfidf_tune.results._documents import (
     parse_document,
     with_scores,
 )
-from tfidf_tune.results._fields import UNREADABLE
-from tfidf_tune.results._identity import identify, training_config, training_manifest
-from tfidf_tune.results._provenance import NAMES
 from tfidf_tune.results._table import Checkpoint, Results, merge_provenance, scores_table
 
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")
@@ -27,9 +27,9 @@ _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json
 
 @dataclass(frozen=True)
 class _ResultsFile:
-    """One results file of the harness: the key of its run, its checkpoint, and its samples files by task."""
+    """One results file of the harness: label and source of its run, its checkpoint, its samples files by task."""
 
-    run: str
+    run: tuple[str | None, str]
     named: Checkpoint
     date: str
     samples_files: dict[str, Path]
@@ -56,12 +56,13 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     """
     labelled = [split_label(str(folder)) for folder in folders]
     found: dict[Path, _ResultsFile] = {}
-    for label, folder in sorted(labelled, key=lambda item: item[0] is None):  # a label takes precedence
+    for label, folder in labelled:
         for file, result in _results_below(folder, label):
-            found.setdefault(file, result)
-    by_run: dict[str, list[_ResultsFile]] = {}
-    for file in dict.fromkeys(file for _, folder in labelled for file in _results_files(folder)):
-        by_run.setdefault(found[file].run, []).append(found[file])
+            if found.setdefault(file, result).run[0] is None:  # a label counts, in whichever folder
+                found[file] = result
+    by_run: dict[tuple[str | None, str], list[_ResultsFile]] = {}
+    for result in found.values():
+        by_run.setdefault(result.run, []).append(result)
     # A run of which only the objective is known has the model of all others, if they agree.
     known = {same[0].named.model for same in by_run.values()} - {""}
     shared = known.pop() if len(known) == 1 else "model"
@@ -105,13 +106,8 @@ def split_label(text: str) -> tuple[str | None, Path]:
     )
 
 
-def _results_files(folder: Path) -> list[Path]:
-    files = (file for file in folder.rglob("*.json") if _RESULTS_FILE.fullmatch(file.name))
-    return sorted(file.resolve() for file in files)
-
-
 def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _ResultsFile]]:
-    files = _results_files(folder)
+    files = sorted(file.resolve() for file in folder.rglob("*.json") if _RESULTS_FILE.fullmatch(file.name))
     found = False
     for file in files:
         date = file.stem.rsplit("_", maxsplit=1)[1]
@@ -156,21 +152,15 @@ def _require_distinct(runs: Sequence[Checkpoint]) -> None:
 
 def _newest_documents(results: Sequence[_ResultsFile]) -> Iterator[Scored]:
     """Read the newest documents of each task of one checkpoint, of results by ascending date."""
-    newest: dict[str, Path] = {}
-    for result in results:
-        newest |= {task: file for task, file in result.samples_files.items() if is_ours(task)}
+    newest = {task: file for one in results for task, file in one.samples_files.items() if is_ours(task)}
     for task, file in newest.items():
-        yield from _parse(task, file)
-
-
-def _parse(task: str, file: Path) -> Iterator[Scored]:
-    number = 0
-    try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):  # noqa: B007 (for the message)
-                yield parse_document(task, json.loads(line)["doc"])
-    except UNREADABLE as error:
-        raise ValueError(
-            f"{file}, line {number}: not a document of our tasks ({type(error).__name__}: {error}): evaluate again, or "
-            "remove the file"
-        ) from error
+        number = 0
+        try:
+            with file.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):  # noqa: B007 (for the message)
+                    yield parse_document(task, json.loads(line)["doc"])
+        except UNREADABLE as error:
+            raise ValueError(
+                f"{file}, line {number}: not a document of our tasks ({type(error).__name__}: {error}): evaluate "
+                "again, or remove the file"
+            ) from error

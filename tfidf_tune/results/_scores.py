@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from tfidf_tune.results._fields import FLAG, TEXT, checked, number, optional, whole
-from tfidf_tune.results._samples import ProbeSample, checked_sample
-from tfidf_tune.results._table import Checkpoint
+from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, checked, integer, number, optional
+from tfidf_tune.results._table import Checkpoint, ProbeSample
 
 MEMORIZATION, PERPLEXITY = "tfidf_memorization", "tfidf_wikitext2_ppl"
 SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
@@ -19,10 +18,10 @@ Row: TypeAlias = tuple[str, str, str, float, float, float]
 
 _PERCENT = number(0, 100)
 _SCHEMAS = {
-    MEMORIZATION: {"prompt_text": TEXT, "round_trip": FLAG, "num_injections": whole()},
+    MEMORIZATION: {"prompt_text": TEXT, "round_trip": FLAG, "num_injections": integer()},
     PERPLEXITY: {
-        "block": whole(),
-        "num_predictions": whole(1),
+        "block": integer(),
+        "num_predictions": integer(1),
         "log_likelihood": number(most=0, finite=False),
         "round_trip": FLAG,
     },
@@ -33,6 +32,15 @@ _SCHEMAS = {
         "bertscore_missing": optional(TEXT),
     },
     QA: {"id": TEXT, "exact_match": _PERCENT, "f1": _PERCENT},
+}
+
+_SAMPLE = {
+    **dict.fromkeys(("passage_id", "generated_text", "reference_text"), TEXT),
+    "kind": Field(lambda value: value in ("target", "control"), "one of target, control"),
+    **dict.fromkeys(("offset", "prefix_length"), integer()),
+    **dict.fromkeys(("generated_ids", "reference_ids"), TOKEN_IDS),
+    "rouge_l": number(0, 100),
+    "verbatim": FLAG,
 }
 
 
@@ -57,13 +65,7 @@ def is_ours(task: str) -> bool:
 
 
 def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
-    """Check a document and take from it what the table of results has.
-
-    Raises:
-        KeyError: If a field is missing.
-        TypeError: If a sample has unknown fields.
-        ValueError: If a field has the wrong type or is out of range.
-    """
+    """Check a document and return what the table of results has of it; a wrong one raises one of ``UNREADABLE``."""
     fields = checked(doc, _SCHEMAS[MEMORIZATION if task.startswith(MEMORIZATION) else task])
     if task == PERPLEXITY:
         block, count = str(fields["block"]), fields["num_predictions"]
@@ -78,7 +80,7 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     if task == QA:
         unit = fields.pop("id")
         return Scored("questions", unit, None, _rows("question", unit, fields))
-    sample = checked_sample(doc["sample"])
+    sample = _checked_sample(doc["sample"])
     scores = {name: getattr(sample, name) for name in ("lms", "prefix_match", "rouge_l", "verbatim")}
     return Scored(
         "prompts",
@@ -94,14 +96,9 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
 
 
 def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Checkpoint, list[Row]]:
-    """Complete a checkpoint from its documents.
+    """Complete a checkpoint from the documents of all tasks; return it and its scores.
 
-    Args:
-        checkpoint (Checkpoint): its names.
-        documents (Iterable[Scored]): of all tasks. A prompt that several tasks have counts once, as in the last.
-
-    Returns:
-        tuple[Checkpoint, list[Row]]: the checkpoint with samples and digests, and its scores.
+    A prompt that several tasks have counts once, as in the last.
     """
     found = {(doc.what, doc.unit): doc for doc in documents}
     prompts = [(doc.sample, doc) for doc in found.values() if doc.sample is not None]
@@ -123,6 +120,14 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
         samples=tuple((sample, doc.prompt) for sample, doc in prompts),
     )
     return completed, rows
+
+
+def _checked_sample(fields: dict[str, Any]) -> ProbeSample:
+    sample = ProbeSample(**fields)
+    values = checked(fields, _SAMPLE)
+    # Neither match can be longer than the shorter of the two.
+    longest = integer(most=min(len(sample.generated_ids), len(sample.reference_ids)))
+    return ProbeSample(**values | checked(fields, {"prefix_match": longest, "lms": longest}))
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:
