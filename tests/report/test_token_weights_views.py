@@ -34,7 +34,9 @@ def made():
     blocks = rng.choice(len(TEXTS), size=(20, 24), p=np.array([20, 5, 5, 8, 2, 1, 1]) / 42).astype(np.int32)
     blocks[:, 5] = 5
     tokens = weigh_blocks(blocks, vocab_size=len(TEXTS), batch_size=4, num_batches=2)
-    report, all_tokens = weights_report(mark_words(tokens, TEXTS, 2), TEXTS, "count", num_batches=2, min_count=2)
+    report, all_tokens = weights_report(
+        mark_words(tokens, TEXTS, 2), TEXTS, "count", num_batches=2, min_count=2, provenance={}
+    )
     shown = [shown_tokens(tokens, block, TEXTS, decode=str) for block in (0, 3)]
     return SimpleNamespace(report=report, all_tokens=all_tokens, blocks=shown)
 
@@ -118,7 +120,6 @@ def printed(block, form, **environment):
 @pytest.mark.parametrize(
     ("environment", "is_colored"),
     [
-        ({"COLORTERM": "truecolor", "TERM": "xterm"}, True),
         ({"TERM": "xterm-256color"}, True),
         ({"COLORTERM": "truecolor", "TERM": "xterm", "NO_COLOR": "1"}, False),
         ({"TERM": "dumb"}, False),
@@ -217,7 +218,7 @@ def test_findings_describe_frequent_tokens_parts_of_words_and_split_words():
 
 
 def test_rankings_have_the_frequent_tokens_with_the_highest_and_lowest_mean_weights(made):
-    tokens = pd.DataFrame(made.all_tokens.rows, columns=[column.name for column in made.all_tokens.columns])
+    tokens = made.all_tokens.frame
     assert tokens["token"].tolist()[0] == "␣the"
     frequent = tokens[tokens["count"] >= 2].sort_values("weight, count")
     up, down = frequent[frequent["weight, count"] > 1], frequent[frequent["weight, count"] < 1]

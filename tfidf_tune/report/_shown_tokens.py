@@ -66,13 +66,7 @@ def readable(text: str, *, mark_spaces: bool = False) -> str:
 
 
 def lines_of(tokens: Sequence[ShownToken], shown: Sequence[str], width: int) -> Iterator[list[tuple[str, ShownToken]]]:
-    """Set tokens in lines, breaking before a space if possible, and after each line end of the text.
-
-    Args:
-        tokens (Sequence[ShownToken]): the tokens.
-        shown (Sequence[str]): the text to show for each.
-        width (int): of a line in columns; a longer token has a line of its own.
-    """
+    """Set tokens in lines of ``width`` columns, breaking before a space if possible and after each line end."""
     line: list[tuple[str, ShownToken]] = []
     for text, token in zip(shown, tokens, strict=True):
         if line and cell_len("".join(part for part, _ in line) + text) > width:
