@@ -138,20 +138,20 @@ def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing()
     assert statements[0] == f"{NO_SIGN} 1 of the targets are recited verbatim nevertheless."
     assert statements[3] == "1 of the 60 targets are recited further than any control (LMS at most 2)."
     assert "base model" in statements[-1]
-    clear = audit_report(run_of(targets | many(59, "target", lambda i: 5), many(60, "control", lambda i: i % 3)))
-    assert "nevertheless" not in clear.statements[0]
 
 
-def test_without_controls_the_floor_is_unknown():
-    report = audit_report(run_of(controls={}))
+def test_without_controls_the_floor_is_unknown_and_without_repeats_there_is_no_table_of_them():
+    report = audit_report(run_of(controls={}, num_injections={}))
     assert report.statements[0].startswith("The probe file has no controls, so the floor is unknown")
     assert report.statements[0].endswith(" 2 of the targets are recited verbatim nevertheless.")
     assert report.statements[2] == "Average LMS: 6.00 tokens of the targets."
-    assert not any("any control" in statement for statement in report.statements)
+    assert not any("any control" in statement or "By repeats" in statement for statement in report.statements)
     assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
     assert len(rows_of(report, "targets_and_controls")) == 1
     assert report.provenance["Passages"] == "4 targets, 0 controls"
     assert "controls" not in report.lead
+    assert "by_repeats" not in [table.name for table in report.tables]
+    assert {row[1] for row in rows_of(report, "most_recited")} == {None}
 
 
 def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
@@ -180,8 +180,6 @@ def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
     assert "What tiny recites" in markdown(made)
     assert "target-1" in html_page(made)
     assert [figure.name for figure in made.figures] == ["lms_distribution"]
-    equal = audit_report(run_of(many(12, "target", lambda i: 6), many(12, "control", lambda i: 1)))
-    assert equal.statements[2].endswith("the difference is 5.00 (equal for all passages).")
 
 
 def test_tables_have_the_papers_scores_by_kind_prompt_length_and_repeats(made):
@@ -197,13 +195,6 @@ def test_tables_have_the_papers_scores_by_kind_prompt_length_and_repeats(made):
         ("3 to 4", 2, 5.75, 12, 50.0),
         ("9", 1, 12.0, 12, 100.0),
     ]
-
-
-def test_unknown_repeats_leave_out_their_table():
-    report = audit_report(run_of(num_injections={}))
-    assert "by_repeats" not in [table.name for table in report.tables]
-    assert not any("By repeats" in statement for statement in report.statements)
-    assert {row[1] for row in rows_of(report, "most_recited")} == {None}
 
 
 def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prompt(made):

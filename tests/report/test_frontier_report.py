@@ -4,7 +4,7 @@ import re
 import pytest
 from frontier_fakes import grown_records, record, replace, results_of, seeds
 from matplotlib.collections import LineCollection, PathCollection
-from run_fakes import blocks, controls, evaluation, results, run, targets
+from run_fakes import blocks, evaluation, results, run, targets
 
 from tfidf_tune import report
 from tfidf_tune.analysis import trace_frontiers
@@ -214,42 +214,34 @@ def test_sixteen_objectives_are_distinct_and_the_legend_covers_nothing():
     assert (box.x0 >= 0, box.x1 <= figure.bbox.width, box.y0 >= axes.get_window_extent().y1) == (True, True, True)
 
 
-def test_wide_averages_are_logarithmic_and_0_has_a_place():
+def test_the_axes_hold_the_means_logarithmic_where_they_are_wide():
     (axes,) = drawn([record(lms=60.0), record("B", 0.5), record("C", 5.0, control_lms=None)]).axes
     assert axes.get_yscale() == "symlog"
     assert axes.get_ylim()[0] == 0
-    (axes,) = drawn([record(lms=3.0), record("B", 2.0)]).axes
-    assert axes.get_yscale() == "linear"
-
-
-def test_what_is_far_off_and_wide_intervals_do_not_squeeze_the_rest():
+    assert drawn([record(lms=3.0), record("B", 2.0)]).axes[0].get_yscale() == "linear"
     records = [
-        *seeds("CE", [4, 40], [3.0, 150.0], learning_rate=1e-2),
+        *seeds("CE", [4, 40], [3.0, 150.0], learning_rate=1e-2),  # far off
         *(record("CE", 4.0, 20.0, seed=seed) for seed in (0, 1)),
-        *seeds("B", [1, 9], [3.0, 4.0]),
+        *seeds("B", [1, 9], [3.0, 4.0]),  # with wide intervals
     ]
     (axes,) = drawn(records).axes
     assert axes.get_xlim()[1] < 50
     assert axes.get_ylim()[1] < 10
 
 
-def test_folder_and_page_can_be_made_again_from_the_records(tmp_path):
-    runs = [
-        run(name, [evaluation(samples=[*targets(lms, lms + seed), *controls(1, 0)], blocks=blocks(20.0 + rate))])
-        for name, lms in (("CE", 6), ("TF-IDF", 2))
-        for rate in (1.0, 2.0)
-        for seed in (0, 1)
-    ]
-    runs = [
-        run(one.objective, one.evaluations, seed=index % 2, learning_rate=(1e-3, 1e-2)[index // 2 % 2])
-        for index, one in enumerate(runs)
-    ]
-    made = results(*runs)
+def test_the_same_report_is_made_from_its_results_file(tmp_path):
+    made = results(
+        *(
+            run(name, [evaluation(samples=targets(lms, 6), blocks=blocks(20 + rate))], seed=seed, learning_rate=rate)
+            for name, lms in (("CE", 6), ("TF-IDF", 2))
+            for rate in (1.0, 2.0)
+            for seed in (0, 1)
+        )
+    )
     write_report(report.frontier_report(made, references=["TF-IDF"]), tmp_path / "out", results=made)
     again = read_results(tmp_path / "out" / "results.jsonl")
-    assert len(again.checkpoints) == 8
     write_report(report.frontier_report(again, references=["TF-IDF"]), tmp_path / "again", results=again)
-    files = sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file())
+    files = [path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*")]
     assert len(files) == 10
     for file in files:
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file

@@ -122,9 +122,9 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
     floor = _floor(samples)
     num_targets, num_controls = targets["passage_id"].nunique(), controls["passage_id"].nunique()
     num_verbatim = targets.loc[targets["verbatim"], "passage_id"].nunique()
-    more = floor is not None and floor.excess.low > 0
+    more = floor is not None and bool(floor.excess.low > 0)
     verdict = _verdict(floor, num_targets, num_controls)
-    if num_verbatim and not (floor is not None and more and floor.excess.significant == "yes"):
+    if num_verbatim and not (floor and more and floor.excess.significant == "yes"):
         verdict += f" {num_verbatim} of the targets are recited verbatim nevertheless."
     averages = f"Average LMS: {targets.groupby('passage_id')['lms'].mean().mean():.2f} tokens of the targets"
     if floor is not None:

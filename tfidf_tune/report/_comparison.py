@@ -97,11 +97,8 @@ def _statements(
     statements: list[tuple[str, str | None]] = []  # the setting, and the sentence if there is one
     if not pairs:
         have = "; ".join(f"{name}: {joined(own['objective'])}" for name, own in of_setting.items())
-        text = (
-            f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
-            "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
-        )
-        statements.append(("", text))
+        text = f"Nothing is compared: no model has runs of {baseline} and of another objective ({have})."
+        statements.append(("", f"{text} To name the objective of a model trained elsewhere, give OBJECTIVE=FOLDER."))
     for (setting, objective), found in pairs.items():
         both = of_setting[setting][of_setting[setting]["objective"].isin([baseline, objective])]
         if both[LMS.name].notna().any():

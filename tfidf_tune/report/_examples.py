@@ -56,10 +56,7 @@ def recitation_examples(
 ) -> list[Example]:
     """Show the target that the first objective, the baseline, recites most, and a median one, from the shortest prompt.
 
-    Args:
-        model (str): name of the model.
-        checkpoints (Mapping[str, Checkpoint]): objective -> checkpoint with samples of the same prompts.
-        decoder (Callable[[str], Callable[[list[int]], str] | None]): checkpoint -> function that decodes its ids.
+    All checkpoints (by objective) have samples of the same prompts; ``decoder`` is called with their folders.
     """
     baseline, first = next(iter(checkpoints.items()))
     targets = [(sample, prompt) for sample, prompt in first.samples if sample.kind == "target"]

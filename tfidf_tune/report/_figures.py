@@ -83,12 +83,7 @@ def perplexity_paths(paths: Curves) -> "Figure":
 
 
 def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
-    """Draw the share of continuations that recite at least so many tokens, the controls dashed.
-
-    Args:
-        lms (Mapping[str, Mapping[str, Sequence[float]]]): label (an objective, or a model) -> "target" and "control"
-            -> LMS of each continuation.
-    """
+    """Draw the share of continuations that recite at least so many tokens, "control" of each label dashed."""
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     figure, (axes,) = new_panels([""])

@@ -72,13 +72,8 @@ def weights_report(
 ) -> tuple[Report, Table]:
     """Make the report of a text, and a table of every token for a file.
 
-    Args:
-        tokens (pandas.DataFrame): all tokens, see :func:`~tfidf_tune.analysis._weight_statistics.mark_words`.
-        texts (Mapping[int, str]): token id -> text.
-        form (TermFrequency): the TF form of colors and rankings.
-        num_batches (int): mini-batches in the window.
-        min_count (int): tokens that occur less often are not ranked.
-        provenance (Mapping[str, str]): names and values to show.
+    ``tokens`` are those of :func:`~tfidf_tune.analysis._weight_statistics.mark_words`, ``texts`` by token id; tokens
+    that occur less often than ``min_count`` are not ranked.
     """
     labels = tokens[tokens["tf"] > 0]
     bands, parts, splits = frequency_bands(labels), part_statistics(labels), split_statistics(labels)
@@ -98,10 +93,10 @@ def weights_report(
         _table("split_words", "Words by their number of tokens", splits, _SPLITS, (_SPLIT_NOTE,)),
     )
     report = Report(
-        title="Token weights under TF-IDF",
-        statements=findings(form, bands, parts, splits),
-        tables=tables,
-        figures=[Figure("frequency_bands", "The weight by token frequency", bands_figure(bands), _PLOT_CAPTION)],
+        "Token weights under TF-IDF",
+        findings(form, bands, parts, splits),
+        tables,
+        [Figure("frequency_bands", "The weight by token frequency", bands_figure(bands), _PLOT_CAPTION)],
         provenance={**provenance, **_method(tokens, len(labels), num_batches)},
     )
     return report, _table("tokens", "All tokens", statistics, _TOKENS)

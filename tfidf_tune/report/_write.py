@@ -43,7 +43,6 @@ def write_report(
         OSError: If a file cannot be written; the message names it, and the older report is left as it was.
     """
     require_report_folder(folder)
-    older = _tables_and_figures(folder)
     files: dict[str, Callable[[Path], object]] = {
         f"tables/{table.name}.csv": partial(_write_text, table.csv()) for table in report.tables
     }
@@ -55,7 +54,7 @@ def write_report(
         "report.md": markdown(report),
         "index.html": html_page(report, **page),
     }
-    written = {folder / name for name in files}
+    older = _listed_files(folder) - files.keys()
     files |= {name: partial(_write_text, text) for name, text in texts.items()} | dict(more or {})
     if results is not None:
         files["results.jsonl"] = partial(write_results, results)
@@ -63,8 +62,8 @@ def write_report(
         for name, write in files.items():
             with new_file(name) as path:
                 write(path)
-    for path in older - written:
-        path.unlink(missing_ok=True)
+    for name in older:
+        (folder / name).unlink(missing_ok=True)
 
 
 def require_report_folder(folder: Path) -> None:
@@ -85,14 +84,13 @@ def _write_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
-def _tables_and_figures(folder: Path) -> set[Path]:
-    """Find the tables and figures that the report in the folder lists."""
+def _listed_files(folder: Path) -> set[str]:
+    """Return the tables and figures in the folder that its report lists."""
     try:
         listed = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-    found = {f"{part}/{path.name}": path for part in ("tables", "figures") for path in folder.glob(f"{part}/*")}
-    return {found[name] for name in found.keys() & listed}
+    return listed & {f"{part}/{path.name}" for part in ("tables", "figures") for path in folder.glob(f"{part}/*")}
 
 
 def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
