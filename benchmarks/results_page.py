@@ -7,7 +7,7 @@ A table is between two comments that say what it is and which file it comes from
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-A figure is a file beside the results, one for each model of frontier.jsonl.
+Figures are files in the folder of the results, one for each model of frontier.jsonl.
 """
 
 import math
@@ -34,8 +34,8 @@ def filled(page: str) -> str:
     """Replace the tables of a page (Markdown).
 
     Raises:
-        KeyError: If there is no table of a name.
-        FileNotFoundError: If there is no results file of a name.
+        KeyError: If the name of a table is unknown.
+        FileNotFoundError: If a results file is missing.
     """
 
     def block(match: re.Match[str]) -> str:

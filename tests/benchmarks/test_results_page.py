@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those of the results files beside it."""
+"""The tables of docs/results.md follow from the results files in docs/results."""
 
 import dataclasses
 import math
@@ -68,7 +68,7 @@ def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
 
 @pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
-    """Worked out here once more, from the records alone."""
+    """Computed independently from the records."""
     records = records_of(file)
     models = re.split(r"^\*\*(.+?)\*\* .*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
     assert models[::2] == list(dict.fromkeys(record.model for record in records))

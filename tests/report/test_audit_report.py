@@ -4,11 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from run_fakes import Evaluation, Run, results
+from run_fakes import evaluation, results, run, sample
 
 from tfidf_tune import report as reports
 from tfidf_tune.report import html_page, markdown
-from tfidf_tune.results import ProbeSample
 
 # LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
 TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
@@ -16,47 +15,21 @@ CONTROLS = {"control-0": (1, 1), "control-1": (0, 2)}
 NUM_INJECTIONS = {"target-0": 9, "target-1": 4, "target-2": 1, "target-3": 3, "control-0": 0, "control-1": 0}
 
 
-def sample(passage_id, prefix_length, lms, **changes):
-    reference_ids = list(range(100, 112))
-    values = {
-        "passage_id": passage_id,
-        "kind": passage_id.split("-")[0],
-        "offset": 0,
-        "prefix_length": prefix_length,
-        "generated_ids": [*reference_ids[:lms], 7],
-        "reference_ids": reference_ids,
-        "generated_text": " ".join(f"w{i}" for i in [*reference_ids[:lms], 7]),
-        "reference_text": " ".join(f"w{i}" for i in reference_ids),
-        "prefix_match": lms,
-        "lms": lms,
-        "rouge_l": 8.0 * lms,
-        "verbatim": lms == 12,
-    }
-    return ProbeSample(**(values | changes))
-
-
 def samples(scores):
-    return [sample(name, length, one) for name, lms in scores.items() for length, one in zip((8, 16), lms, strict=True)]
+    return [
+        sample(name, one, kind=name.split("-")[0], prefix_length=length, length=12, rouge_l=8.0 * one)
+        for name, lms in scores.items()
+        for length, one in zip((8, 16), lms, strict=True)
+    ]
 
 
 def run_of(targets=TARGETS, controls=CONTROLS, **changes):
-    probed = [*samples(targets), *samples(controls)]
-    values = {
-        "progress": 100,
-        "checkpoint": "no/model",
-        "samples": tuple(probed),
-        "prompts": {(one.passage_id, 0, one.prefix_length): f"prompt of {one.passage_id}" for one in probed},
-        "blocks": (),
-        "summaries": (),
-        "answers": (),
-        "num_not_round_trip": 0,
-        "num_injections": NUM_INJECTIONS,
-    }
-    return Run("tiny", "CE", 3, "results/tiny", (Evaluation(**(values | changes)),))
+    fields = {"checkpoint": "no/model", "num_injections": NUM_INJECTIONS, "samples": samples(targets | controls)}
+    return run("CE", [evaluation(**(fields | changes))], model="tiny", seed=3, folder="results/tiny")
 
 
-def audit_report(run):
-    return reports.audit_report(results(run))
+def audit_report(one):
+    return reports.audit_report(results(one))
 
 
 @pytest.fixture(scope="module")
@@ -222,16 +195,16 @@ def test_examples_mark_what_is_recited_and_end_with_the_floor(made):
     assert (third.prompt, third.truth) == ("prompt of target-3", " ".join(f"w{i}" for i in range(100, 112)))
     (continuation,) = third.continuations
     assert (continuation.label, continuation.scores) == ("tiny", "LMS 3, ROUGE-L 24.0")
-    assert continuation.pieces == (("w100 w101 w102", True), (" w7", False))
+    assert continuation.pieces == (("w100 w101 w102", True), (" w7" * 9, False))
 
 
 def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samples_counts(made):
     moved = tuple(dataclasses.replace(one, offset=5) for one in run_of().evaluations[0].samples)
-    run = run_of(samples=moved, num_not_round_trip=3, text_prompts=True)
-    (evaluation,) = run.evaluations
-    evaluations = [dataclasses.replace(evaluation, progress=progress) for progress in (10, 50)]
-    without = dataclasses.replace(evaluation, samples=())
-    report = audit_report(dataclasses.replace(run, evaluations=(*evaluations, without)))
+    inexact = run_of(samples=moved, num_not_round_trip=3, text_prompts=True)
+    (last,) = inexact.evaluations
+    evaluations = [dataclasses.replace(last, progress=progress) for progress in (10, 50)]
+    without = dataclasses.replace(last, samples=())
+    report = audit_report(dataclasses.replace(inexact, evaluations=(*evaluations, without)))
     assert report.provenance["Training progress"] == "50 %"
     assert report.provenance["Prompts start at token"] == "5"
     assert report.examples[0].title == "target-0, a target: 8 tokens from token 5 on"

@@ -8,7 +8,6 @@ from run_fakes import (
     answers,
     blocks,
     controls,
-    decode,
     evaluation,
     grown_runs,
     results,
@@ -26,7 +25,7 @@ EXPLAINED = (
 
 
 def report(*runs, **options):
-    return comparison_report(results(*runs), decoder=lambda checkpoint: None, **options)
+    return comparison_report(results(*runs), **options)
 
 
 def pair(ce, tfidf, model="Tiny"):
@@ -49,9 +48,7 @@ def notes(made, name):
 
 
 def test_a_grown_comparison_has_all_tables_figures_and_examples():
-    made = comparison_report(
-        results(*grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=4)), decoder=lambda checkpoint: decode
-    )
+    made = report(*grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=4))
     assert made.title == "TF-IDF and IDF against CE"
     assert made.lead == (
         f"Runs of Tiny, asked to continue passages of their training text. {EXPLAINED}; its floor is the average over "

@@ -72,7 +72,7 @@ def checkpoints(ce, tfidf):
 
 
 def examples(*samples):
-    return recitation_examples("Tiny", checkpoints(*samples), lambda checkpoint: decode)
+    return recitation_examples("Tiny", checkpoints(*samples))
 
 
 def test_the_target_recited_most_and_a_median_one_are_shown():

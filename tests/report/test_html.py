@@ -95,10 +95,10 @@ def test_figures_are_drawn_into_the_page_with_their_titles(document):
 
 def test_a_model_that_is_the_same_in_every_row_is_left_out():
     rows = {"Objective": ["CE", "TF-IDF"], "LMS": [8, 2]}
-    alone = table_of({"Model": ["A", "A"], **rows}, better={"LMS": "lower"})
-    assert [th.text_content().split("\xa0")[0] for th in alone.xpath(".//thead//th")] == ["Objective", "LMS"]
-    assert [[cell.text_content() for cell in row] for row in cells(alone)] == [["CE", "8"], ["TF-IDF", "2"]]
-    assert bold(alone) == [[False, False], [False, True]]
+    single = table_of({"Model": ["A", "A"], **rows}, better={"LMS": "lower"})
+    assert [th.text_content().split("\xa0")[0] for th in single.xpath(".//thead//th")] == ["Objective", "LMS"]
+    assert [[cell.text_content() for cell in row] for row in cells(single)] == [["CE", "8"], ["TF-IDF", "2"]]
+    assert bold(single) == [[False, False], [False, True]]
     assert len(table_of({"Model": ["A", "B"], **rows}).xpath(".//thead//th")) == 3
 
 

@@ -179,8 +179,7 @@ def test_the_main_table_fits_a_window_of_1200_pixels(browser, tmp_path):
     samples = [*targets(8, 128), *controls(1)]
     runs = (run(name, [evaluation(samples=samples, blocks=blocks(20.0))]) for name in ("CE", "TF-IDF"))
     file = tmp_path / "report.html"
-    made = comparison_report(results(*runs), decoder=lambda checkpoint: None)
-    file.write_text(html_page(made), encoding="utf-8")
+    file.write_text(html_page(comparison_report(results(*runs))), encoding="utf-8")
     browser.open(file, size=(1200, 900))
     assert browser.driver.find_element(By.CSS_SELECTOR, "h3").text == "Memorization"
     width, room = browser.run("const e = document.querySelector('.scroll'); return [e.scrollWidth, e.clientWidth]")

@@ -19,9 +19,9 @@ from selenium.webdriver.common.keys import Keys
 from tfidf_tune.analysis._token_weights import WEIGHTS, shown_tokens, weigh_blocks
 from tfidf_tune.analysis._weight_statistics import mark_words
 from tfidf_tune.report import html_page
-from tfidf_tune.report._shown_tokens import LEVELS, level_of, lines_of, on_white, print_block, readable
+from tfidf_tune.report._shown_tokens import LEVELS, level_of, lines_of, on_white, print_block, readable, tokens_section
 from tfidf_tune.report._weight_figures import _MOST_LINES, bands_figure, tokens_figure
-from tfidf_tune.report._weights import findings, tokens_section, weights_report
+from tfidf_tune.report._weights import findings, weights_report
 
 HOSTILE = "</span><script>alert(1)</script>\"'&"
 TEXTS = dict(enumerate([" the", " lob", "ster", ",", "\n", HOSTILE, " $x$"]))

@@ -84,7 +84,9 @@ def test_json_is_plain_and_has_full_precision(written):
     def refuse(constant):
         raise AssertionError(constant)
 
-    content = json.loads((written / "report.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    text = (written / "report.json").read_text(encoding="utf-8")
+    content = json.loads(text, parse_constant=refuse)
+    assert "Ünï" in text
     (table,) = content["tables"]
     assert table["rows"] == [["CE, plain", 1 / 3, 128], ["Ünï", None, 0], ["diverged", None, None]]
     assert table["columns"][1] == {"name": "LMS", "better": "lower"}

@@ -98,7 +98,7 @@ def _floor(samples: "pd.DataFrame") -> Floor | None:
 def _best(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     """Take of each passage the sample with the highest LMS, of equals that of the shortest prompt."""
     own = samples[samples["kind"] == kind]
-    order = own.assign(least=-own["lms"]).sort_values(["least", "prefix_length"], kind="stable")
+    order = own.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
     return order.drop_duplicates("passage_id")
 
 

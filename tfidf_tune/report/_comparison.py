@@ -1,7 +1,7 @@
 """Runs side by side as a report."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from tfidf_tune.analysis.evaluations import (
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, NUM_RESAMPLES, SEED, Interval
 from tfidf_tune.report._comparison_tables import comparison_tables
 from tfidf_tune.report._document import Example, Figure, Report
-from tfidf_tune.report._examples import Decode, checkpoint_decoder, recitation_examples
+from tfidf_tune.report._examples import recitation_examples
 from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
 from tfidf_tune.report._wording import LMS_EXPLAINED, interval_text, joined, significance, why_no_interval
 from tfidf_tune.results import Checkpoint, Results
@@ -41,19 +41,12 @@ if TYPE_CHECKING:
 _NEAR_FLOOR = 0.2  # an average LMS up to so far above the controls' is called near it
 
 
-def comparison_report(
-    results: Results,
-    *,
-    baseline: str | None = None,
-    decoder: Callable[[str], Decode | None] = checkpoint_decoder,
-) -> Report:
+def comparison_report(results: Results, *, baseline: str | None = None) -> Report:
     """Compare runs: findings with intervals, the paper's tables, figures, examples.
 
     Args:
         results (Results): of at least two runs, of any models, objectives and seeds.
         baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
-        decoder (Callable[[str], Callable[[list[int]], str] | None]): checkpoint -> function that decodes its token
-            ids, for the examples. Default: the tokenizer in the checkpoint's folder, if any.
 
     Raises:
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
@@ -67,7 +60,7 @@ def comparison_report(
         statements=_statements(evaluations, reductions, at_equal_perplexity, baseline),
         tables=comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline),
         figures=_figures(results, evaluations),
-        examples=_examples(results, evaluations, decoder),
+        examples=_examples(results, evaluations),
         provenance=_provenance(results, baseline),
         lead=_lead(results),
     )
@@ -290,12 +283,12 @@ def _measured(
     return found
 
 
-def _examples(results: Results, evaluations: "pd.DataFrame", decoder: Callable[[str], Decode | None]) -> list[Example]:
+def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:
     examples = []
     for setting, own in evaluations.groupby("setting", sort=False):
         shown = {objective: results.checkpoints[one.index[0]] for _, objective, one in having_at_last(own, LMS)}
         if shown and all(one.samples for one in shown.values()):
-            examples += recitation_examples(str(setting), shown, decoder)
+            examples += recitation_examples(str(setting), shown)
     return examples
 
 

@@ -38,6 +38,21 @@ _RECITED = (
     ("Verbatim %", "verbatim", ".1f"),
 )
 _CONTROLS = ("Control LMS", "control_lms", ".2f")
+# Name, title, measures, the better end, units and a note.
+_SCORES: tuple[tuple[str, str, dict[str, Measure], Literal["lower", "higher"], str, str], ...] = (
+    (
+        *("perplexity", "Perplexity", {"Perplexity": PERPLEXITY}, "lower", "Blocks"),
+        "Token-level perplexity on unseen text, over all predictions of all seeds.",
+    ),
+    (
+        *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "higher", "Articles"),
+        "CNN/DailyMail; means of F-measures in percent.",
+    ),
+    (
+        *("qa", "Question answering", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
+        *("higher", "Questions", "SQuAD v1.1, the best over each question's gold answers."),
+    ),
+)
 
 
 def comparison_tables(
@@ -52,9 +67,7 @@ def comparison_tables(
     rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
     tables = [
         *([_memorization(results, probed, rows)] if probed else []),
-        _perplexity(results, evaluations),
-        _summarization(results, evaluations),
-        _question_answering(evaluations),
+        *(_scores(results, evaluations, *content) for content in _SCORES),
         _reductions(reductions, baseline),
         _equal_perplexity(at_equal_perplexity, baseline),
         *([_spread(results, probed)] if probed else []),
@@ -169,59 +182,37 @@ def _spread(results: Results, probed: _Groups) -> Table:
     return Table("lms_spread", "How the LMS varies", frame, notes, formats)
 
 
-def _perplexity(results: Results, evaluations: "pd.DataFrame") -> Table:
-    notes = ["Token-level perplexity on unseen text, over all predictions of all seeds."]
-    groups = list(having_at_last(evaluations, PERPLEXITY))
-    for name, own, made in _named(results, groups):
-        if lost := sum(one.lost_blocks for one in made):
-            blocks = (results.scores["checkpoint"].isin(own.index) & (results.scores["kind"] == "block")).sum()
-            changed = f"{lost} of {blocks} blocks changed when converted to text"
-            notes.append(f"{name}: {changed}, so different tokens were predicted.")
-    return _scores("perplexity", "Perplexity", groups, {"Perplexity": PERPLEXITY}, "lower", "Blocks", notes)
-
-
-def _summarization(results: Results, evaluations: "pd.DataFrame") -> Table:
-    notes = ["CNN/DailyMail; means of F-measures in percent."]
-    groups = list(having_at_last(evaluations, SUMMARY_MEASURES[0]))
-    for name, own, made in _named(results, groups):
-        scores = results.scores[results.scores["checkpoint"].isin(own.index)]
-        values = scores.loc[scores["metric"] == "bertscore_f1", "value"]
-        if missing := int(values.isna().sum()):
-            reasons = dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing)
-            notes.append(
-                f"{name}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {'; '.join(reasons)}."
-            )
-    measures = {measure.phrase: measure for measure in SUMMARY_MEASURES}
-    return _scores("summarization", "Summarization", groups, measures, "higher", "Articles", notes)
-
-
-def _question_answering(evaluations: "pd.DataFrame") -> Table:
-    groups = list(having_at_last(evaluations, ANSWER_MEASURES[0]))
-    measures = dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))
-    notes = ["SQuAD v1.1, the best over each question's gold answers."]
-    return _scores("qa", "Question answering", groups, measures, "higher", "Questions", notes)
-
-
 def _scores(
+    results: Results,
+    evaluations: "pd.DataFrame",
     name: str,
     title: str,
-    groups: _Groups,
     measures: dict[str, Measure],
     better: Literal["lower", "higher"],
     units: str,
-    notes: Sequence[str],
+    note: str,
 ) -> Table:
     import pandas as pd
 
     first, *_ = measures.values()
-    rows = []
+    groups = list(having_at_last(evaluations, first))
+    rows, notes = [], [note]
     for setting, objective, having in groups:
         _, counts = having[first.name].iloc[0]
         values = (value_of(having, measure) for measure in measures.values())
         rows.append((setting, objective, *values, len(counts), len(having)))
+    for who, own, made in _named(results, groups):
+        scores = results.scores[results.scores["checkpoint"].isin(own.index)]
+        if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
+            changed = f"{lost} of {(scores['kind'] == 'block').sum()} blocks changed when converted to text"
+            notes.append(f"{who}: {changed}, so different tokens were predicted.")
+        values = scores.loc[scores["metric"] == "bertscore_f1", "value"]
+        if first.kind == "article" and (missing := int(values.isna().sum())):
+            reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
+            notes.append(f"{who}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {reasons}.")
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
-    notes = (*notes, *_checkpoint_note(groups))
-    return Table(name, title, frame, notes, dict.fromkeys(measures, ".2f"), dict.fromkeys(measures, better))
+    formats, ends = dict.fromkeys(measures, ".2f"), dict.fromkeys(measures, better)
+    return Table(name, title, frame, [*notes, *_checkpoint_note(groups)], formats, ends)
 
 
 def _checkpoint_note(groups: _Groups) -> list[str]:

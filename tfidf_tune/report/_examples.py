@@ -51,18 +51,16 @@ def continuation_of(label: str, sample: ProbeSample, decode: Decode | None) -> C
     return Continuation(label, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", recited_pieces(sample, decode))
 
 
-def recitation_examples(
-    model: str, checkpoints: Mapping[str, Checkpoint], decoder: Callable[[str], Decode | None]
-) -> list[Example]:
+def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> list[Example]:
     """Show the target that the first objective, the baseline, recites most, and a median one, from the shortest prompt.
 
-    All checkpoints (by objective) have samples of the same prompts; ``decoder`` is called with their folders.
+    All checkpoints (by objective) have samples of the same prompts.
     """
     baseline, first = next(iter(checkpoints.items()))
     targets = [(sample, prompt) for sample, prompt in first.samples if sample.kind == "target"]
     shortest = min((sample.prefix_length for sample, _ in targets), default=0)
     by_lms = sorted((one for one in targets if one[0].prefix_length == shortest), key=lambda one: -one[0].lms)
-    decoders = {objective: decoder(checkpoint.checkpoint) for objective, checkpoint in checkpoints.items()}
+    decoders = {objective: checkpoint_decoder(one.checkpoint) for objective, one in checkpoints.items()}
     examples = []
     for which, index in [("recited most", 0), ("a median one", len(by_lms) // 2)][: len(by_lms)]:
         wanted, prompt = by_lms[index]

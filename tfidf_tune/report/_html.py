@@ -1,4 +1,4 @@
-"""A report as one HTML page that works offline, on a phone, in the dark and on paper.
+"""A report as one HTML page that works offline, on a phone, in dark mode and on paper.
 
 All text is escaped by the templates' environment. The page's policy lets a browser run only our scripts and load
 nothing from outside, so that a text that slipped through unescaped would stay inert.

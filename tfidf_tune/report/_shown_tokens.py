@@ -1,4 +1,4 @@
-"""Tokens on the colors of their weights: readable text, lines, and the terminal."""
+"""Tokens on the colors of their weights: readable text, lines, the terminal and the page."""
 
 import math
 import unicodedata
@@ -106,6 +106,44 @@ def print_block(tokens: Sequence[ShownToken], form: TermFrequency, console: Cons
     else:
         text.append(f"\n(in parentheses: weights of {_SHOWN_NUMBER:g} and more; the mean is 1)\n")
     console.print(text, soft_wrap=True)
+
+
+def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
+    """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
+    return {
+        "section": "tokens",
+        "blocks": [
+            (heading(tokens), [(token, _details(token), _classes(token)) for token in tokens]) for tokens in blocks
+        ],
+        "form": form,
+        "forms": [*WEIGHTS],
+        "readable": readable,
+        "legend": [(f"{weight_of(level):.2g}", _class_of(level)) for level in LEVELS],
+        "colors": {"up": UP_COLOR, "down": DOWN_COLOR},
+        "percent_of_level": 100 * STRONGEST_SHARE / MAX_LEVEL,
+        "lines": [0] * UNDERLINED_LEVEL + list(range(1, MAX_LEVEL)),
+    }
+
+
+def _classes(token: ShownToken) -> dict[str, str]:
+    return {form: _class_of(level_of(token, form)) for form in WEIGHTS}
+
+
+def _class_of(level: int | None) -> str:
+    if level is None:
+        return "unweighted"
+    return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
+
+
+def _details(token: ShownToken) -> str:
+    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
+    if not token["tf"]:
+        return f"{name}: first of its block, never a label, no weight"
+    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
+    return (
+        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
+        f"idf {token['idf']:.2f}; weight {weights}"
+    )
 
 
 def heading(tokens: Sequence[ShownToken]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfidf_tune.analysis._token_weights import WEIGHTS
 from tfidf_tune.analysis._weight_statistics import (
@@ -14,19 +14,7 @@ from tfidf_tune.analysis._weight_statistics import (
     token_statistics,
 )
 from tfidf_tune.report._document import Figure, Report, Table
-from tfidf_tune.report._shown_tokens import (
-    DOWN_COLOR,
-    LEVELS,
-    MAX_LEVEL,
-    STRONGEST_SHARE,
-    UNDERLINED_LEVEL,
-    UP_COLOR,
-    ShownToken,
-    heading,
-    level_of,
-    readable,
-    weight_of,
-)
+from tfidf_tune.report._shown_tokens import ShownToken, readable, tokens_section
 from tfidf_tune.report._weight_figures import bands_figure, tokens_figure
 from tfidf_tune.report._write import write_report
 from tfidf_tune.weighting import TermFrequency
@@ -121,44 +109,6 @@ def write_weights(
         "tokens.png": tokens_figure(blocks, form).savefig,
     }
     write_report(report, folder, more=more, **tokens_section(blocks, form))
-
-
-def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
-    """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
-    return {
-        "section": "tokens",
-        "blocks": [
-            (heading(tokens), [(token, _details(token), _classes(token)) for token in tokens]) for tokens in blocks
-        ],
-        "form": form,
-        "forms": [*WEIGHTS],
-        "readable": readable,
-        "legend": [(f"{weight_of(level):.2g}", _class_of(level)) for level in LEVELS],
-        "colors": {"up": UP_COLOR, "down": DOWN_COLOR},
-        "percent_of_level": 100 * STRONGEST_SHARE / MAX_LEVEL,
-        "lines": [0] * UNDERLINED_LEVEL + list(range(1, MAX_LEVEL)),
-    }
-
-
-def _classes(token: ShownToken) -> dict[str, str]:
-    return {form: _class_of(level_of(token, form)) for form in WEIGHTS}
-
-
-def _class_of(level: int | None) -> str:
-    if level is None:
-        return "unweighted"
-    return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
-
-
-def _details(token: ShownToken) -> str:
-    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
-    if not token["tf"]:
-        return f"{name}: first of its block, never a label, no weight"
-    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
-    return (
-        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
-        f"idf {token['idf']:.2f}; weight {weights}"
-    )
 
 
 def findings(
