@@ -7,12 +7,13 @@ A table is between two comments that say what it is and which file it comes from
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-A figure is a file beside the results, one for each model of frontier.jsonl.
+Figures are files in the folder of the results, one for each model of frontier.jsonl.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,18 @@ def filled(page: str) -> str:
     """Replace the tables of a page (Markdown).
 
     Raises:
-        KeyError: If there is no table of a name.
-        FileNotFoundError: If there is no results file of a name.
+        KeyError: If the name of a table is unknown.
+        FileNotFoundError: If a results file is missing.
     """
 
     def block(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{_TABLES[match[2]](read_results(RESULTS / match[3]))}\n\n{match[5]}"
+        return f"{match[1]}\n{_TABLES[match[2]](RESULTS / match[3])}\n\n{match[5]}"
 
     return _BLOCK.sub(block, page)
 
 
-def _provenance(results: Results) -> str:
+def _provenance(file: Path) -> str:
+    results = _read(file)
     runs = results.checkpoints
     seeds = sorted({one.seed for one in runs if one.seed is not None})
     seconds = [one.training_seconds for one in runs if one.training_seconds is not None]
@@ -60,9 +62,9 @@ def _provenance(results: Results) -> str:
     return str(markdown_table(("", ""), [list(row) for row in rows.items()]))
 
 
-def _operating_points(results: Results) -> str:
+def _operating_points(file: Path) -> str:
     """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
-    found, runs = _trace(results), run_table(results)
+    found, runs = _trace(file), run_table(_read(file))
     differences = found.differences[found.differences["at"] == "operating points"]
     against = {(one.model, one.objective, one.reference): one for one in differences.itertuples()}
     columns = [
@@ -86,9 +88,9 @@ def _operating_points(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _curves(results: Results) -> str:
+def _curves(file: Path) -> str:
     """The means over seeds of each objective at each learning rate."""
-    points = _trace(results).points.dropna(subset=["learning_rate"])
+    points = _trace(file).points.dropna(subset=["learning_rate"])
     points = points.assign(means=[f"{one.lms:.1f} / {one.perplexity:.1f}" for one in points.itertuples()])
     parts = []
     for model, own in points.groupby("model", sort=False):
@@ -99,9 +101,9 @@ def _curves(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _paper(results: Results) -> str:
+def _paper(file: Path) -> str:
     """The paper's objective against plain cross-entropy at each learning rate."""
-    found = _trace(results)
+    found = _trace(file)
     lms = found.points.set_index(["model", "objective", "learning_rate"])["lms"]
     of_paper = found.differences[
         (found.differences["objective"] == _PAPER) & (found.differences["reference"] == _BASELINE)
@@ -122,8 +124,9 @@ def _paper(results: Results) -> str:
     return str(markdown_table(columns, rows))
 
 
-def _trajectory(results: Results) -> str:
+def _trajectory(file: Path) -> str:
     """Each objective at each checkpoint, and minus plain cross-entropy at the same one."""
+    results = _read(file)
     if len(settings := {(one.model, one.learning_rate) for one in results.checkpoints}) > 1:
         raise ValueError(f"checkpoints are compared in one setting, not in {len(settings)}")
     runs = run_table(results)
@@ -146,7 +149,7 @@ def _trajectory(results: Results) -> str:
     return str(markdown_table(columns, rows))
 
 
-_TABLES: dict[str, Callable[[Results], str]] = {
+_TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "operating_points": _operating_points,
     "curves": _curves,
@@ -155,8 +158,14 @@ _TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
-def _trace(results: Results) -> Frontiers:
-    return trace_frontiers(results, baseline=_BASELINE, references=[_PEER])
+@cache
+def _read(file: Path) -> Results:
+    return read_results(file)
+
+
+@cache
+def _trace(file: Path) -> Frontiers:
+    return trace_frontiers(_read(file), baseline=_BASELINE, references=[_PEER])
 
 
 def _rate(point: Any) -> str:
@@ -187,7 +196,7 @@ def draw_figures(file: str = "frontier.jsonl") -> None:
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
-    for model, points in _trace(read_results(RESULTS / file)).points.groupby("model", sort=False):
+    for model, points in _trace(RESULTS / file).points.groupby("model", sort=False):
         if points["operating"].any():
             name = model.lower().replace(" ", "-")
             frontier_drawing(model, points).savefig(RESULTS / f"{name}.svg", metadata={"Date": None})

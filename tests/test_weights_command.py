@@ -33,11 +33,7 @@ def test_it_shows_blocks_and_tables_and_writes_the_files(arguments, tmp_path, ca
     output = capsys.readouterr().out
     assert output.count(", 16 blocks in the window, tf=count") == 2
     assert "\x1b" not in output
-    for words in (
-        "Most up-weighted tokens",
-        "With tf=count, the 10 most frequent tokens hold",
-        "full from mini-batch 2 of 5",
-    ):
+    for words in ("Most up-weighted tokens", "With tf=count, the 10 most", "full from mini-batch 2 of 5"):
         assert words in output
     assert str(tmp_path / "out" / "index.html") in output
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
@@ -52,7 +48,6 @@ def test_it_shows_blocks_and_tables_and_writes_the_files(arguments, tmp_path, ca
     dataset = text_blocks_dataset(hf_tokenizer(str(tiny_checkpoint)), source=str(text_file), block_size=32)
     assert sum(int(row["count"]) for row in tokens_csv(tmp_path / "out")) == 40 * 31
     assert {int(row["id"]) for row in tokens_csv(tmp_path / "out")} == set(dataset.blocks[:40, 1:].ravel().tolist())
-    main([*arguments, "--output-dir", str(tmp_path / "out")])  # replaces the report
 
 
 def test_the_settings_reach_the_weights(arguments, tmp_path, capsys):
@@ -145,19 +140,14 @@ def test_files_without_text_are_refused_and_a_missing_one_before_others_are_read
 @pytest.mark.parametrize(
     "change",
     [
-        ["--tf", "tanh"],
-        ["--show", "0"],
-        ["--show", "3", "--block", "2"],
-        ["--block-size", "1"],
-        ["--num-batches", "99999999999999999999"],
-        ["--seed", "99999999999999999999"],
-        ["--max-weight", "1e308"],
+        *("--tf tanh", "--show 0", "--show 3 --block 2", "--block-size 1", "--num-batches 99999999999999999999"),
+        *("--seed 99999999999999999999", "--max-weight 1e308"),
     ],
 )
 def test_options_out_of_their_range_are_usage_errors(change, arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main([*arguments, *change])
-    assert change[0] in capsys.readouterr().err
+        main([*arguments, *change.split()])
+    assert change.split()[0] in capsys.readouterr().err
 
 
 def test_a_missing_tokenizer_is_explained_with_an_example(text_file, monkeypatch):

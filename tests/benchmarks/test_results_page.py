@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those of the results files beside it."""
+"""The tables of docs/results.md follow from the results files in docs/results."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from tfidf_tune.analysis import run_table
-from tfidf_tune.results import read_results, write_results
+from tfidf_tune.results import write_results
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")
 VERDICTS = {
@@ -30,7 +30,7 @@ START = "Start"  # the model before it was fine-tuned
 
 def records_of(file):
     """A row for each checkpoint of a results file."""
-    return list(run_table(read_results(results_page.RESULTS / file)).itertuples())
+    return list(run_table(results_page._read(results_page.RESULTS / file)).itertuples())
 
 
 FILES = sorted(set(re.findall(r"<!-- table: \w+ (\S+) -->", PAGE)))
@@ -53,7 +53,9 @@ def test_all_records_are_used_and_all_tables_have_rows():
 
 
 def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
-    first, again = (read_results(results_page.RESULTS / file) for file in ("frontier.jsonl", "frontier_reduced.jsonl"))
+    first, again = (
+        results_page._read(results_page.RESULTS / file) for file in ("frontier.jsonl", "frontier_reduced.jsonl")
+    )
     at = {one.run: number for number, one in enumerate(first.checkpoints)}
     ours, theirs = (made.scores.groupby("checkpoint") for made in (again, first))
     assert len(again.checkpoints) == 63
@@ -66,7 +68,7 @@ def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
 
 @pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
-    """Worked out here once more, from the records alone."""
+    """Computed independently from the records."""
     records = records_of(file)
     models = re.split(r"^\*\*(.+?)\*\* .*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
     assert models[::2] == list(dict.fromkeys(record.model for record in records))
@@ -125,16 +127,16 @@ def test_tables_of_made_up_records(tmp_path, monkeypatch):
     start = record("Start", 2.5, 33.0, seed=None, learning_rate=None)
     write_results(results_of([*early, *grown_records(), start], {"date": "2020-02-02"}), tmp_path / "a.jsonl")
 
-    def table(name):
-        return results_page.filled(f"<!-- table: {name} a.jsonl -->\n<!-- end -->")
+    def table(name, file="a.jsonl"):
+        return results_page.filled(f"<!-- table: {name} {file} -->\n<!-- end -->")
 
     assert re.search(r"^\| Start +\| +\| +2\.5 \| +33\.0 \| +\| +\| +\|$", table("operating_points"), re.MULTILINE)
     assert re.search(r"^\| runs +\| +28, seeds 0, 1, 2 \|$", table("provenance"), re.MULTILINE)
     with pytest.raises(ValueError, match="compared in one setting, not in 4"):
         table("trajectory")
     one_rate = [one for one in (*early, *grown_records()) if one.checkpoint.learning_rate == 1e-3]
-    write_results(results_of(one_rate), tmp_path / "a.jsonl")
-    rows = _cells(table("trajectory"))[2:]
+    write_results(results_of(one_rate), tmp_path / "b.jsonl")
+    rows = _cells(table("trajectory", "b.jsonl"))[2:]
     objectives = ["CE", "TF-IDF", "Goldfish"]
     assert [row[:2] for row in rows] == [[name, at] for at in ("50 %", "100 %") for name in objectives]
 

@@ -1,4 +1,4 @@
-"""A real headless Chromium for the tests of pages; one for the whole session."""
+"""A real headless Chromium for the tests of pages; one for the session."""
 
 import io
 import json

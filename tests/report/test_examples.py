@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,11 +26,8 @@ def generated(ids, reference, decode=decode, text=None):
     ("ids", "reference", "pieces"),
     [
         ([1, 2, 3, 4, 5], [9, 2, 3, 4, 8], (("w1", False), (" w2 w3 w4", True), (" w5", False))),
-        ([1, 2, 7], [1, 2, 3], (("w1 w2", True), (" w7", False))),
-        ([1, 2], [1, 2], (("w1 w2", True),)),
         ([1, 2], [3, 4], (("w1 w2", False),)),
         ([], [3, 4], ()),
-        ([1, 8, 2, 3], [1, 9, 2, 3], (("w1 w8", False), (" w2 w3", True))),  # the longer of two
         ([2] + [1] * 250, [3] + [1] * 250, (("w2", False), (" w1" * 250, True))),
     ],
 )
@@ -76,7 +72,7 @@ def checkpoints(ce, tfidf):
 
 
 def examples(*samples):
-    return recitation_examples("Tiny", checkpoints(*samples), lambda checkpoint: decode)
+    return recitation_examples("Tiny", checkpoints(*samples))
 
 
 def test_the_target_recited_most_and_a_median_one_are_shown():
@@ -108,14 +104,11 @@ def test_the_shortest_prefix_is_shown_and_an_offset_named():
     assert examples(controls(1), controls(1)) == []
 
 
-def test_a_checkpoints_own_tokenizer_decodes(tiny_checkpoint: Path):
+def test_a_checkpoints_own_tokenizer_decodes_and_without_one_there_is_no_decoder(tiny_checkpoint, tmp_path):
     tokenizer = hf_tokenizer(str(tiny_checkpoint))
     ids = tokenizer.encode("the old sailor", add_bos=False, add_eos=False)
     assert checkpoint_decoder(str(tiny_checkpoint))(ids) == tokenizer.decode(ids)
     pieces = recited_pieces(generated([*ids, ids[0]], ids, tokenizer.decode), tokenizer.decode)
     assert pieces[0] == (tokenizer.decode(ids), True)
-
-
-def test_a_hub_id_and_a_folder_without_tokenizer_have_no_decoder(tmp_path):
     assert checkpoint_decoder("EleutherAI/pythia-14m") is None
     assert checkpoint_decoder(str(tmp_path)) is None

@@ -2,20 +2,11 @@ import csv
 import json
 import math
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Drawing
 
-from tfidf_tune.report import (
-    Column,
-    Continuation,
-    Example,
-    Figure,
-    Report,
-    Table,
-    html_page,
-    markdown,
-    write_report,
-)
+from tfidf_tune.report import Continuation, Example, Figure, Report, Table, html_page, markdown, write_report
 
 
 def drawing():
@@ -24,16 +15,15 @@ def drawing():
     return figure
 
 
-TABLE = Table(
-    "lms",
-    "LMS, by objective",
-    (Column("Objective"), Column("LMS", ".2f", "lower"), Column("Max")),
-    (("CE, plain", 1 / 3, 128), ("Ünï", None, 0), ("diverged", math.inf, 1), ("nobody", math.nan, 2)),
-    ("A note.",),
+FRAME = pd.DataFrame(
+    {"Objective": ["CE, plain", "Ünï", "diverged"], "LMS": [1 / 3, math.nan, math.inf], "Max": [128.0, 0.0, math.nan]}
 )
+TABLE = Table("lms", "LMS, by objective", FRAME, ("A note.",), {"LMS": ".2f"}, {"LMS": "lower"})
 EXAMPLE = Example("E", "p", "t", (Continuation("CE", "LMS 1", (("a", True), (" b", False))),))
 REPORT = Report(
-    "Ünï & co", ("Said.",), (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,), (("k", "v"),), "Lead."
+    *("Ünï & co", ("Said.",), (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,)),
+    provenance={"k": "v"},
+    lead="Lead.",
 )
 
 
@@ -63,26 +53,42 @@ def test_every_form_is_written_and_nothing_else(written):
     assert "<svg" in (written / "figures/one.svg").read_text(encoding="utf-8")
 
 
-def test_csv_has_full_precision_and_empty_cells_for_what_is_missing(written):
+def test_csv_has_full_precision_and_empty_cells_for_missing_values(written):
     with (written / "tables/lms.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == ["Objective", "LMS", "Max"]
-    assert float(rows[1][1]) == 1 / 3
-    assert rows[1:] == [
-        ["CE, plain", repr(1 / 3), "128"],
-        ["Ünï", "", "0"],
-        ["diverged", "", "1"],
-        ["nobody", "", "2"],
-    ]
+        assert list(csv.reader(file)) == [
+            ["Objective", "LMS", "Max"],
+            ["CE, plain", repr(1 / 3), "128"],
+            ["Ünï", "", "0"],
+            ["diverged", "", ""],
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("-1", "'-1"),
+        ("a-1", "a-1"),
+        ("@x", "'@x"),
+        ("'quoted", "'quoted"),
+        ("=1", "'=1"),
+        ("\t=1", "'\t=1"),
+        ("+1", "'+1"),
+    ],
+)
+def test_only_text_that_a_spreadsheet_would_take_for_a_formula_is_changed(text, cell):
+    frame = pd.DataFrame({text: [text], "Change": [-1.5]})
+    assert Table("t", "T", frame, formats={"Change": "+.1f"}).csv() == f"{cell},Change\r\n{cell},-1.5\r\n"
 
 
 def test_json_is_plain_and_has_full_precision(written):
     def refuse(constant):
         raise AssertionError(constant)
 
-    content = json.loads((written / "report.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    text = (written / "report.json").read_text(encoding="utf-8")
+    content = json.loads(text, parse_constant=refuse)
+    assert "Ünï" in text
     (table,) = content["tables"]
-    assert table["rows"] == [["CE, plain", 1 / 3, 128], ["Ünï", None, 0], ["diverged", None, 1], ["nobody", None, 2]]
+    assert table["rows"] == [["CE, plain", 1 / 3, 128], ["Ünï", None, 0], ["diverged", None, None]]
     assert table["columns"][1] == {"name": "LMS", "better": "lower"}
     assert (content["title"], content["statements"], table["notes"]) == ("Ünï & co", ["Said."], ["A note."])
     assert content["lead"] == "Lead."
@@ -102,7 +108,7 @@ def test_an_older_report_is_replaced_and_other_files_stay(tmp_path):
     write_report(REPORT, folder)
     for name in ("notes.txt", "tables/mine.csv"):
         (folder / name).write_text("mine")
-    newer = Report("New", (), (Table("other", "O", (Column("A"),), (("x",),)),), (), (), ())
+    newer = Report("New", tables=(Table("other", "O", pd.DataFrame({"A": ["x"]})),))
     write_report(newer, folder)
     assert files(folder) == [
         "index.html",
@@ -115,23 +121,15 @@ def test_an_older_report_is_replaced_and_other_files_stay(tmp_path):
     assert "New" in (folder / "report.md").read_text()
 
 
-def test_a_report_that_lists_files_elsewhere_harms_none(tmp_path):
+@pytest.mark.parametrize("content", ["", "[]", '{"title": "x"}', '{"files": 3}', '{"files": ["../precious.csv"]}'])
+def test_a_damaged_report_is_replaced_without_harm_to_files_elsewhere(tmp_path, content):
     (tmp_path / "precious.csv").write_text("x")
     folder = tmp_path / "report"
     folder.mkdir()
-    listed = {"files": ["../precious.csv", str(tmp_path / "precious.csv")]}
-    (folder / "report.json").write_text(json.dumps(listed))
-    write_report(REPORT, folder)
-    assert (tmp_path / "precious.csv").exists()
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"title": "x"}', '{"files": 3}'])
-def test_a_report_that_was_cut_off_is_replaced(tmp_path, content):
-    folder = tmp_path / "report"
-    folder.mkdir()
     (folder / "report.json").write_text(content)
-    write_report(REPORT, folder)
+    write_report(Report("New"), folder)
     assert "index.html" in files(folder)
+    assert (tmp_path / "precious.csv").exists()
 
 
 def test_a_folder_with_other_files_and_a_file_are_refused(tmp_path):

@@ -144,12 +144,12 @@ def _chosen_blocks(tokens: "pd.DataFrame", options: argparse.Namespace, num_bloc
     return list(options.block)
 
 
-def _settings(options: argparse.Namespace, num_blocks: int) -> list[tuple[str, str]]:
+def _settings(options: argparse.Namespace, num_blocks: int) -> dict[str, str]:
     order = f"shuffled as in the first epoch of a run with seed {options.seed}" if options.shuffle else "as in the text"
-    return [
-        ("text", ", ".join(options.files)),
-        ("tokenizer", options.tokenizer),
-        ("blocks", f"{num_blocks} of {options.block_size} tokens, {options.batch_size} a mini-batch, {order}"),
-        ("tf, num_batches", f"{options.tf}, {options.num_batches}"),
-        ("max_weight", "none" if options.max_weight is None else f"{options.max_weight:g}"),
-    ]
+    return {
+        "text": ", ".join(options.files),
+        "tokenizer": options.tokenizer,
+        "blocks": f"{num_blocks} of {options.block_size} tokens, {options.batch_size} a mini-batch, {order}",
+        "tf, num_batches": f"{options.tf}, {options.num_batches}",
+        "max_weight": "none" if options.max_weight is None else f"{options.max_weight:g}",
+    }

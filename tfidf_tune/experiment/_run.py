@@ -94,7 +94,7 @@ def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
         say(f"\nThere is no comparison: {error}")
         return
     # A terminal shows no figures; one example is enough there.
-    shown = replace(report, figures=(), examples=report.examples[:1], provenance=())
+    shown = replace(report, figures=(), examples=report.examples[:1], provenance={})
     say(f"\n{terminal_text(shown)}\nThe complete report, with figures: {folder / 'index.html'}")
 
 

@@ -2,7 +2,7 @@
 
 from tfidf_tune.report._audit import audit_report
 from tfidf_tune.report._comparison import comparison_report
-from tfidf_tune.report._document import Column, Continuation, Example, Figure, Report, Table
+from tfidf_tune.report._document import Continuation, Example, Figure, Report, Table
 from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._frontier import frontier_report
 from tfidf_tune.report._html import html_page
@@ -10,7 +10,6 @@ from tfidf_tune.report._markdown import markdown, terminal_text
 from tfidf_tune.report._write import require_report_folder, write_report
 
 __all__ = [
-    "Column",
     "Continuation",
     "Example",
     "Figure",

@@ -1,13 +1,12 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
-import math
 import textwrap
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfidf_tune.analysis.comparison import Floor, floor_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
-from tfidf_tune.report._document import Column, Example, Figure, Report, Table, tabulate
+from tfidf_tune.report._document import Example, Figure, Report, Table, tabulate
 from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution
 from tfidf_tune.report._wording import LMS_EXPLAINED, TEXT_PROMPTS, interval_text, significance
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 _NUM_EXAMPLES = 3
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
+_REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
 _KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
@@ -60,9 +60,9 @@ def audit_report(results: Results) -> Report:
     controls = " and of text it never saw (controls)" if lms["control"] else ""
     return Report(
         title=f"What {checkpoint.model} recites",
-        statements=tuple(_statements(samples, checkpoint)),
-        tables=tuple(table for table in tables if table.rows),
-        figures=(distribution,),
+        statements=_statements(samples, checkpoint),
+        tables=[table for table in tables if len(table.frame)],
+        figures=[distribution],
         examples=_examples(checkpoint, samples),
         provenance=_provenance(checkpoint, samples),
         lead=f"The model was asked to continue passages of its training text (targets){controls}. {LMS_EXPLAINED}.",
@@ -98,7 +98,7 @@ def _floor(samples: "pd.DataFrame") -> Floor | None:
 def _best(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     """Take of each passage the sample with the highest LMS, of equals that of the shortest prompt."""
     own = samples[samples["kind"] == kind]
-    order = own.assign(least=-own["lms"]).sort_values(["least", "prefix_length"], kind="stable")
+    order = own.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
     return order.drop_duplicates("passage_id")
 
 
@@ -122,16 +122,17 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
     floor = _floor(samples)
     num_targets, num_controls = targets["passage_id"].nunique(), controls["passage_id"].nunique()
     num_verbatim = targets.loc[targets["verbatim"], "passage_id"].nunique()
-    recited = f" {num_verbatim} of the targets are recited verbatim nevertheless." if num_verbatim else ""
-    more = floor is not None and floor.excess.low > 0
+    more = floor is not None and bool(floor.excess.low > 0)
     verdict = _verdict(floor, num_targets, num_controls)
+    if num_verbatim and not (floor and more and floor.excess.significant == "yes"):
+        verdict += f" {num_verbatim} of the targets are recited verbatim nevertheless."
     averages = f"Average LMS: {targets.groupby('passage_id')['lms'].mean().mean():.2f} tokens of the targets"
     if floor is not None:
-        interval = interval_text(floor.excess, "passage", decimals=2)
         averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
+        interval = interval_text(floor.excess, "passage", decimals=2)
         averages += f" ({interval})" if floor.excess.significant else ""
     statements = [
-        verdict if floor is not None and more and floor.excess.significant == "yes" else verdict + recited,
+        verdict,
         f"It recites {num_verbatim} of the {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %) verbatim: "
         f"all that was compared, up to {targets['length'].max()} tokens, from at least one prompt.",
         f"{averages}.",
@@ -187,83 +188,64 @@ def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
 
 
 def _targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint) -> Table:
-    columns = (
-        *(Column("Passages", source="label"), Column("Number", source="number")),
-        *(Column("Avg Prefix", ".2f", source="avg_prefix"), Column("Max Prefix", source="max_prefix")),
-        *(Column("Avg LMS", ".2f", source="avg_lms"), Column("Max LMS", source="max_lms")),
-        *(Column("ROUGE-L", ".2f", source="rouge_l"), Column("Verbatim (% of prompts)", ".1f", source="verbatim")),
-    )
     frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(_KINDS))
-    frame = frame.groupby("label", sort=False).agg(
-        number=("passage_id", "nunique"),
-        avg_prefix=("prefix_match", "mean"),
-        max_prefix=("prefix_match", "max"),
-        avg_lms=("lms", "mean"),
-        max_lms=("lms", "max"),
-        rouge_l=("rouge_l", "mean"),
-        verbatim=("verbatim", "mean"),
+    by_kind = frame.groupby("label", sort=False)
+    scores = (
+        by_kind[["prefix_match", "lms"]]
+        .agg(["mean", "max"])
+        .set_axis(["Avg Prefix", "Max Prefix", "Avg LMS", "Max LMS"], axis="columns")
     )
+    scores.insert(0, "Number", by_kind["passage_id"].nunique())
+    scores[["ROUGE-L", "Verbatim (% of prompts)"]] = by_kind[["rouge_l", "verbatim"]].mean()
+    scores = scores.reindex([label for label in _KINDS.values() if label in scores.index])
     notes = [
         "Prefix: tokens that agree from the first on. LMS: longest memorized substring, the longest run of tokens that "
         "continuation and passage share. Each passage is asked for from every prefix length.",
         *([f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []),
     ]
-    frame = frame.reindex([label for label in _KINDS.values() if label in frame.index]).reset_index()
-    return tabulate("targets_and_controls", "Targets against controls", columns, frame, notes)
+    formats = dict.fromkeys(("Avg Prefix", "Avg LMS", "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
+    frame = scores.reset_index(names="Passages")
+    return Table("targets_and_controls", "Targets against controls", frame, notes, formats)
 
 
 def _by_prefix_length(samples: "pd.DataFrame") -> Table:
-    columns = (
-        Column("Prompt (tokens)"),
-        Column("LMS of targets", ".2f"),
-        Column("LMS of controls", ".2f"),
-        Column("Difference", ".2f"),
-        Column("95 % from", ".2f"),
-        Column("95 % to", ".2f"),
-        Column("Targets verbatim (%)", ".1f"),
-    )
-    rows: list[tuple[Any, ...]] = []
+    import pandas as pd
+
+    names = ("LMS of targets", "LMS of controls", "Difference", "95 % from", "95 % to")
+    rows = []
     for length, own in samples.groupby("prefix_length"):
         targets = own[own["kind"] == "target"]
         if len(targets):
             floor = _floor(own)
-            against = (math.nan,) * 4
-            if floor is not None:
-                against = (floor.controls, floor.difference, floor.excess.low, floor.excess.high)
-            rows.append((length, float(targets["lms"].mean()), *against, _verbatim_share(targets)))
+            against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+            rows.append((length, targets["lms"].mean(), *against, _verbatim_share(targets)))
     notes = ["95 %: percentile bootstrap over passages of the difference, targets minus controls."]
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
     if 0 < fewest < ENOUGH_UNITS:
         notes.append(f"From as few as {fewest} passages such an interval tends to be too narrow.")
-    return tabulate("by_prefix_length", "By length of the prompt", columns, rows, notes)
+    frame = pd.DataFrame(rows, columns=["Prompt (tokens)", *names, _VERBATIM])
+    formats = dict.fromkeys(names, ".2f") | {_VERBATIM: ".1f"}
+    return Table("by_prefix_length", "By length of the prompt", frame, notes, formats)
 
 
 def _by_repeats(samples: "pd.DataFrame") -> Table:
-    columns = (
-        Column("Times in the training text"),
-        Column("Targets"),
-        Column("Avg LMS", ".2f"),
-        Column("Max LMS"),
-        Column("Targets verbatim (%)", ".1f"),
-    )
+    import pandas as pd
+
     rows = [
         (repeats, own["passage_id"].nunique(), own["lms"].mean(), own["lms"].max(), _verbatim_share(own))
         for repeats, own in _repeat_groups(samples)
     ]
-    notes = ("Verbatim: recited completely from at least one of the prompts.",)
-    return tabulate("by_repeats", "By repeats in the training text", columns, rows, notes)
+    frame = pd.DataFrame(rows, columns=[_REPEATS, "Targets", "Avg LMS", "Max LMS", _VERBATIM])
+    notes = ["Verbatim: recited completely from at least one of the prompts."]
+    formats = {"Avg LMS": ".2f", _VERBATIM: ".1f"}
+    return Table("by_repeats", "By repeats in the training text", frame, notes, formats)
 
 
 def _most_recited(samples: "pd.DataFrame") -> Table:
     columns = (
-        *(Column("Passage", source="passage_id"), Column("Times in the training text", source="repeats")),
-        *(
-            Column("Prompt (tokens)", source="prefix_length"),
-            Column("LMS", source="lms"),
-            Column("Of", source="length"),
-        ),
-        *(Column("ROUGE-L", ".1f", source="rouge_l"), Column("Verbatim", source="verbatim")),
-        Column("Starts with", source="prompt"),
+        *(("Passage", "passage_id", ""), (_REPEATS, "repeats", ""), ("Prompt (tokens)", "prefix_length", "")),
+        *(("LMS", "lms", ""), ("Of", "length", ""), ("ROUGE-L", "rouge_l", ".1f"), ("Verbatim", "verbatim", "")),
+        ("Starts with", "prompt", ""),
     )
     best = _best(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
@@ -271,10 +253,10 @@ def _most_recited(samples: "pd.DataFrame") -> Table:
     frame = shown.assign(verbatim=shown["verbatim"].map({True: "yes", False: "no"}), prompt=prompts)
     notes = ["Of: tokens of the passage that the continuation was compared with."]
     notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
-    return tabulate("most_recited", "Most recited passages", columns, frame, notes)
+    return tabulate("most_recited", "Most recited passages", frame, columns, notes)
 
 
-def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[Example, ...]:
+def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> list[Example]:
     """Show the targets that are recited most and, for the floor, the control that is."""
     decode = checkpoint_decoder(checkpoint.checkpoint)
     chosen = [*_best(samples, "target")[:_NUM_EXAMPLES].itertuples(), *_best(samples, "control")[:1].itertuples()]
@@ -286,23 +268,22 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[Example,
         title = f"{sample.passage_id}, {kind}: {sample.prefix_length} tokens{start}"
         continuation = continuation_of(checkpoint.model, sample, decode)
         examples.append(Example(title, row.prompt, sample.reference_text, (continuation,)))
-    return tuple(examples)
+    return examples
 
 
-def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> tuple[tuple[str, str], ...]:
-    milestone = [("Training progress", f"{checkpoint.progress} %")] if checkpoint.progress < 100 else []
+def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, str]:
     num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
-    offsets = sorted(set(samples["offset"]))
-    return (
-        ("Checkpoint", checkpoint.checkpoint),
-        *milestone,
-        ("Objective", checkpoint.objective),
-        ("Seed", "unknown" if checkpoint.seed is None else str(checkpoint.seed)),
-        ("Results", checkpoint.folder),
-        ("Passages", f"{num_targets} targets, {num_controls} controls"),
-        ("Prompts (tokens)", ", ".join(map(str, sorted(set(samples["prefix_length"]))))),
-        ("Prompts start at token", ", ".join(map(str, offsets))),
-        ("Continuations", f"greedy, compared over up to {samples['length'].max()} tokens"),
-        ("Intervals", f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %"),
-        ("Made by", f"tfidf-tune {version('tfidf-tune')}"),
-    )
+    lengths, offsets = (", ".join(map(str, sorted(set(samples[name])))) for name in ("prefix_length", "offset"))
+    return {
+        "Checkpoint": checkpoint.checkpoint,
+        **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
+        "Objective": checkpoint.objective,
+        "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
+        "Results": checkpoint.folder,
+        "Passages": f"{num_targets} targets, {num_controls} controls",
+        "Prompts (tokens)": lengths,
+        "Prompts start at token": offsets,
+        "Continuations": f"greedy, compared over up to {samples['length'].max()} tokens",
+        "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
+        "Made by": f"tfidf-tune {version('tfidf-tune')}",
+    }

@@ -1,7 +1,7 @@
 """Runs side by side as a report."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -28,12 +28,12 @@ from tfidf_tune.analysis.evaluations import (
     value_of,
 )
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, NUM_RESAMPLES, SEED, Interval
-from tfidf_tune.report._comparison_tables import comparison_tables, why_no_interval, why_undefined
+from tfidf_tune.report._comparison_tables import comparison_tables
 from tfidf_tune.report._document import Example, Figure, Report
-from tfidf_tune.report._examples import Decode, checkpoint_decoder, recitation_examples
+from tfidf_tune.report._examples import recitation_examples
 from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
-from tfidf_tune.report._wording import LMS_EXPLAINED, interval_text, joined, significance
-from tfidf_tune.results import Results
+from tfidf_tune.report._wording import LMS_EXPLAINED, interval_text, joined, significance, why_no_interval
+from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,19 +41,12 @@ if TYPE_CHECKING:
 _NEAR_FLOOR = 0.2  # an average LMS up to so far above the controls' is called near it
 
 
-def comparison_report(
-    results: Results,
-    *,
-    baseline: str | None = None,
-    decoder: Callable[[str], Decode | None] = checkpoint_decoder,
-) -> Report:
+def comparison_report(results: Results, *, baseline: str | None = None) -> Report:
     """Compare runs: findings with intervals, the paper's tables, figures, examples.
 
     Args:
         results (Results): of at least two runs, of any models, objectives and seeds.
         baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
-        decoder (Callable[[str], Callable[[list[int]], str] | None]): checkpoint -> function that decodes its token
-            ids, for the examples. Default: the tokenizer in the checkpoint's folder, if any.
 
     Raises:
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
@@ -61,20 +54,20 @@ def comparison_report(
     baseline, evaluations = evaluation_table(results, baseline=baseline)
     reductions = compare_objectives(evaluations, baseline)
     at_equal_perplexity = compare_at_equal_perplexity(evaluations, baseline)
-    others = [name for name in dict.fromkeys(one.objective for one in results.checkpoints) if name != baseline]
+    others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         statements=_statements(evaluations, reductions, at_equal_perplexity, baseline),
-        tables=tuple(comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline)),
+        tables=comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline),
         figures=_figures(results, evaluations),
-        examples=_examples(results, evaluations, decoder),
+        examples=_examples(results, evaluations),
         provenance=_provenance(results, baseline),
         lead=_lead(results),
     )
 
 
 def _lead(results: Results) -> str:
-    models = f"Runs of {joined(list(dict.fromkeys(one.model for one in results.checkpoints)))}"
+    models = f"Runs of {joined(one.model for one in results.checkpoints)}"
     kinds = set(results.scores["kind"])
     if "target" not in kinds:
         return f"{models}."
@@ -84,7 +77,7 @@ def _lead(results: Results) -> str:
 
 def _statements(
     evaluations: "pd.DataFrame", reductions: "pd.DataFrame", at_equal_perplexity: "pd.DataFrame", baseline: str
-) -> tuple[str, ...]:
+) -> list[str]:
     of_setting = dict(list(evaluations.groupby("setting", sort=False)))
     pairs: dict[tuple[str, str], dict[str, Any]] = {
         (setting, objective): {}
@@ -94,31 +87,22 @@ def _statements(
     }
     for one in reductions.itertuples():
         pairs[one.setting, one.objective][one.measure] = one
-    statements: list[tuple[str, str | None]] = []
+    statements: list[tuple[str, str | None]] = []  # the setting, and the sentence if there is one
     if not pairs:
-        have = "; ".join(f"{name}: {joined(own['objective'].unique())}" for name, own in of_setting.items())
-        statements.append(
-            (
-                "",
-                f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
-                "objective of a model trained elsewhere, give OBJECTIVE=FOLDER.",
-            )
-        )
+        have = "; ".join(f"{name}: {joined(own['objective'])}" for name, own in of_setting.items())
+        text = f"Nothing is compared: no model has runs of {baseline} and of another objective ({have})."
+        statements.append(("", f"{text} To name the objective of a model trained elsewhere, give OBJECTIVE=FOLDER."))
     for (setting, objective), found in pairs.items():
-        probed = any(
-            shared_progress(own, LMS)
-            for name, own in of_setting[setting].groupby("objective")
-            if name in (baseline, objective)
-        )
-        statements.append((setting, _lms_statement(objective, baseline, found) if probed else None))
+        both = of_setting[setting][of_setting[setting]["objective"].isin([baseline, objective])]
+        if both[LMS.name].notna().any():
+            statements.append((setting, _lms_statement(objective, baseline, found)))
     statements += [
         (one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()
     ]
     for setting, own in of_setting.items():
-        last = at_last(own, LMS, CONTROL_LMS)
-        for objective in own["objective"].unique():
-            floor = lms_floor(last[last["objective"] == objective])
-            statements.append((setting, None if floor is None else _floor_statement(objective, floor)))
+        for objective, last in at_last(own, LMS, CONTROL_LMS).groupby("objective", sort=False):
+            floor = lms_floor(last)
+            statements.append((setting, floor and _floor_statement(objective, floor)))
     for (setting, objective), found in pairs.items():
         for task, measures in (("Summaries", SUMMARY_MEASURES), ("Answers", ANSWER_MEASURES)):
             if measured := [found[measure.name] for measure in measures if measure.name in found]:
@@ -132,7 +116,7 @@ def _statements(
         of_seeds.append((setting if num_seeds > 1 else "", text))
     statements += dict.fromkeys(of_seeds)  # the warning of single runs once
     prefix = len(of_setting) > 1
-    return tuple(f"{model}: {text}" if prefix and model else text for model, text in statements if text is not None)
+    return [f"{model}: {text}" if prefix and model else text for model, text in statements if text]
 
 
 def _lms_statement(objective: str, baseline: str, found: dict[str, Any]) -> str:
@@ -158,19 +142,17 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
             f"checkpoints range from {one.lowest:.2f} to {one.highest:.2f} and never reach it."
         )
     least, most = sorted((one.lms_before, one.lms_after))
-    if one.before == one.after:
-        where, recited = f"at {one.before:.0f} %", f"{one.interpolated:.2f} tokens on average"
-    else:
+    where, recited = f"at {one.before:.0f} %", f"{one.interpolated:.2f} tokens on average"
+    if one.before != one.after:
         where = f"between {one.before:.0f} and {one.after:.0f} %"
         recited = f"between {least:.2f} and {most:.2f} tokens on average ({one.interpolated:.2f} interpolated)"
     # The verdict needs no interpolation.
-    verdict = "no clear gain or loss"
     if one.at_floor and one.baseline_at_floor:
         verdict = "both at the floor, where they cannot be distinguished"
-    elif one.lms > most:
-        verdict = f"no gain, more than {baseline} did there"
-    elif one.lms < least:
-        verdict = f"less than {baseline} did there"
+    elif least <= one.lms <= most:
+        verdict = "no clear gain or loss"
+    else:
+        verdict = f"{'no gain, more' if one.lms > most else 'less'} than {baseline} did there"
     return (
         f"At equal perplexity ({baseline} first had {one.objective}'s final {goal} {where} of its training) {baseline} "
         f"recited {recited}; {one.objective} recites {one.lms:.2f}: {verdict}."
@@ -218,7 +200,7 @@ def _change(one: Any) -> str:
 
 def _verdict(one: Any) -> str:
     if math.isnan(one.reduction):
-        return f"since {why_undefined(one)}"
+        return f"since {why_no_interval(one)}"
     if math.isnan(one.low):
         return f"which has no interval: {why_no_interval(one)}"
     return significance(Interval(one.low, one.high, one.num_units), BY_NAME[one.measure].unit)
@@ -228,7 +210,7 @@ def _score(one: Any) -> str:
     """For example "ROUGE-1 30.00 to 31.50 (+5.0 %, 95 % interval 1.0 % to 9.0 %, significant)"."""
     values = f"{BY_NAME[one.measure].phrase} {one.baseline:.2f} to {one.other:.2f}"
     if math.isnan(one.reduction):
-        return f"{values} (relative change undefined, {why_undefined(one)})"
+        return f"{values} (relative change undefined, {why_no_interval(one)})"
     amount = f"{round(-100 * one.reduction, 1) + 0.0:+.1f} %"
     if math.isnan(one.low):
         return f"{values} ({amount}, no interval, {why_no_interval(one)})"
@@ -250,7 +232,7 @@ def _when(one: Any) -> str:
     return "" if one.progress == 100 else f" at {one.progress} % of training"
 
 
-def _figures(results: Results, evaluations: "pd.DataFrame") -> tuple[Figure, ...]:
+def _figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:
     """Draw progress if an objective has several checkpoints, the paths if perplexity was measured, distributions."""
     figures = []
     curves = _measured(evaluations, (LMS,), CONTROL_LMS)
@@ -268,24 +250,24 @@ def _figures(results: Results, evaluations: "pd.DataFrame") -> tuple[Figure, ...
             "the baseline's path at the same perplexity."
         )
         figures.append(Figure("frontier", "Memorization against perplexity", perplexity_paths(paths), caption))
+    caption = (
+        "The share of continuations whose longest memorized substring has at least so many tokens, over "
+        "passages, prefix lengths and seeds. Dashed: passages that were never injected."
+    )
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
-    lms: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for setting, objective, having in having_at_last(evaluations, LMS):
-        own = rows[rows["checkpoint"].isin(having.index)]
-        lms.setdefault(setting, {})[objective] = {
-            kind: own.loc[own["kind"] == kind, "value"].tolist() for kind in ("target", "control")
-        }
-    settings = evaluations["setting"].unique().tolist()
-    for setting, of_setting in lms.items():
-        several = len(settings) > 1
-        caption = (
-            "The share of continuations whose longest memorized substring has at least so many tokens, over "
-            "passages, prefix lengths and seeds. Dashed: passages that were never injected."
-        )
-        name = f"lms_distribution_{1 + settings.index(setting)}" if several else "lms_distribution"
-        title = "Distribution of the LMS" + (f": {setting}" if several else "")
-        figures.append(Figure(name, title, lms_distribution(of_setting), caption))
-    return tuple(figures)
+    several = evaluations["setting"].nunique() > 1
+    for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
+        lms = {}
+        for _, objective, having in having_at_last(own, LMS):
+            scores = rows[rows["checkpoint"].isin(having.index)]
+            lms[objective] = {
+                kind: scores.loc[scores["kind"] == kind, "value"].tolist() for kind in ("target", "control")
+            }
+        if lms:
+            name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
+            title = f"Distribution of the LMS{of_setting}"
+            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(lms), caption))
+    return figures
 
 
 def _measured(
@@ -301,30 +283,26 @@ def _measured(
     return found
 
 
-def _examples(
-    results: Results, evaluations: "pd.DataFrame", decoder: Callable[[str], Decode | None]
-) -> tuple[Example, ...]:
-    shown: dict[str, dict[str, Any]] = {}
-    for setting, objective, having in having_at_last(evaluations, LMS):
-        shown.setdefault(setting, {})[objective] = results.checkpoints[having.index[0]]
-    return tuple(
-        example
-        for setting, of_setting in shown.items()
-        if all(one.samples for one in of_setting.values())
-        for example in recitation_examples(setting, of_setting, decoder)
-    )
+def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:
+    examples = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        shown = {objective: results.checkpoints[one.index[0]] for _, objective, one in having_at_last(own, LMS)}
+        if shown and all(one.samples for one in shown.values()):
+            examples += recitation_examples(str(setting), shown)
+    return examples
 
 
-def _provenance(results: Results, baseline: str) -> tuple[tuple[str, str], ...]:
-    runs: dict[object, list[int]] = {}
-    for at, one in enumerate(results.checkpoints):
-        runs.setdefault(one.run, []).append(at)
-    entries = [("Baseline", baseline)]
-    for own in runs.values():
-        one = results.checkpoints[own[0]]
-        seed = "seed unknown" if one.seed is None else f"seed {one.seed}"
-        progress = ", ".join(f"{results.checkpoints[at].progress} %" for at in own)
-        entries.append((f"{one.setting}, {one.objective}, {seed}", f"{one.folder} (evaluated at {progress})"))
-    intervals = f"percentile bootstrap, {NUM_RESAMPLES:,} resamples, seed {SEED}"
-    made = (("Intervals", intervals), ("tfidf-tune", version("tfidf-tune")), ("Date", date.today().isoformat()))
-    return (*entries, *made)
+def _provenance(results: Results, baseline: str) -> dict[str, str]:
+    runs: dict[object, list[Checkpoint]] = {}
+    for one in results.checkpoints:
+        runs.setdefault(one.run, []).append(one)
+    entries = {"Baseline": baseline}
+    for first, *later in runs.values():
+        seed = "seed unknown" if first.seed is None else f"seed {first.seed}"
+        progress = ", ".join(f"{one.progress} %" for one in (first, *later))
+        entries[f"{first.setting}, {first.objective}, {seed}"] = f"{first.folder} (evaluated at {progress})"
+    return entries | {
+        "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples, seed {SEED}",
+        "tfidf-tune": version("tfidf-tune"),
+        "Date": date.today().isoformat(),
+    }

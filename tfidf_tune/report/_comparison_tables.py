@@ -2,44 +2,57 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tfidf_tune.analysis.averages import average_scores
 from tfidf_tune.analysis.evaluations import (
     ANSWER_MEASURES,
-    BY_NAME,
     COMPARED,
     LMS,
     PERPLEXITY,
     SUMMARY_MEASURES,
     Measure,
-    at_last,
     having_at_last,
     unit_totals,
     value_of,
 )
 from tfidf_tune.analysis.intervals import NUM_RESAMPLES, Interval, bootstrap_interval
-from tfidf_tune.report._document import Column, Table, tabulate
-from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS
-from tfidf_tune.results import Results
+from tfidf_tune.report._document import Table, tabulate
+from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS, why_no_interval
+from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_Groups: TypeAlias = "list[tuple[str, str, pd.DataFrame]]"  # setting, objective and their evaluations that are compared
 _KEYS = ["setting", "objective"]
-_WHO = (Column("Model", source="setting"), Column("Objective", source="objective"))
-_SEEDS = Column("Seeds")
+# Columns: header, column of the data frame, format.
+_WHO = (("Model", "setting", ""), ("Objective", "objective", ""))
+_SEEDS = ("Seeds", "Seeds", "")
 _RECITED = (
-    Column("Avg Prefix", ".2f", "lower", "prefix_match"),
-    Column("Max Prefix", "", "lower", "max_prefix_match"),
-    Column("Avg LMS", ".2f", "lower", "lms"),
-    Column("Max LMS", "", "lower", "max_lms"),
-    Column("ROUGE-L", ".2f", "lower", "rouge_l"),
-    Column("Verbatim %", ".1f", "lower", "verbatim"),
+    ("Avg Prefix", "prefix_match", ".2f"),
+    ("Max Prefix", "max_prefix_match", ""),
+    ("Avg LMS", "lms", ".2f"),
+    ("Max LMS", "max_lms", ""),
+    ("ROUGE-L", "rouge_l", ".2f"),
+    ("Verbatim %", "verbatim", ".1f"),
 )
-_CONTROLS = Column("Control LMS", ".2f", source="control_lms")
-# Among rows of several checkpoints or prefix lengths the best would always be the first checkpoint.
-_RECITED_UNRANKED = (*(Column(one.name, one.format, source=one.source) for one in _RECITED), _CONTROLS)
+_CONTROLS = ("Control LMS", "control_lms", ".2f")
+# Name, title, measures, the better end, units and a note.
+_SCORES: tuple[tuple[str, str, dict[str, Measure], Literal["lower", "higher"], str, str], ...] = (
+    (
+        *("perplexity", "Perplexity", {"Perplexity": PERPLEXITY}, "lower", "Blocks"),
+        "Token-level perplexity on unseen text, over all predictions of all seeds.",
+    ),
+    (
+        *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "higher", "Articles"),
+        "CNN/DailyMail; means of F-measures in percent.",
+    ),
+    (
+        *("qa", "Question answering", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
+        *("higher", "Questions", "SQuAD v1.1, the best over each question's gold answers."),
+    ),
+)
 
 
 def comparison_tables(
@@ -50,54 +63,43 @@ def comparison_tables(
     baseline: str,
 ) -> list[Table]:
     """Make the tables of a comparison; those without rows are left out."""
+    probed = list(having_at_last(evaluations, LMS))
+    rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
     tables = [
-        _memorization(results, evaluations),
-        _perplexity(results, evaluations),
-        _summarization(results, evaluations),
-        _question_answering(evaluations),
+        *([_memorization(results, probed, rows)] if probed else []),
+        *(_scores(results, evaluations, *content) for content in _SCORES),
         _reductions(reductions, baseline),
         _equal_perplexity(at_equal_perplexity, baseline),
-        _spread(results, evaluations),
+        *([_spread(results, probed)] if probed else []),
     ]
     # With one prefix length, or one checkpoint, these would repeat the first table.
-    repeated = [_by_prefix_length(results, evaluations), _progress(results, evaluations)]
-    tables += [table for table in repeated if len({row[:2] for row in table.rows}) < len(table.rows)]
-    return [table for table in tables if table.rows]
-
-
-def _at_last(evaluations: "pd.DataFrame", measure: Measure) -> "pd.DataFrame":
-    """Return the evaluations of all settings at the last shared progress that have a measure."""
-    chosen = [at for *_, having in having_at_last(evaluations, measure) for at in having.index]
-    return evaluations.loc[chosen]
+    if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
+        tables.append(_by_prefix_length(rows))
+    if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
+        tables.append(_progress(results, evaluations))
+    return [table for table in tables if len(table.frame)]
 
 
 def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
     """Return the scores of evaluations, with their columns "setting", "objective", "progress" and an "order"."""
     named = evaluations.assign(order=evaluations.groupby(_KEYS, sort=False).ngroup())
-    scores = results.scores.set_index("checkpoint")
-    rows = named[[*_KEYS, "progress", "order"]].join(scores, how="inner")
+    rows = named[[*_KEYS, "progress", "order"]].join(results.scores.set_index("checkpoint"), how="inner")
     return rows.reset_index(names="checkpoint")
 
 
 def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
     """Average what is recited by setting, objective and more columns."""
-    import pandas as pd
-
-    if rows.empty:
-        return pd.DataFrame(columns=[*_KEYS, *by, *(one.source for one in _RECITED_UNRANKED)])
     averages = average_scores(rows.sort_values(["order", *by], kind="stable"), [*_KEYS, *by])
     return averages.assign(verbatim=100 * averages["verbatim"]).reset_index()
 
 
-def _memorization(results: Results, evaluations: "pd.DataFrame") -> Table:
-    chosen = _at_last(evaluations, LMS)
-    rows = _rows_of(results, chosen)
+def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame") -> Table:
     single = rows[rows["unit"] != ""]
     lengths = sorted(set(single["prefix"].dropna().astype(int)))
     injections = single.loc[(single["metric"] == "num_injections") & (single["kind"] == "target"), "value"].astype(int)
     times = " or ".join(map(str, sorted(set(injections) - {0})))
     approximate, lost = [], []
-    for name, own, made in _named(results, chosen):
+    for name, own, made in _named(results, probed):
         approximate += [f"{name}: {TEXT_PROMPTS}"] if any(one.text_prompts for one in made) else []
         if num_lost := sum(one.lost_prompts for one in made):
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
@@ -109,30 +111,33 @@ def _memorization(results: Results, evaluations: "pd.DataFrame") -> Table:
     explanation = (
         f"Means and maxima over passages, prefix lengths{tokens} and seeds. Prefix match and LMS, the longest "
         "memorized substring, are in tokens; Verbatim is the share of continuations that reproduce the rest of the "
-        "passage; "
-        "Control LMS is the average LMS of passages that were never injected: the floor."
+        "passage; Control LMS is the average LMS of passages that were never injected: the floor."
     )
-    stood = [f"Each target occurs {times} times in the training text."] if times else []
-    notes = [explanation, *_checkpoint_note(evaluations, LMS), *stood, *approximate, *lost]
+    occurs = [f"Each target occurs {times} times in the training text."] if times else []
+    notes = [explanation, *_checkpoint_note(probed), *occurs, *approximate, *lost]
     frame = _recited(rows)
     passages = single[single["kind"] == "target"].groupby("order")["unit"].nunique()
     frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
-    frame["Seeds"] = chosen.groupby(_KEYS, sort=False).size().tolist()
-    columns = (*_WHO, *_RECITED, _CONTROLS, Column("Passages"), _SEEDS)
-    return tabulate("memorization", "Memorization", columns, frame, notes)
+    frame["Seeds"] = [len(own) for *_, own in probed]
+    columns = (*_WHO, *_RECITED, _CONTROLS, ("Passages", "Passages", ""), _SEEDS)
+    # Among rows of several checkpoints or prefix lengths, as below, the best would always be the first checkpoint.
+    return tabulate("memorization", "Memorization", frame, columns, notes, _all_better("lower", _RECITED))
 
 
-def _named(results: Results, evaluations: "pd.DataFrame") -> Iterator[tuple[str, "pd.DataFrame", list[Any]]]:
+def _all_better(end: Literal["lower", "higher"], columns: Sequence[tuple[str, str, str]]) -> Any:
+    return dict.fromkeys([header for header, *_ in columns], end)
+
+
+def _named(results: Results, groups: _Groups) -> Iterator[tuple[str, "pd.DataFrame", list[Checkpoint]]]:
     """Yield for each setting and objective its name in notes, its evaluations and its checkpoints."""
-    for (setting, objective), own in evaluations.groupby(_KEYS, sort=False):
+    for setting, objective, own in groups:
         yield f"{setting}, {objective}", own, [results.checkpoints[at] for at in own.index]
 
 
-def _by_prefix_length(results: Results, evaluations: "pd.DataFrame") -> Table:
-    rows = _rows_of(results, _at_last(evaluations, LMS))
-    columns = (*_WHO, Column("Prefix length", source="prefix"), *_RECITED_UNRANKED)
+def _by_prefix_length(rows: "pd.DataFrame") -> Table:
+    columns = (*_WHO, ("Prefix length", "prefix", ""), *_RECITED, _CONTROLS)
     frame = _recited(rows[rows["prefix"].notna()], "prefix")
-    return tabulate("by_prefix_length", "Memorization by prefix length", columns, frame)
+    return tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
 
 
 def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
@@ -143,96 +148,76 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     for measure in measures:
         frame[measure.name] = [value_of(one, measure) for one in own]
     frame["Seeds"] = list(map(len, own))
-    columns = [*_WHO, Column("Progress %", source="progress"), *_RECITED_UNRANKED]
-    columns += [*(Column(measure.name, ".2f") for measure in measures), _SEEDS]
-    return tabulate("progress", "Every checkpoint", columns, frame).without_empty_columns()
+    columns = [*_WHO, ("Progress %", "progress", ""), *_RECITED, _CONTROLS]
+    columns += [*((measure.name, measure.name, ".2f") for measure in measures), _SEEDS]
+    return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
 
 
-def _spread(results: Results, evaluations: "pd.DataFrame") -> Table:
+def _spread(results: Results, probed: _Groups) -> Table:
     import pandas as pd
 
     lms = results.scores[(results.scores["metric"] == "lms") & (results.scores["kind"] == "target")]
     lms = lms[lms["unit"] != ""]
-    rows = []
-    for setting, objective, having in having_at_last(evaluations, LMS):
+    rows: list[tuple[Any, ...]] = []
+    for setting, objective, having in probed:
         own = lms[lms["checkpoint"].isin(having.index)]
         totals = unit_totals(having, LMS)
-        interval = Interval(math.nan, math.nan, 0) if totals is None else bootstrap_interval(LMS.value, *totals)
+        low, high = (math.nan, math.nan) if totals is None else bootstrap_interval(LMS.value, *totals)[:2]
         seeds = [value_of(having.loc[[at]], LMS) for at in having.index]
-        lms_values = own["value"] if (own["count"] == 1).all() else own["value"].iloc[:0]  # means have no quantiles
-        quantiles = lms_values.quantile(0.5), lms_values.quantile(0.9), lms_values.max()
-        ends = (value_of(having, LMS), interval.low, interval.high)
+        values = own["value"] if (own["count"] == 1).all() else own["value"].iloc[:0]  # means have no quantiles
+        quantiles = values.quantile(0.5), values.quantile(0.9), values.max()
+        ends = value_of(having, LMS), low, high
         rows.append((setting, objective, *ends, *quantiles, min(seeds), max(seeds), len(seeds)))
-    columns = [*_WHO, Column("Avg LMS", ".2f"), Column("From", ".2f"), Column("To", ".2f")]
-    columns += [Column("Median", ".1f"), Column("90th percentile", ".1f"), Column("Max")]
-    columns += [Column("Lowest seed", ".2f"), Column("Highest seed", ".2f"), _SEEDS]
-    frame = pd.DataFrame(rows, columns=[column.source or column.name for column in columns])
-    note = (
+    formats = {**dict.fromkeys(("Avg LMS", "From", "To"), ".2f"), "Median": ".1f", "90th percentile": ".1f", "Max": ""}
+    formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
+    frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
+    notes = [
         "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over passages, "
         "prefix lengths and seeds."
-    )
+    ]
     if (frame["Seeds"] > 1).any():
-        per_seed = "Lowest and highest seed: the average LMS of a single run."
-        return tabulate("lms_spread", "How the LMS varies", columns, frame, (note, per_seed))
-    return tabulate("lms_spread", "How the LMS varies", columns[:-3], frame, (note,))
-
-
-def _perplexity(results: Results, evaluations: "pd.DataFrame") -> Table:
-    notes = ["Token-level perplexity on unseen text, over all predictions of all seeds."]
-    for name, own, made in _named(results, _at_last(evaluations, PERPLEXITY)):
-        if lost := sum(one.lost_blocks for one in made):
-            blocks = (results.scores["checkpoint"].isin(own.index) & (results.scores["kind"] == "block")).sum()
-            changed = f"{lost} of {blocks} blocks changed when converted to text"
-            notes.append(f"{name}: {changed}, so different tokens were predicted.")
-    columns = (Column("Perplexity", ".2f", "lower"),)
-    return _scores("perplexity", "Perplexity", evaluations, (PERPLEXITY,), columns, "Blocks", notes)
-
-
-def _summarization(results: Results, evaluations: "pd.DataFrame") -> Table:
-    notes = ["CNN/DailyMail; means of F-measures in percent."]
-    for name, own, made in _named(results, _at_last(evaluations, SUMMARY_MEASURES[0])):
-        scores = results.scores[results.scores["checkpoint"].isin(own.index)]
-        values = scores.loc[scores["metric"] == "bertscore_f1", "value"]
-        if missing := int(values.isna().sum()):
-            reasons = dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing)
-            notes.append(
-                f"{name}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {'; '.join(reasons)}."
-            )
-    columns = [Column(measure.phrase, ".2f", "higher", measure.name) for measure in SUMMARY_MEASURES]
-    return _scores("summarization", "Summarization", evaluations, SUMMARY_MEASURES, columns, "Articles", notes)
-
-
-def _question_answering(evaluations: "pd.DataFrame") -> Table:
-    names = zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True)
-    columns = [Column(name, ".2f", "higher", measure.name) for name, measure in names]
-    notes = ["SQuAD v1.1, the best over each question's gold answers."]
-    return _scores("qa", "Question answering", evaluations, ANSWER_MEASURES, columns, "Questions", notes)
+        notes.append("Lowest and highest seed: the average LMS of a single run.")
+    else:
+        frame = frame.iloc[:, :-3]
+    return Table("lms_spread", "How the LMS varies", frame, notes, formats)
 
 
 def _scores(
+    results: Results,
+    evaluations: "pd.DataFrame",
     name: str,
     title: str,
-    evaluations: "pd.DataFrame",
-    measures: Sequence[Measure],
-    columns: Sequence[Column],
+    measures: dict[str, Measure],
+    better: Literal["lower", "higher"],
     units: str,
-    notes: Sequence[str],
+    note: str,
 ) -> Table:
     import pandas as pd
 
-    rows = []
-    for setting, objective, having in having_at_last(evaluations, measures[0]):
-        values = {measure.name: value_of(having, measure) for measure in measures}
-        _, counts = having[measures[0].name].iloc[0]
-        rows.append({"setting": setting, "objective": objective, **values, units: len(counts), "Seeds": len(having)})
-    all_columns = (*_WHO, *columns, Column(units), _SEEDS)
-    frame = pd.DataFrame(rows, columns=[column.source or column.name for column in all_columns])
-    return tabulate(name, title, all_columns, frame, (*notes, *_checkpoint_note(evaluations, measures[0])))
+    first, *_ = measures.values()
+    groups = list(having_at_last(evaluations, first))
+    rows, notes = [], [note]
+    for setting, objective, having in groups:
+        _, counts = having[first.name].iloc[0]
+        values = (value_of(having, measure) for measure in measures.values())
+        rows.append((setting, objective, *values, len(counts), len(having)))
+    for who, own, made in _named(results, groups):
+        scores = results.scores[results.scores["checkpoint"].isin(own.index)]
+        if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
+            changed = f"{lost} of {(scores['kind'] == 'block').sum()} blocks changed when converted to text"
+            notes.append(f"{who}: {changed}, so different tokens were predicted.")
+        values = scores.loc[scores["metric"] == "bertscore_f1", "value"]
+        if first.kind == "article" and (missing := int(values.isna().sum())):
+            reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
+            notes.append(f"{who}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {reasons}.")
+    frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
+    formats, ends = dict.fromkeys(measures, ".2f"), dict.fromkeys(measures, better)
+    return Table(name, title, frame, [*notes, *_checkpoint_note(groups)], formats, ends)
 
 
-def _checkpoint_note(evaluations: "pd.DataFrame", measure: Measure) -> list[str]:
+def _checkpoint_note(groups: _Groups) -> list[str]:
     """Say where the last checkpoint is not the end of training."""
-    last = {name: at_last(own, measure)["progress"].max() for name, own in evaluations.groupby("setting", sort=False)}
+    last = {setting: having["progress"].iloc[0] for setting, _, having in groups}
     where = ", ".join(f"{name} at {progress} %" for name, progress in last.items() if progress < 100)
     note = f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."
     return [note] if where else []
@@ -244,14 +229,9 @@ def _reductions(reductions: "pd.DataFrame", baseline: str) -> Table:
         significant=[Interval(one.low, one.high, one.num_units).significant for one in reductions.itertuples()],
     )
     columns = (
-        *(*_WHO, Column("Measure", source="measure")),
-        Column(baseline, ".2f", source="baseline"),
-        Column("Value", ".2f", source="other"),
-        Column("Reduction %", ".1f", source="reduction"),
-        Column("From %", ".1f", source="low"),
-        Column("To %", ".1f", source="high"),
-        Column("Significant", source="significant"),
-        Column("Progress %", source="progress"),
+        *(*_WHO, ("Measure", "measure", ""), (baseline, "baseline", ".2f"), ("Value", "other", ".2f")),
+        *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
+        *(("Significant", "significant", ""), ("Progress %", "progress", "")),
     )
     explanation = (
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, which is better for "
@@ -263,47 +243,28 @@ def _reductions(reductions: "pd.DataFrame", baseline: str) -> Table:
         f"{one.setting}, {one.objective}, {one.measure}: no interval, {why_no_interval(one)}."
         for one in reductions[reductions["low"].isna()].itertuples()
     ]
-    return tabulate("reductions", f"Relative reductions against {baseline}", columns, frame, (explanation, *notes))
+    return tabulate("reductions", f"Relative reductions against {baseline}", frame, columns, (explanation, *notes))
 
 
 def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Table:
-    spans, notes = [], []
+    spans: list[str | None] = []
+    notes = [
+        f"{baseline} first had the objective's final perplexity between these checkpoints. LMS before and after: its "
+        "average LMS at them; Interpolated: linearly in log perplexity between the two. Avg LMS: the objective's."
+    ]
     for one in at_equal_perplexity.itertuples():
-        known = not math.isnan(one.before)
-        ends = dict.fromkeys(f"{at:.0f}" for at in (one.before, one.after)) if known else ()
-        spans.append(" to ".join(ends) or None)
-        if not known:
+        if math.isnan(one.before):
+            spans.append(None)
             notes.append(
                 f"{one.setting}, {one.objective}: out of range, {baseline}'s checkpoints lie between {one.lowest:.2f} "
                 f"and {one.highest:.2f}."
             )
+        else:
+            spans.append(" to ".join(dict.fromkeys(f"{at:.0f}" for at in (one.before, one.after))))
     columns = (
-        *(*_WHO, Column("Perplexity", ".2f", source="perplexity")),
-        Column(f"{baseline} at %", source="span"),
-        Column(f"{baseline} LMS before", ".2f", source="lms_before"),
-        Column(f"{baseline} LMS after", ".2f", source="lms_after"),
-        Column("Interpolated", ".2f", source="interpolated"),
-        Column("Avg LMS", ".2f", source="lms"),
-    )
-    explanation = (
-        f"{baseline} first had the objective's final perplexity between these checkpoints. LMS before and after: its "
-        "average LMS at them; Interpolated: linearly in log perplexity between the two. Avg LMS: the objective's."
+        *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
+        *((f"{baseline} LMS before", "lms_before", ".2f"), (f"{baseline} LMS after", "lms_after", ".2f")),
+        *(("Interpolated", "interpolated", ".2f"), ("Avg LMS", "lms", ".2f")),
     )
     frame = at_equal_perplexity.assign(span=spans)
-    title = f"At equal perplexity, against {baseline}"
-    return tabulate("equal_perplexity", title, columns, frame, (explanation, *notes))
-
-
-def why_undefined(one: Any) -> str:
-    """Say why a relative change is undefined; for the row see :func:`compare_objectives`."""
-    return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
-
-
-def why_no_interval(one: Any) -> str:
-    """Say why a reduction has no interval; for the row see :func:`compare_objectives`."""
-    if math.isnan(one.reduction):
-        return why_undefined(one)
-    measure = BY_NAME[one.measure]
-    if one.num_units < 2:
-        return f"there is a single {measure.unit}"
-    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"
+    return tabulate("equal_perplexity", f"At equal perplexity, against {baseline}", frame, columns, notes)

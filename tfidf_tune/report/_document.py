@@ -1,11 +1,8 @@
 """The parts of a report, before they are written in any format."""
 
-import csv
-import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tfidf_tune._printing import visible
@@ -20,53 +17,64 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Args:
-        name (str): its header.
-        format (str): format specification of its numbers (``.2f``); empty for text and integers. Default: empty.
-        better (str | None): "lower" or "higher" if one end is better. Default: None.
-        source (str): column of the data frame that :func:`tabulate` takes the values from. Default: empty, ``name``.
-    """
-
-    name: str
-    format: str = ""
-    better: Literal["lower", "higher"] | None = None
-    source: str = ""
-
-
-@dataclass(frozen=True)
 class Table:
-    """Rows of plain values.
+    """A data frame with a caption.
 
     Args:
         name (str): unique in the report, of lower-case letters, digits and underscores: a file name and an anchor.
         title (str): one line.
-        columns (tuple[Column, ...]): the columns.
-        rows (tuple[tuple[Value, ...], ...]): a value for each column in every row.
-        notes (tuple[str, ...]): sentences below the table. Default: none.
+        frame (pandas.DataFrame): a column of texts or numbers for each header; missing values were not measured.
+        notes (Sequence[str]): sentences below the table. Default: none.
+        formats (Mapping[str, str]): header -> format specification of its numbers (``.2f``). Default: whole numbers.
+        better (Mapping[str, str]): header -> "lower" or "higher" where one end is better. Default: none.
     """
 
     name: str
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    notes: tuple[str, ...] = ()
+    frame: "pd.DataFrame"
+    notes: Sequence[str] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)
+    better: Mapping[str, Literal["lower", "higher"]] = field(default_factory=dict)
+
+    @property
+    def headers(self) -> list[str]:
+        """The headers in the order of the columns."""
+        return list(self.frame.columns)
+
+    @property
+    def rows(self) -> list[tuple[Value, ...]]:
+        """Plain values; NaN becomes None, and a whole number without a format an integer."""
+        columns = (
+            [_plain(value, self.formats.get(name)) for value in own.tolist()] for name, own in self.frame.items()
+        )
+        return list(zip(*columns, strict=True))
+
+    def text(self, header: str, value: Value) -> str:
+        """Format a cell."""
+        if value is None:
+            return "\N{EN DASH}"
+        return value if isinstance(value, str) else format(value, self.formats.get(header, ""))
 
     def without_empty_columns(self) -> "Table":
         """Leave out the columns without any value."""
-        return self._with_columns([i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)])
+        return replace(self, frame=self.frame.dropna(axis="columns", how="all"))
 
     def without_lone_model(self) -> "Table":
         """Leave out a first column Model that is the same in every row."""
-        if not self.columns or self.columns[0].name != "Model" or len({row[0] for row in self.rows}) != 1:
-            return self
-        return self._with_columns(range(1, len(self.columns)))
+        is_lone = self.headers[:1] == ["Model"] and self.frame.iloc[:, 0].nunique() == 1
+        return replace(self, frame=self.frame.iloc[:, 1:]) if is_lone else self
 
-    def _with_columns(self, kept: Sequence[int]) -> "Table":
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+    def csv(self) -> str:
+        """Write CSV with full precision; text that a spreadsheet would take for a formula gets an apostrophe.
+
+        Returns:
+            str: header and rows, ending in CR LF each; cells that were not measured or are not finite are empty.
+        """
+        import pandas as pd
+
+        cells = [[_csv_cell(value) for value in row] for row in self.rows]
+        frame = pd.DataFrame(cells, columns=list(map(_csv_cell, self.headers)), dtype=object)
+        return str(frame.to_csv(index=False, lineterminator="\r\n"))
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,7 @@ class Continuation:
     Args:
         label (str): the objective or model.
         scores (str): for example "LMS 128, ROUGE-L 100.0".
-        pieces (tuple[tuple[str, bool], ...]): texts that joined are the whole continuation, and whether each is the
-            recited span.
+        pieces (tuple[tuple[str, bool], ...]): consecutive texts, and whether each is the recited span.
     """
 
     label: str
@@ -118,62 +125,49 @@ class Report:
 
     Args:
         title (str): of the page.
-        statements (tuple[str, ...]): the findings in sentences, the most important first.
-        tables (tuple[Table, ...]): the tables.
-        figures (tuple[Figure, ...]): the figures.
-        examples (tuple[Example, ...]): the examples.
-        provenance (tuple[tuple[str, str], ...]): names and values: folders, versions, seeds, settings, date.
+        statements (Sequence[str]): the findings in sentences, the most important first.
+        tables (Sequence[Table]): the tables.
+        figures (Sequence[Figure]): the figures.
+        examples (Sequence[Example]): the examples.
+        provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
         lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.
     """
 
     title: str
-    statements: tuple[str, ...]
-    tables: tuple[Table, ...]
-    figures: tuple[Figure, ...]
-    examples: tuple[Example, ...]
-    provenance: tuple[tuple[str, str], ...]
+    statements: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    examples: Sequence[Example] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
     lead: str = ""
 
 
 def tabulate(
     name: str,
     title: str,
-    columns: Sequence[Column],
-    rows: "pd.DataFrame | Sequence[Sequence[Any]]",
+    frame: "pd.DataFrame",
+    columns: Sequence[tuple[str, str, str]],
     notes: Sequence[str] = (),
+    better: Mapping[str, Literal["lower", "higher"]] | None = None,
 ) -> Table:
-    """Make a table of a data frame, or of rows with a value for each column; NaN becomes None."""
-    if not isinstance(rows, Sequence):
-        sources = [rows[column.source or column.name].tolist() for column in columns]
-        rows = list(zip(*sources, strict=True))
-    plain = tuple(tuple(map(_plain, row, columns)) for row in rows)
-    return Table(name, title, tuple(columns), plain, tuple(notes))
+    """Make a table of some columns of a data frame: the header, the column's name and the format of each."""
+    import pandas as pd
+
+    headers = pd.Index([header for header, *_ in columns], dtype=object)  # a name may be a text that Arrow cannot hold
+    chosen = frame[[source for _, source, _ in columns]].set_axis(headers, axis="columns")
+    return Table(name, title, chosen, notes, {header: form for header, _, form in columns if form}, better or {})
 
 
-def _plain(value: Any, column: Column) -> Value:
-    value = value.item() if hasattr(value, "item") else value  # a scalar of NumPy
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+def finite(value: Value) -> Value:
+    """Return None for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any, form: str | None) -> Value:
+    if value is None or value != value:
         return None
     # Grouping makes floats of integers.
-    return int(value) if isinstance(value, float) and not column.format and value.is_integer() else value
-
-
-def csv_text(table: Table) -> str:
-    """Write a table as CSV with full precision; text that a spreadsheet would take for a formula gets an apostrophe.
-
-    Returns:
-        str: header and rows, ending in CR LF each; cells that were not measured or are not finite are empty.
-    """
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer)
-    writer.writerow(_csv_cell(column.name) for column in table.columns)
-    writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
-    return buffer.getvalue()
-
-
-def write_csv(table: Table, path: Path) -> None:
-    """Write a table to a CSV file."""
-    path.write_bytes(csv_text(table).encode())
+    return int(value) if isinstance(value, float) and not form and value.is_integer() else value
 
 
 def _csv_cell(value: Value) -> Value:
@@ -181,8 +175,3 @@ def _csv_cell(value: Value) -> Value:
         return finite(value)
     # https://owasp.org/www-community/attacks/CSV_Injection
     return visible(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)
-
-
-def finite(value: Value) -> Value:
-    """Return None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,18 +14,10 @@ Decode: TypeAlias = Callable[[list[int]], str]
 
 
 def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[str, bool], ...]:
-    """Cut a continuation at its longest memorized substring.
+    """Cut a continuation at its longest memorized substring: non-empty texts, and whether each is recited.
 
     The substring is found among the token ids. If they cannot be decoded to the sample's text (no tokenizer, or
     a different one), it is the longest run of whole words that both texts share.
-
-    Args:
-        sample (ProbeSample): continuation and reference.
-        decode (Callable[[list[int]], str] | None): token ids -> text.
-
-    Returns:
-        tuple[tuple[str, bool], ...]: non-empty texts that joined are ``generated_text``, and whether each is recited;
-            nothing is at an LMS of 0.
     """
     text = sample.generated_text
     if sample.lms == 0:
@@ -65,46 +57,30 @@ def continuation_of(label: str, sample: ProbeSample, decode: Decode | None) -> C
     return Continuation(label, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", recited_pieces(sample, decode))
 
 
-def recitation_examples(
-    model: str, checkpoints: Mapping[str, Checkpoint], decoder: Callable[[str], Decode | None]
-) -> list[Example]:
-    """Show the target that the first objective recites most, and a median one, both from the shortest prompt.
+def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> list[Example]:
+    """Show the target that the first objective, the baseline, recites most, and a median one, from the shortest prompt.
 
-    Args:
-        model (str): name of the model.
-        checkpoints (Mapping[str, Checkpoint]): objective -> checkpoint with samples of the same prompts; the first is
-            the baseline.
-        decoder (Callable[[str], Callable[[list[int]], str] | None]): checkpoint -> function that decodes its ids.
-
-    Returns:
-        list[Example]: empty if there is no target, one if there is one target.
+    All checkpoints (by objective) have samples of the same prompts.
     """
     baseline, first = next(iter(checkpoints.items()))
     targets = [(sample, prompt) for sample, prompt in first.samples if sample.kind == "target"]
     shortest = min((sample.prefix_length for sample, _ in targets), default=0)
     by_lms = sorted((one for one in targets if one[0].prefix_length == shortest), key=lambda one: -one[0].lms)
-    decoders = {objective: decoder(checkpoint.checkpoint) for objective, checkpoint in checkpoints.items()}
+    decoders = {objective: checkpoint_decoder(one.checkpoint) for objective, one in checkpoints.items()}
     examples = []
     for which, index in [("recited most", 0), ("a median one", len(by_lms) // 2)][: len(by_lms)]:
-        sample, prompt = by_lms[index]
-        length = sample.prefix_length
-        tokens = (
-            f"tokens {sample.offset + 1} to {sample.offset + length}" if sample.offset else f"first {length} tokens"
-        )
+        wanted, prompt = by_lms[index]
+        length, offset = wanted.prefix_length, wanted.offset
+        tokens = f"tokens {offset + 1} to {offset + length}" if offset else f"first {length} tokens"
         continuations = tuple(
-            continuation_of(objective, _same_prompt(checkpoint, sample), decoders[objective])
+            continuation_of(objective, sample, decoders[objective])
             for objective, checkpoint in checkpoints.items()
+            for sample, _ in checkpoint.samples
+            if (sample.passage_id, sample.offset, sample.prefix_length) == (wanted.passage_id, offset, length)
         )
-        title = f"{model}: {sample.passage_id} from its {tokens} ({which} under {baseline})"
-        examples.append(Example(title, prompt, sample.reference_text, continuations))
+        title = f"{model}: {wanted.passage_id} from its {tokens} ({which} under {baseline})"
+        examples.append(Example(title, prompt, wanted.reference_text, continuations))
     return examples
-
-
-def _same_prompt(checkpoint: Checkpoint, wanted: ProbeSample) -> ProbeSample:
-    def prompt(sample: ProbeSample) -> tuple[str, int, int]:
-        return sample.passage_id, sample.offset, sample.prefix_length
-
-    return next(sample for sample, _ in checkpoint.samples if prompt(sample) == prompt(wanted))
 
 
 def _longest_common(generated: Sequence[object], reference: Sequence[object]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,48 +17,33 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]
+"""Model -> objective -> (progress in percent, two measures) by ascending progress."""
+
 # Okabe and Ito's palette, safe for all common forms of color blindness; its yellow is too faint for lines.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
-NUM_COLORS = len(_COLORS)
-_WIDTH, _PANEL_HEIGHT = 4.8, 2.9
-# If the largest value is more than this many times the smallest, the axis is logarithmic.
-_WIDE = 4.0
-# Letters of the legend that fit into half the width.
-_HALF_A_LINE = 28
-# Letters of a title that fit the width: a longer one would squeeze the panel.
-_TITLE_LETTERS = 64
-_FRONTIER_HEIGHT, _LEGEND_LINE = 4.4, 0.2
+_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))  # for each seven objectives of a frontier
+_WIDTH, _PANEL_HEIGHT, _FRONTIER_HEIGHT, _LEGEND_LINE = 4.8, 2.9, 4.4, 0.2  # in inches
+_HALF_A_LINE, _TITLE_LETTERS = 28, 64  # letters that fit: of a legend into half the width, of a title into all of it
 # Areas of the markers in square points: learning rates from the lowest to the highest, and operating points.
 _SMALLEST, _LARGEST, _OPERATING = 6.0, 26.0, 44.0
-# After seven objectives the colors repeat, with different lines and markers.
-_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
-# Where the number of an operating point may stand, in points from it; of equally good ones the first.
-_SIDES = ((8, 7), (-8, 7), (8, -7), (-8, -7))
-# Points above this multiple of the highest perplexity of an operating point are not shown.
-_FURTHEST = 4.0
+_SIDES = ((8, 7), (-8, 7), (8, -7), (-8, -7))  # where the number of an operating point may stand, in points from it
+_WIDE = 4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
+_FURTHEST = 4.0  # points above this multiple of the highest perplexity of an operating point are not shown
 _HIGHEST = 1e304  # of perplexities that can be drawn
-# Below this LMS a wide axis is linear, so that it can hold 0.
-_LINEAR_BELOW = 1.0
+_LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold 0
 
 
-def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Figure":
-    """Draw average LMS against training progress (the paper's figure 2), a panel for each model.
-
-    Args:
-        curves (Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]): model -> objective -> (progress in
-            percent, average LMS, that of the controls or NaN), by ascending progress.
-
-    Returns:
-        matplotlib.figure.Figure: dashed lines are the controls, the floor.
-    """
+def lms_progress(curves: Curves) -> "Figure":
+    """Draw average LMS, and dashed that of the controls (or NaN), against training progress: the paper's figure 2."""
     figure, panels = new_panels(list(curves))
-    styles = styles_of(curves.values())
+    styles = _styles(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):
         for index, (objective, points) in enumerate(by_objective.items()):
             color, marker = styles[objective]
-            progress = [point[0] for point in points]
-            axes.plot(progress, [lms for _, lms, _ in points], color=color, marker=marker, label=drawn(objective))
+            progress, lms, _ = zip(*points, strict=True)
+            axes.plot(progress, lms, color=color, marker=marker, label=_drawn(objective))
             floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
             dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
             if floor:
@@ -67,70 +52,49 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("training progress (%)")
-    points = [
-        point for by_objective in curves.values() for of_objective in by_objective.values() for point in of_objective
-    ]
-    legend_above(figure, panels, with_floor=not all(math.isnan(controls) for *_, controls in points))
+    controls = [point[2] for by_objective in curves.values() for points in by_objective.values() for point in points]
+    _legend_above(figure, panels, with_floor=not all(map(math.isnan, controls)))
     return figure
 
 
-def perplexity_paths(paths: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Figure":
-    """Draw average LMS against perplexity through the checkpoints of each objective, a panel for each model.
-
-    Args:
-        paths (Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]): model -> objective -> (progress in
-            percent, perplexity, average LMS), by ascending progress.
-
-    Returns:
-        matplotlib.figure.Figure: markers grow with training; arrows end at the later checkpoint.
-    """
+def perplexity_paths(paths: Curves) -> "Figure":
+    """Draw average LMS (last) against perplexity; arrows go along the checkpoints, whose markers grow."""
     figure, panels = new_panels(list(paths))
-    styles = styles_of(paths.values())
+    styles = _styles(paths.values())
     for axes, by_objective in zip(panels, paths.values(), strict=True):
         for objective, points in by_objective.items():
             color, marker = styles[objective]
             progress, perplexity, lms = map(list, zip(*points, strict=True))
             axes.plot(perplexity, lms, color=color, linewidth=1.2, alpha=0.6)
             axes.scatter(perplexity, lms, s=[12 + 0.5 * at for at in progress], color=color, marker=marker, zorder=3)
-            axes.plot([], [], color=color, marker=marker, label=drawn(objective))
+            axes.plot([], [], color=color, marker=marker, label=_drawn(objective))
+            arrow = {"arrowstyle": "->", "color": color, "shrinkA": 4, "shrinkB": 5}
             for start, end in itertools.pairwise(zip(perplexity, lms, strict=True)):
-                axes.annotate(
-                    "", end, start, arrowprops={"arrowstyle": "->", "color": color, "shrinkA": 4, "shrinkB": 5}
-                )
-        values = [point[1] for points in by_objective.values() for point in points]
-        if is_wide(values):
+                axes.annotate("", end, start, arrowprops=arrow)
+        if _is_wide([point[1] for points in by_objective.values() for point in points]):
             axes.set_xscale("log")
-            set_log_ticks(axes.xaxis)
+            _set_log_ticks(axes.xaxis)
         axes.margins(x=0.08, y=0.1)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("average LMS (tokens)")
     panels[-1].set_xlabel("perplexity on unseen text")
-    legend_above(figure, panels, with_floor=False)
+    _legend_above(figure, panels, with_floor=False)
     return figure
 
 
 def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
-    """Draw the share of continuations that recite at least so many tokens.
-
-    Args:
-        lms (Mapping[str, Mapping[str, Sequence[float]]]): label (an objective, or a model) -> "target" and "control"
-            -> LMS of each continuation.
-
-    Returns:
-        matplotlib.figure.Figure: solid lines are the targets, dashed ones the controls.
-    """
+    """Draw the share of continuations that recite at least so many tokens, "control" of each label dashed."""
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     figure, (axes,) = new_panels([""])
-    styles = styles_of([lms])
+    styles = _styles([lms])
     longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
     lengths = np.arange(1, max(int(longest), 1) + 2)
     for label, of_label in lms.items():
         for kind, linestyle in (("target", "-"), ("control", "--")):
-            values = np.sort(of_label[kind])
-            if len(values):
+            if values := sorted(of_label[kind]):
                 share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
-                shown = drawn(label) if kind == "target" else None
+                shown = _drawn(label) if kind == "target" else None
                 axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -138,7 +102,7 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figur
     axes.set_xlabel("longest memorized substring of at least (tokens)")
     axes.set_ylabel("share of continuations (%)")
     axes.set_ylim(0, 102)
-    legend_above(figure, [axes], with_floor=any(of_label["control"] for of_label in lms.values()))
+    _legend_above(figure, [axes], with_floor=any(of_label["control"] for of_label in lms.values()))
     return figure
 
 
@@ -160,18 +124,18 @@ def frontier_drawing(model: str, points: "pd.DataFrame") -> "Figure":
     areas = dict(zip(rates, np.linspace(_SMALLEST, _LARGEST, len(rates)).tolist(), strict=True))
     num_lines = (len(operating) + len(areas) + 2) // 2
     figure, (axes,) = new_panels([model], panel_height=_FRONTIER_HEIGHT + _LEGEND_LINE * num_lines)
-    styles = styles_of([dict.fromkeys(operating["objective"])])
+    styles = _styles([dict.fromkeys(operating["objective"])])
     finite = points[points["finite"]]
     for number, chosen in enumerate(operating.itertuples(), start=1):
         color, marker = styles[chosen.objective]
         own = finite[finite["objective"] == chosen.objective]
-        line = _LINES[(number - 1) // NUM_COLORS % len(_LINES)]
+        line = _LINES[(number - 1) // 7 % len(_LINES)]
         sizes = own["learning_rate"].fillna(0.0).map(areas)
         axes.plot(own["perplexity"], own["lms"], color=color, linestyle=line, linewidth=1, alpha=0.5)
         axes.scatter(
             own["perplexity"], own["lms"], s=sizes, color=color, marker=marker, alpha=0.6, linewidths=0, zorder=3
         )
-        axes.plot([], [], color=color, marker=marker, linestyle=line, label=f"{number}  {drawn(chosen.objective)}")
+        axes.plot([], [], color=color, marker=marker, linestyle=line, label=f"{number}  {_drawn(chosen.objective)}")
         x, y = chosen.perplexity, chosen.lms
         highest = min(chosen.perplexity_high, _HIGHEST)
         aside, upwards = _reach(chosen.perplexity_low, x, highest), _reach(chosen.lms_low, y, chosen.lms_high)
@@ -187,7 +151,7 @@ def frontier_drawing(model: str, points: "pd.DataFrame") -> "Figure":
     _number(axes, list(zip(operating["perplexity"], operating["lms"], strict=True)))
     for rate, area in (areas if len(areas) > 1 else {}).items():
         axes.plot([], [], "o", color="0.5", markersize=area**0.5, label=f"lr {rate:g}" if rate else "lr of the config")
-    legend_above(figure, [axes], with_floor=floor is not None)
+    _legend_above(figure, [axes], with_floor=floor is not None)
     return figure
 
 
@@ -197,23 +161,14 @@ def _number(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
 
     to_points = 72 / axes.figure.dpi
     places = [to_points * axes.transData.transform(point) for point in points]
-    taken = list(places)
-    for number, place in enumerate(places, start=1):
-        others = [other for index, other in enumerate(taken) if index != number - 1]
+    occupied = list(places)
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small", "weight": "bold", "zorder": 6}
+    style |= {"textcoords": "offset points", "path_effects": [withStroke(linewidth=2, foreground="white")]}
+    for index, (point, place) in enumerate(zip(points, places, strict=True)):
+        others = occupied[:index] + occupied[index + 1 :]
         side = max(_SIDES, key=lambda side: min((np.hypot(*(place + side - one)) for one in others), default=0.0))
-        taken.append(place + side)
-        axes.annotate(
-            str(number),
-            points[number - 1],
-            side,
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize="small",
-            weight="bold",
-            zorder=6,
-            path_effects=[withStroke(linewidth=2, foreground="white")],
-        )
+        occupied.append(place + side)
+        axes.annotate(str(index + 1), point, side, **style)
 
 
 def _reach(low: float, mean: float, high: float) -> list[list[float]] | None:
@@ -228,8 +183,8 @@ def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], f
     room = max(1.02, (max(perplexity) / min(perplexity)) ** 0.07)
     axes.set_xlim(min(perplexity) / room, max(perplexity) * room)
     axes.set_xscale("log")  # after the limits: around a single point it would find none by itself
-    if is_wide(perplexity):
-        set_log_ticks(axes.xaxis)
+    if _is_wide(perplexity):
+        _set_log_ticks(axes.xaxis)
     else:  # less than a power of ten, of which few round numbers are 1, 2 or 5 times one
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -237,7 +192,7 @@ def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], f
     axes.set_xlabel("perplexity on held-out text")
     recited = [*lms, *([] if floor is None else [floor])]
     lowest, highest = min(recited), max(*recited, _LINEAR_BELOW)
-    if is_wide([max(lowest, _LINEAR_BELOW), highest]):
+    if _is_wide([max(lowest, _LINEAR_BELOW), highest]):
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
         axes.yaxis.set_major_locator(FixedLocator([0, *(m * 10.0**e for e in range(5) for m in (1, 2, 5))]))
         axes.yaxis.set_minor_locator(NullLocator())
@@ -257,14 +212,14 @@ def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) ->
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(drawn(title, longest=_TITLE_LETTERS).strip(), fontsize="medium", loc="left")
+        axes.set_title(_drawn(title, longest=_TITLE_LETTERS).strip(), fontsize="medium", loc="left")
         axes.grid(color="0.9")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
 
 
-def drawn(text: str, *, longest: int | None = None) -> str:
+def _drawn(text: str, *, longest: int | None = None) -> str:
     """Prepare a name for matplotlib: one line without formulas; names longer than ``longest`` lose their middle."""
     line = " ".join(visible(text).split())
     if longest is not None and len(line) > longest:
@@ -273,12 +228,11 @@ def drawn(text: str, *, longest: int | None = None) -> str:
     return line if line and line[0] != "_" else f" {line}"  # matplotlib leaves a label with a leading _ out of legends
 
 
-def is_wide(values: Sequence[float]) -> bool:
-    """Return whether the largest value is more than four times the smallest."""
+def _is_wide(values: Sequence[float]) -> bool:
     return max(values) > _WIDE * min(values)
 
 
-def set_log_ticks(axis: "Axis") -> None:
+def _set_log_ticks(axis: "Axis") -> None:
     """Put ticks of a logarithmic axis at 1, 2 and 5 times the powers of ten, written as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -287,16 +241,13 @@ def set_log_ticks(axis: "Axis") -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def styles_of(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
+def _styles(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
     """Choose a color and a marker for each label (the keys of ``panels``): 49 combinations of seven colors."""
     labels = dict.fromkeys(label for panel in panels for label in panel)
-    return {
-        label: (_COLORS[index % NUM_COLORS], _MARKERS[(index + index // NUM_COLORS) % NUM_COLORS])
-        for index, label in enumerate(labels)
-    }
+    return {label: (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7]) for index, label in enumerate(labels)}
 
 
-def legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: bool) -> None:
+def _legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: bool) -> None:
     """Draw one legend above all panels; ``with_floor`` explains the dashed lines of the controls."""
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)

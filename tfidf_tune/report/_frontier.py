@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfidf_tune.analysis import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import VERDICTS
-from tfidf_tune.report._document import Column, Figure, Report, Table, tabulate
+from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._wording import LMS_EXPLAINED, joined
 from tfidf_tune.results import Results
@@ -14,28 +14,24 @@ from tfidf_tune.results import Results
 if TYPE_CHECKING:
     import pandas as pd
 
-_WHO = (Column("Model", source="model"), Column("Objective", source="objective"))
-_AGAINST = Column("Against", source="reference")
-_RATE = Column("Learning rate", "g", source="learning_rate")
-_SEEDS = Column("Seeds", source="num_seeds")
+# Columns: header, column of the data frame, format.
+_WHO = (("Model", "model", ""), ("Objective", "objective", ""))
+_RATE = ("Learning rate", "learning_rate", "g")
+_SEEDS = ("Seeds", "num_seeds", "")
 _MEASURED = (
-    Column("Avg LMS", ".2f", "lower", "lms"),
-    Column("LMS from", ".2f", source="lms_low"),
-    Column("LMS to", ".2f", source="lms_high"),
-    Column("Perplexity", ".2f", "lower", "perplexity"),
-    Column("Perplexity from", ".2f", source="perplexity_low"),
-    Column("Perplexity to", ".2f", source="perplexity_high"),
+    *(("Avg LMS", "lms", ".2f"), ("LMS from", "lms_low", ".2f"), ("LMS to", "lms_high", ".2f")),
+    ("Perplexity", "perplexity", ".2f"),
+    ("Perplexity from", "perplexity_low", ".2f"),
+    ("Perplexity to", "perplexity_high", ".2f"),
 )
 _COMPARED = (
-    Column("Pairs", source="num_pairs"),
-    Column("LMS difference", "+.2f", source="lms"),
-    Column("LMS from", "+.2f", source="lms_low"),
-    Column("LMS to", "+.2f", source="lms_high"),
-    Column("LMS reduction %", ".1f", source="percent"),
-    Column("Perplexity %", "+.2f", source="perplexity"),
-    Column("Perplexity from %", "+.2f", source="perplexity_low"),
-    Column("Perplexity to %", "+.2f", source="perplexity_high"),
-    Column("Verdict", source="verdict"),
+    ("Pairs", "num_pairs", ""),
+    *(("LMS difference", "lms", "+.2f"), ("LMS from", "lms_low", "+.2f"), ("LMS to", "lms_high", "+.2f")),
+    ("LMS reduction %", "percent", ".1f"),
+    ("Perplexity %", "perplexity", "+.2f"),
+    ("Perplexity from %", "perplexity_low", "+.2f"),
+    ("Perplexity to %", "perplexity_high", "+.2f"),
+    ("Verdict", "verdict", ""),
 )
 _INTERVALS = "From and to: 95 % t-interval over seeds; there is none from a single one."
 _VERDICTS_EXPLAINED = (
@@ -67,7 +63,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             model were not asked the same.
     """
     found = trace_frontiers(results, baseline=baseline, references=references)
-    models = list(dict.fromkeys(one.model for one in results.checkpoints))
+    models = dict.fromkeys(one.model for one in results.checkpoints)
     several = len(models) > 1
     statements, figures = [], []
     for number, model in enumerate(models, start=1):
@@ -82,23 +78,22 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     tables = (_operating_points(found), *_differences(found), _points(found))
     return Report(
         title="Recitation against perplexity",
-        statements=tuple(statements),
-        tables=tuple(table.without_empty_columns() for table in tables if table.rows),
-        figures=tuple(figures),
-        examples=(),
-        provenance=(
-            ("Compared with", joined(found.references)),
-            ("Runs", str(len({one.run for one in results.checkpoints}))),
-            ("Intervals", "95 %, Student's t over seeds, differences paired by seed"),
-            *results.provenance.items(),
-        ),
+        statements=statements,
+        tables=[table.without_empty_columns() for table in tables if len(table.frame)],
+        figures=figures,
+        provenance={
+            "Compared with": joined(found.references),
+            "Runs": str(len({one.run for one in results.checkpoints})),
+            "Intervals": "95 %, Student's t over seeds, differences paired by seed",
+            **results.provenance,
+        },
         lead=_lead(results),
     )
 
 
 def _lead(results: Results) -> str:
     runs = results.checkpoints
-    models = joined(list(dict.fromkeys(one.model for one in runs)))
+    models = joined(one.model for one in runs)
     objectives = len({one.objective for one in runs})
     rates = sorted({one.learning_rate for one in runs if one.learning_rate is not None})
     through = f" at learning rates {joined([f'{rate:g}' for rate in rates])}" if rates else ""
@@ -184,9 +179,8 @@ def _operating_points(found: Frontiers) -> Table:
 
     baseline = found.references[0]
     columns = (
-        *(*_WHO, _RATE, Column("End of range", source="range_end"), _SEEDS, *_MEASURED),
-        Column(f"LMS at {baseline}'s perplexity", ".2f", source="lms_at_baseline"),
-        Column("On the front", source="on_front"),
+        *(*_WHO, _RATE, ("End of range", "range_end", ""), _SEEDS, *_MEASURED),
+        *((f"LMS at {baseline}'s perplexity", "lms_at_baseline", ".2f"), ("On the front", "on_front", "")),
     )
     names = ["model", "objective"]
     curves = pd.MultiIndex.from_frame(found.points[names].drop_duplicates())
@@ -205,7 +199,8 @@ def _operating_points(found: Frontiers) -> Table:
         "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
         "LMS and as low a perplexity, one of them lower, by the means.",
     )
-    return tabulate("operating_points", "Operating points", columns, frame, notes)
+    better: dict[str, Any] = {"Avg LMS": "lower", "Perplexity": "lower"}
+    return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 
 
 def _differences(found: Frontiers) -> tuple[Table, Table]:
@@ -219,20 +214,16 @@ def _differences(found: Frontiers) -> tuple[Table, Table]:
         "As the differences at the operating points, but both at the same learning rate, which need not be the best "
         "for either.",
     )
-    rates = (_RATE, Column("Against's rate", "g", source="reference_rate"))
+    who, rates = (*_WHO, ("Against", "reference", "")), (_RATE, ("Against's rate", "reference_rate", "g"))
+    operating, equal = (frame[frame["at"] == at] for at in ("operating points", "equal rates"))
+    title = "Differences at the operating points"
     return (
-        tabulate(
-            "differences",
-            "Differences at the operating points",
-            (*_WHO, _AGAINST, *rates, *_COMPARED),
-            frame[frame["at"] == "operating points"],
-            at_operating_points,
-        ),
+        tabulate("differences", title, operating, (*who, *rates, *_COMPARED), at_operating_points),
         tabulate(
             "equal_learning_rate",
             "Differences at equal learning rate",
-            (*_WHO, _AGAINST, _RATE, *_COMPARED),
-            frame[frame["at"] == "equal rates"],
+            equal,
+            (*who, _RATE, *_COMPARED),
             at_equal_rates,
         ),
     )
@@ -240,10 +231,9 @@ def _differences(found: Frontiers) -> tuple[Table, Table]:
 
 def _points(found: Frontiers) -> Table:
     columns = (
-        *(*_WHO, _RATE, *(Column(one.name, one.format, source=one.source) for one in _MEASURED)),
-        *(Column("Max LMS", source="max_lms"), Column("ROUGE-L", ".2f", source="rouge_l")),
-        *(Column("Verbatim %", ".1f", source="percent"), Column("Control LMS", ".2f", source="control_lms"), _SEEDS),
-        Column("Operating point", source="mark"),
+        *(*_WHO, _RATE, *_MEASURED, ("Max LMS", "max_lms", ""), ("ROUGE-L", "rouge_l", ".2f")),
+        *(("Verbatim %", "percent", ".1f"), ("Control LMS", "control_lms", ".2f"), _SEEDS),
+        ("Operating point", "mark", ""),
     )
     points = found.points
     frame = points.assign(
@@ -252,8 +242,8 @@ def _points(found: Frontiers) -> Table:
         mark=points["operating"].map({True: "yes", False: "no"}).where(points["finite"], "diverged"),
     )
     notes = [
-        f"LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. "
+        "LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. "
         f"{_INTERVALS}",
         *(f"Left out: {text}." for text in found.left_out),
     ]
-    return tabulate("points", "Every learning rate", columns, frame, notes)
+    return tabulate("points", "Every learning rate", frame, columns, notes)

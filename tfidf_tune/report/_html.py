@@ -1,4 +1,4 @@
-"""A report as one HTML page that works offline, on a phone, in the dark and on paper.
+"""A report as one HTML page that works offline, on a phone, in dark mode and on paper.
 
 All text is escaped by the templates' environment. The page's policy lets a browser run only our scripts and load
 nothing from outside, so that a text that slipped through unescaped would stay inert.
@@ -9,29 +9,20 @@ import hashlib
 import io
 import json
 import re
-from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup, escape
 
 from tfidf_tune._printing import visible
-from tfidf_tune.report._document import Column, Report, Table, Value, csv_text
+from tfidf_tune.report._document import Report, Table, Value
 from tfidf_tune.report._figures import draw
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 _TOGETHER = re.compile(r"\S*-\S*(?: %)?|\S+ %")
-
-
-@dataclass(frozen=True)
-class _Cell:
-    text: str
-    sort_value: str | None
-    missing: bool
-    best: bool
 
 
 def html_page(report: Report, section: str | None = None, **context: Any) -> str:
@@ -45,84 +36,66 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
     """
     names = ["sort.js", *([f"{section}.js"] if section else [])]
     scripts = [Markup(_TEMPLATES.get_template(name).render()) for name in names]
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
-    )
+    hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+    parts: dict[str, Sequence[tuple[str, str]]] = {
+        "tables": [(f"table-{table.name}", table.title) for table in report.tables],
+        "figures": [(f"figure-{figure.name}", figure.title) for figure in report.figures],
+        "examples": [(f"example-{number}", one.title) for number, one in enumerate(report.examples, 1)],
+    }
+    filled = {
+        "findings": report.statements,
+        **({section: True} if section else {}),
+        **parts,
+        "provenance": report.provenance,
+    }
     return _TEMPLATES.get_template("page.html").render(
         context,
         report=report,
         section=section,
-        contents=_contents(report, section),
+        contents={name: parts.get(name, ()) for name, content in filled.items() if content},
         policy=policy,
         scripts=scripts,
     )
 
 
-def _contents(report: Report, section: str | None) -> list[tuple[str, list[tuple[str, str]]]]:
-    """List the sections that are not empty: the id of each, and the ids and titles of its parts."""
-    sections: list[tuple[str, Any, list[tuple[str, str]]]] = [
-        ("findings", report.statements, []),
-        (section or "", section, []),
-        ("tables", report.tables, [(f"table-{table.name}", table.title) for table in report.tables]),
-        ("figures", report.figures, [(f"figure-{figure.name}", figure.title) for figure in report.figures]),
-        ("examples", report.examples, [(f"example-{i}", one.title) for i, one in enumerate(report.examples, 1)]),
-        ("provenance", report.provenance, []),
-    ]
-    return [(name, parts) for name, content, parts in sections if content]
+def _columns(table: Table) -> list[dict[str, Any]]:
+    """Format the cells of a table, column by column.
 
-
-def cells(table: Table) -> list[list[_Cell]]:
-    """Format the cells of a table.
-
-    The best value of a column with ``better`` is marked among the rows of equal first cell (those of one model), or
-    among all rows if no first cell occurs twice. Values that look alike are equally best.
+    The best value of a column that has a better end is marked among the rows of equal first cell (those of one model),
+    or among all rows if no first cell occurs twice. Values that look alike are equally best.
     """
-    best = _best_cells(table)
-    return [
-        [
-            _cell(value, column, best=(i, j) in best)
-            for j, (value, column) in enumerate(zip(row, table.columns, strict=True))
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.headers)
+    groups = columns[0] if len(set(columns[0])) < len(columns[0]) else [None] * len(columns[0])
+    formatted = []
+    for header, values in zip(table.headers, columns, strict=True):
+        best = _best(groups, values, table, header) if header in table.better else set()
+        cells = [
+            {
+                "text": table.text(header, value),
+                # JavaScript's Number() reads JSON's numbers and its Infinity.
+                "sort_value": json.dumps(value) if isinstance(value, int | float) else None,
+                "missing": value is None,
+                "best": row in best,
+            }
+            for row, value in enumerate(values)
         ]
-        for i, row in enumerate(table.rows)
-    ]
+        is_number = not any(isinstance(value, str) for value in values)
+        formatted.append({"name": header, "better": table.better.get(header), "number": is_number, "cells": cells})
+    return formatted
 
 
-def _numeric(rows: list[list[_Cell]], column: int) -> bool:
-    return all(row[column].missing or row[column].sort_value is not None for row in rows)
-
-
-def _cell(value: Value, column: Column, *, best: bool) -> _Cell:
-    if value is None:
-        return _Cell("\N{EN DASH}", None, missing=True, best=False)
-    if isinstance(value, str):
-        return _Cell(value, None, missing=False, best=False)
-    # JavaScript's Number() reads JSON's numbers and its Infinity.
-    return _Cell(format(value, column.format), json.dumps(value), missing=not _is_number(value), best=best)
-
-
-def _is_number(value: Value) -> TypeGuard[float | int]:
-    return isinstance(value, float | int) and value == value
-
-
-def _best_cells(table: Table) -> set[tuple[int, int]]:
-    """Find the (row, column) of every value that is the best of its group."""
-    groups: dict[Value, list[int]] = defaultdict(list)
-    for i, row in enumerate(table.rows):
-        groups[row[0]].append(i)
-    if len(groups) == len(table.rows):
-        groups = {None: list(range(len(table.rows)))}
+def _best(groups: Sequence[Value], values: Sequence[Value], table: Table, header: str) -> set[int]:
     best = set()
-    for j, column in enumerate(table.columns):
-        for members in groups.values() if column.better else ():
-            values = {i: value for i in members if _is_number(value := table.rows[i][j])}
-            if len(values) > 1:
-                top = min(values.values()) if column.better == "lower" else max(values.values())
-                shown = format(top, column.format)
-                best |= {(i, j) for i, value in values.items() if format(value, column.format) == shown}
+    for group in dict.fromkeys(groups):
+        own = zip(groups, values, strict=True)
+        numbers = {row: value for row, (of, value) in enumerate(own) if of == group and isinstance(value, int | float)}
+        if len(numbers) > 1:
+            top = (min if table.better[header] == "lower" else max)(numbers.values())
+            best |= {row for row, value in numbers.items() if table.text(header, value) == table.text(header, top)}
     return best
 
 
@@ -131,12 +104,11 @@ def _svg(figure: "matplotlib.figure.Figure") -> dict[str, Any]:
     buffer = io.BytesIO()
     draw(figure, buffer, format="svg", transparent=True)
     width, height = (round(96 * length) for length in figure.get_size_inches())
-    uri = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"uri": uri, "width": width, "height": height}
+    return {"uri": f"data:image/svg+xml;base64,{_base64(buffer.getvalue())}", "width": width, "height": height}
 
 
-def _csv_uri(table: Table) -> str:
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(csv_text(table).encode()).decode()
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _inert(value: object) -> object:
@@ -162,5 +134,5 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters["together"] = _together
-_TEMPLATES.globals.update(cells=cells, numeric=_numeric, svg=_svg, csv_uri=_csv_uri)
+_TEMPLATES.filters.update(together=_together, base64=lambda text: _base64(text.encode()))
+_TEMPLATES.globals.update(columns_of=_columns, svg=_svg)

@@ -2,13 +2,13 @@
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from tfidf_tune._printing import visible
-from tfidf_tune.report._document import Column, Example, Report, Table, Value
+from tfidf_tune.report._document import Example, Report, Table
 
 _WIDTH = 100
-_MISSING = "\N{EN DASH}"
 # What Markdown would interpret: emphasis (not an underscore inside a word), code, links, bare addresses, strikethrough,
 # formulas, table cells, escapes, HTML and entities.
 _INLINE = re.compile(
@@ -16,6 +16,7 @@ _INLINE = re.compile(
 )
 # Words that begin a block at the start of a line, where wrapping may move any word.
 _BLOCK = re.compile(r"(?<!\S)(#+|[-+]+|=+|>\S*|0*1[.)])(?!\S)|^(\d+[.)])(?!\S)")
+_Escape: TypeAlias = Callable[[str], str]
 
 
 def markdown(report: Report) -> str:
@@ -25,46 +26,48 @@ def markdown(report: Report) -> str:
 
 def terminal_text(report: Report) -> str:
     """Write a report in the layout of :func:`markdown` for a terminal; only control characters are escaped."""
-    return _laid_out(report, visible)
+    return _laid_out(report, lambda text: " ".join(visible(text).split()))
 
 
 def _inert(text: str) -> str:
-    """Escape what Markdown would interpret."""
+    """Put a text on one line and escape what Markdown would interpret."""
     text = _INLINE.sub(r"\\\g<0>", " ".join(visible(text).split()))
     # Before a number's dot or bracket, before any other sign.
     return _BLOCK.sub(lambda match: re.sub(r"(?=[^\w\\])", r"\\", match[0], count=1), text)
 
 
-def _laid_out(report: Report, change: Callable[[str], str]) -> str:
-    """Lay out a report; examples, which are fenced, only get their control characters shown."""
-    parts = [f"# {_line(report.title, change)}"]
-    parts += [_wrapped(change(report.lead))] if report.lead else []
-    parts += [_list(report.statements, change)] if report.statements else []
-    parts += [f"## {_line(table.title, change)}\n\n{_table(table, change)}" for table in report.tables]
-    for figure in report.figures:
-        title = _line(figure.title, change)
-        parts.append(f"## {title}\n\n![{title}](figures/{figure.name}.png)\n\n{_wrapped(change(figure.caption))}")
-    if report.examples:
-        parts.append("## Examples\n\nWhat a model recites stands between ⟦ and ⟧.")
-    parts += [_example(example, change) for example in report.examples]
+def _laid_out(report: Report, escape: _Escape) -> str:
+    parts = [f"# {escape(report.title)}"]
+    parts += [_wrapped(escape(report.lead))] if report.lead else []
+    parts += [_list(report.statements, escape)] if report.statements else []
+    parts += [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
+    parts += [
+        f"## {escape(one.title)}\n\n![{escape(one.title)}](figures/{one.name}.png)\n\n{_wrapped(escape(one.caption))}"
+        for one in report.figures
+    ]
+    parts += ["## Examples\n\nWhat a model recites stands between ⟦ and ⟧."] if report.examples else []
+    parts += [_example(example, escape) for example in report.examples]
     if report.provenance:
-        rows = [(_line(name, change), _line(value, change)) for name, value in report.provenance]
-        parts.append("## Provenance\n\n" + _aligned(("What", "Value"), rows, ("<", "<")))
+        rows = [("What", "Value"), *((escape(name), escape(value)) for name, value in report.provenance.items())]
+        parts.append("## Provenance\n\n" + _aligned(rows, "<<"))
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table, change: Callable[[str], str]) -> str:
+def _table(table: Table, escape: _Escape) -> str:
     table = table.without_lone_model()
-    rows = [
-        [_cell(value, column, change) for value, column in zip(row, table.columns, strict=True)] for row in table.rows
+    lines = [
+        table.headers,
+        *([table.text(*cell) for cell in zip(table.headers, row, strict=True)] for row in table.rows),
     ]
-    sides = ["<" if any(isinstance(row[i], str) for row in table.rows) else ">" for i in range(len(table.columns))]
-    text = _aligned([_line(column.name, change) for column in table.columns], rows, sides)
-    return text + (f"\n\n{_list(table.notes, change)}" if table.notes else "")
+    sides = [">"] * len(table.headers)
+    for row in table.rows:
+        sides = ["<" if isinstance(value, str) else side for value, side in zip(row, sides, strict=True)]
+    text = _aligned([list(map(escape, line)) for line in lines], sides)
+    return text + (f"\n\n{_list(table.notes, escape)}" if table.notes else "")
 
 
-def _list(sentences: Sequence[str], change: Callable[[str], str]) -> str:
-    return "\n".join(_wrapped(change(sentence), "- ", "  ") for sentence in sentences)
+def _list(sentences: Iterable[str], escape: _Escape) -> str:
+    return "\n".join(_wrapped(escape(sentence), "- ", "  ") for sentence in sentences)
 
 
 def _wrapped(text: str, first_indent: str = "", indent: str = "") -> str:
@@ -79,33 +82,23 @@ def _wrapped(text: str, first_indent: str = "", indent: str = "") -> str:
     return filled.replace("\N{NO-BREAK SPACE}%", " %")
 
 
-def _line(text: str, change: Callable[[str], str] = visible) -> str:
-    return " ".join(change(text).split())
-
-
-def _cell(value: Value, column: Column, change: Callable[[str], str]) -> str:
-    if value is None:
-        return _MISSING
-    return _line(value, change) if isinstance(value, str) else format(value, column.format)
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
-    """Pad columns to one width: "<" aligns to the left, ">" to the right."""
-    widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
+def _aligned(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
+    """Pad the columns of a header and rows to one width: "<" aligns to the left, ">" to the right."""
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * width if side == "<" else "-" * (width - 1) + ":" for width, side in zip(widths, sides, strict=True)]
     return "\n".join(
         "| " + " | ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)) + " |"
-        for line in (header, rule, *rows)
+        for line in (lines[0], rule, *lines[1:])
     )
 
 
-def _example(example: Example, change: Callable[[str], str]) -> str:
+def _example(example: Example, escape: _Escape) -> str:
     parts = [("Prompt", example.prompt), ("Truth", example.truth)]
     for one in example.continuations:
         marked = "".join(f"⟦{text}⟧" if recited else text for text, recited in one.pieces)
-        parts.append((_line(f"{one.label} ({one.scores})"), marked))
+        parts.append((" ".join(visible(f"{one.label} ({one.scores})").split()), marked))
     indent = " " * 4
     text = "\n\n".join(f"{title}\n{_wrapped(visible(words), indent, indent)}" for title, words in parts)
     # A model may write anything: the fence is longer than any in the text.
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"### {_line(example.title, change)}\n\n{fence}text\n{text}\n{fence}"
+    return f"### {escape(example.title)}\n\n{fence}text\n{text}\n{fence}"

@@ -1,4 +1,4 @@
-"""Tokens on the colors of their weights: readable text, lines, and the terminal."""
+"""Tokens on the colors of their weights: readable text, lines, the terminal and the page."""
 
 import math
 import unicodedata
@@ -66,13 +66,7 @@ def readable(text: str, *, mark_spaces: bool = False) -> str:
 
 
 def lines_of(tokens: Sequence[ShownToken], shown: Sequence[str], width: int) -> Iterator[list[tuple[str, ShownToken]]]:
-    """Set tokens in lines, breaking before a space if possible, and after each line end of the text.
-
-    Args:
-        tokens (Sequence[ShownToken]): the tokens.
-        shown (Sequence[str]): the text to show for each.
-        width (int): of a line in columns; a longer token has a line of its own.
-    """
+    """Set tokens in lines of ``width`` columns, breaking before a space if possible and after each line end."""
     line: list[tuple[str, ShownToken]] = []
     for text, token in zip(shown, tokens, strict=True):
         if line and cell_len("".join(part for part, _ in line) + text) > width:
@@ -112,6 +106,44 @@ def print_block(tokens: Sequence[ShownToken], form: TermFrequency, console: Cons
     else:
         text.append(f"\n(in parentheses: weights of {_SHOWN_NUMBER:g} and more; the mean is 1)\n")
     console.print(text, soft_wrap=True)
+
+
+def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
+    """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
+    return {
+        "section": "tokens",
+        "blocks": [
+            (heading(tokens), [(token, _details(token), _classes(token)) for token in tokens]) for tokens in blocks
+        ],
+        "form": form,
+        "forms": [*WEIGHTS],
+        "readable": readable,
+        "legend": [(f"{weight_of(level):.2g}", _class_of(level)) for level in LEVELS],
+        "colors": {"up": UP_COLOR, "down": DOWN_COLOR},
+        "percent_of_level": 100 * STRONGEST_SHARE / MAX_LEVEL,
+        "lines": [0] * UNDERLINED_LEVEL + list(range(1, MAX_LEVEL)),
+    }
+
+
+def _classes(token: ShownToken) -> dict[str, str]:
+    return {form: _class_of(level_of(token, form)) for form in WEIGHTS}
+
+
+def _class_of(level: int | None) -> str:
+    if level is None:
+        return "unweighted"
+    return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
+
+
+def _details(token: ShownToken) -> str:
+    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
+    if not token["tf"]:
+        return f"{name}: first of its block, never a label, no weight"
+    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
+    return (
+        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
+        f"idf {token['idf']:.2f}; weight {weights}"
+    )
 
 
 def heading(tokens: Sequence[ShownToken]) -> str:

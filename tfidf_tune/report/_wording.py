@@ -1,8 +1,10 @@
 """Phrases that several reports use."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
+from tfidf_tune.analysis.evaluations import BY_NAME
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 
 LMS_EXPLAINED = (
@@ -18,20 +20,14 @@ SIGNIFICANCE_NOTE = (
 )
 
 
-def joined(names: Sequence[str]) -> str:
-    """Join names, at least one, as in a sentence: "a, b and c"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+def joined(names: Iterable[str]) -> str:
+    """Join different names, at least one, as in a sentence: "a, b and c"."""
+    *first, last = dict.fromkeys(names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str = "") -> str:
-    """Write an interval: "95 % interval 34.9 % to 71.1 %", or "equal for all passages" if it has no width.
-
-    Args:
-        interval (Interval): in the unit of measure to be shown.
-        unit (str): what was resampled: "passage".
-        decimals (int): of its ends.
-        suffix (str): after each end. Default: none.
-    """
+    """Write an interval of a unit ("passage"): "95 % interval 34.9 % to 71.1 %", or "equal for all passages"."""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
         return f"equal for all {unit}s"
     low, high = (round(end, decimals) + 0.0 for end in (interval.low, interval.high))  # no "-0.0"
@@ -50,3 +46,13 @@ def significance(interval: Interval, unit: str) -> str:
             f"is 7 to 11 % instead of 5 %"
         )
     return "which is significant: the interval excludes 0"
+
+
+def why_no_interval(one: Any) -> str:
+    """Say why a reduction is undefined or has no interval; for the row see :func:`compare_objectives`."""
+    if math.isnan(one.reduction):
+        return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
+    measure = BY_NAME[one.measure]
+    if one.num_units < 2:
+        return f"there is a single {measure.unit}"
+    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"

@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_update, is_leftover
-from tfidf_tune.report._document import Report, finite, write_csv
+from tfidf_tune.report._document import Report, finite
 from tfidf_tune.report._figures import draw
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown
 from tfidf_tune.results import Results, write_results
 
-_INDEX, _RESULTS = "report.json", "results.jsonl"
+_INDEX = "report.json"
 
 
 def write_report(
@@ -44,26 +43,27 @@ def write_report(
         OSError: If a file cannot be written; the message names it, and the older report is left as it was.
     """
     require_report_folder(folder)
-    older = _tables_and_figures(folder)
-    content, html = _as_json(report), html_page(report, **page)
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     files: dict[str, Callable[[Path], object]] = {
-        # A lone surrogate, which UTF-8 cannot hold, becomes an escape of JSON.
-        _INDEX: lambda path: path.write_text(text, encoding="utf-8", errors="backslashreplace"),
-        **{f"tables/{table.name}.csv": partial(write_csv, table) for table in report.tables},
-        **{f"figures/{one.name}.png": partial(draw, one.figure, format="png", dpi=200) for one in report.figures},
-        **{f"figures/{one.name}.svg": partial(draw, one.figure, format="svg") for one in report.figures},
-        "report.md": lambda path: path.write_text(markdown(report), encoding="utf-8"),
-        "index.html": lambda path: path.write_text(html, encoding="utf-8"),
-        **({} if results is None else {_RESULTS: lambda path: write_results(results, path)}),
-        **(more or {}),
+        f"tables/{table.name}.csv": partial(_write_text, table.csv()) for table in report.tables
     }
+    for one in report.figures:
+        files[f"figures/{one.name}.png"] = partial(draw, one.figure, format="png", dpi=200)
+        files[f"figures/{one.name}.svg"] = partial(draw, one.figure, format="svg")
+    texts = {
+        _INDEX: json.dumps(_as_json(report, list(files)), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "report.md": markdown(report),
+        "index.html": html_page(report, **page),
+    }
+    older = _listed_files(folder) - files.keys()
+    files |= {name: partial(_write_text, text) for name, text in texts.items()} | dict(more or {})
+    if results is not None:
+        files["results.jsonl"] = partial(write_results, results)
     with atomic_update(folder) as new_file:
         for name, write in files.items():
             with new_file(name) as path:
                 write(path)
-    for path in older - {folder / name for name in content["files"]}:
-        path.unlink(missing_ok=True)
+    for name in older:
+        (folder / name).unlink(missing_ok=True)
 
 
 def require_report_folder(folder: Path) -> None:
@@ -79,31 +79,41 @@ def require_report_folder(folder: Path) -> None:
         raise ValueError(f"{folder} has files but no report ({_INDEX}): give the report a folder of its own")
 
 
-def _tables_and_figures(folder: Path) -> set[Path]:
-    """Find the tables and figures that the report in the folder lists."""
+def _write_text(text: str, path: Path) -> None:
+    # In JSON, a lone surrogate, which UTF-8 cannot hold, becomes an escape; other texts have none.
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def _listed_files(folder: Path) -> set[str]:
+    """Return the tables and figures in the folder that its report lists."""
     try:
         listed = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-    return {
-        path for part in ("tables", "figures") for path in folder.glob(f"{part}/*") if f"{part}/{path.name}" in listed
-    }
+    return listed & {f"{part}/{path.name}" for part in ("tables", "figures") for path in folder.glob(f"{part}/*")}
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
     tables = [
         {
             "name": table.name,
             "title": table.title,
-            "columns": [{"name": column.name, "better": column.better} for column in table.columns],
-            "rows": [[finite(value) for value in row] for row in table.rows],
+            "columns": [{"name": name, "better": table.better.get(name)} for name in table.headers],
+            "rows": [list(map(finite, row)) for row in table.rows],
             "notes": table.notes,
         }
         for table in report.tables
     ]
-    examples = [asdict(example) for example in report.examples]
-    for continuation in (one for example in examples for one in example["continuations"]):
-        continuation["pieces"] = [{"text": text, "recited": recited} for text, recited in continuation["pieces"]]
+    examples = [
+        vars(example)
+        | {
+            "continuations": [
+                vars(one) | {"pieces": [{"text": text, "recited": recited} for text, recited in one.pieces]}
+                for one in example.continuations
+            ]
+        }
+        for example in report.examples
+    ]
     return {
         "title": report.title,
         "lead": report.lead,
@@ -111,7 +121,6 @@ def _as_json(report: Report) -> dict[str, Any]:
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
         "examples": examples,
-        "provenance": dict(report.provenance),
-        "files": [f"tables/{table.name}.csv" for table in report.tables]
-        + [f"figures/{one.name}.{suffix}" for one in report.figures for suffix in ("png", "svg")],
+        "provenance": report.provenance,
+        "files": files,
     }
