@@ -17,11 +17,11 @@ from tfidf_tune.training import (
     SetupError,
     build_loss,
     check_config,
+    prepare_head,
     prepare_model,
     train_adapters_only,
     train_step,
 )
-from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import keep_adapters_in_fp32
 
 CPU = torch.device("cpu")

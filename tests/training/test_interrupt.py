@@ -8,8 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 from tfidf_tune.recipes import full_finetune
 
-from tfidf_tune.training import _interrupt, _train
-from tfidf_tune.training._interrupt import Interrupted, stop_request
+from tfidf_tune import _signals
+from tfidf_tune._signals import Interrupted, stop_request
+from tfidf_tune.training import _train
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
@@ -25,7 +26,7 @@ def no_nohup():
 @pytest.fixture
 def clock(monkeypatch):
     time = [100.0]
-    monkeypatch.setattr(_interrupt.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(_signals.time, "monotonic", lambda: time[0])
     return time
 
 

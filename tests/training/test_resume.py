@@ -20,9 +20,9 @@ from tiny_run import run_config, seal
 
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder
+from tfidf_tune._signals import Interrupted
 from tfidf_tune.loss import TFIDFCrossEntropyLoss
 from tfidf_tune.training import SetupError, TrainingError, _resources, _snapshot, _train
-from tfidf_tune.training._interrupt import Interrupted
 from tfidf_tune.training._run import hold_folder
 
 # 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step 4.

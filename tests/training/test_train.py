@@ -18,16 +18,15 @@ from torchtune.models.llama2 import llama2
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import (
     FinetuneConfig,
-    JSONLinesLogger,
-    ProgressLog,
     Run,
     TrainState,
     check_config,
-    milestone_steps,
     prepare_model,
     train,
     train_step,
 )
+from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
+from tfidf_tune.training._run import milestone_steps
 from tfidf_tune.weighting import RepetitionWeighting, shift_labels
 
 CPU = torch.device("cpu")

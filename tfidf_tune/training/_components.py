@@ -3,10 +3,11 @@
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -340,3 +341,51 @@ def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: A
     built = {name: _build(f"{where}.{name}", part, builds_parts=True) for name, part in parts.items()}
     with setup_errors(f"config: {where}", given):
         return find_component(where, section["_component_"])(*args, **given | built | kwargs)
+
+
+def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
+    """Build the objective of a checked config.
+
+    Raises:
+        SetupError: If it cannot be built from these settings.
+    """
+    loss: WeightedCrossEntropyLoss = instantiate(cfg, "loss")
+    return loss
+
+
+def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
+    """Build optimizer and learning-rate schedule of the config.
+
+    Args:
+        cfg (Any): the checked config.
+        parameters (Iterable[nn.Parameter]): those without ``requires_grad`` are left out.
+        total_steps (int): optimizer steps of the run, which the schedule spans.
+
+    Returns:
+        tuple[Optimizer, Any]: the optimizer; the schedule, None if the config has none.
+
+    Raises:
+        SetupError: If one of them cannot be built from these settings.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise SetupError(
+            f"config: optimizer: {cfg.optimizer['_component_']} needs a closure that computes the loss several times a "
+            "step, which these recipes do not have: choose an optimizer whose step() works without one"
+        )
+    if cfg.lr_scheduler is None:
+        return optimizer, None
+    return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)
+
+
+def check_loss(cfg: Any) -> None:
+    """Refuse an objective that cannot be built, unless it has a component of the user, which is not called here."""
+    if is_own("loss", cfg.loss):
+        build_loss(cfg)
+
+
+def check_optimizer(cfg: Any) -> None:
+    """Refuse an optimizer or schedule that cannot be built, on a dummy parameter."""
+    build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

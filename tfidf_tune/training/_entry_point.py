@@ -16,7 +16,7 @@ from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
 
 from tfidf_tune._shipped import config_path
-from tfidf_tune._signals import ENDING, ended_by
+from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training._distributed import claim_error_report, is_lost_process, is_main_process
 from tfidf_tune.training._errors import (
     LostProcessError,
@@ -26,7 +26,6 @@ from tfidf_tune.training._errors import (
     is_out_of_memory,
     setup_errors,
 )
-from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 _WEIGHTINGS = ("weighting", "first", "second")  # components within the section `loss`, by their argument

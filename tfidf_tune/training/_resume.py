@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
-from tfidf_tune._differences import differences
+from tfidf_tune._checks import differences
 from tfidf_tune._files import remove_leftovers
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
@@ -20,6 +20,7 @@ from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._resume_folder import ResumeFolder, step_of
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 from tfidf_tune.training._snapshot import (
+    TrainState,
     check_snapshot,
     read_process_file,
     read_settings,
@@ -27,7 +28,6 @@ from tfidf_tune.training._snapshot import (
     set_random_states,
     write_snapshot,
 )
-from tfidf_tune.training._state import TrainState
 
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from types import UnionType
@@ -37,11 +38,11 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError, cause_of
 from tfidf_tune.training._resume_folder import checkpoint_files
 from tfidf_tune.training._sharding import local_tensor, plain_tensors
-from tfidf_tune.training._state import TrainState
 
 _SETTINGS = "settings.yaml"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -61,6 +62,25 @@ _PROCESS_FILE: dict[str, type | UnionType] = {
     "tokens_seen": int,
     "random_states": dict,
 }
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything with a state that a training step reads and changes.
+
+    Attributes:
+        model (nn.Module): torchtune model with weights, ready for training.
+        loss (WeightedCrossEntropyLoss): the objective.
+        optimizer (Optimizer): over all parameters that are trained.
+        lr_scheduler (Any): stepped after each optimizer step that was not skipped, or None.
+        scaler (torch.amp.GradScaler): scales the loss under fp16; a disabled one does nothing.
+    """
+
+    model: nn.Module
+    loss: WeightedCrossEntropyLoss
+    optimizer: Optimizer
+    lr_scheduler: Any
+    scaler: torch.amp.GradScaler
 
 
 def write_snapshot(

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from tfidf_tune._signals import Interrupted, StopRequest, stop_request
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import (
     Batch,
@@ -26,12 +27,11 @@ from tfidf_tune.training._batches import (
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
-from tfidf_tune.training._interrupt import Interrupted, StopRequest, stop_request
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
-from tfidf_tune.training._state import TrainState
+from tfidf_tune.training._snapshot import TrainState
 from tfidf_tune.weighting import IGNORE_INDEX
 
 
@@ -142,6 +142,11 @@ def train_step(
         metrics["loss_scale"] = torch.tensor(next_scale, device=device)
     overflowed = next_scale < loss_scale
     return StepResult(metrics, num_tokens, is_finite, overflowed, skipped=overflowed or is_lost)
+
+
+def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
+    """Build the scaler that keeps fp16 gradients from vanishing; disabled for other dtypes."""
+    return torch.amp.GradScaler(run.device.type, enabled=run.dtype is torch.float16)
 
 
 def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
