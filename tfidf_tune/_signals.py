@@ -18,15 +18,9 @@ _ONE_REQUEST_SECONDS = 3.0
 
 
 def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored.
+    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous handlers.
 
-    Args:
-        numbers (Collection[int]): signals.
-        handler (Callable[[int, FrameType | None], None]): may write to stdout and stderr even if the terminal was
-            closed.
-
-    Returns:
-        dict[int, Any]: the previous handlers of the signals that have a new one.
+    The handler may write to stdout and stderr even if the terminal was closed.
     """
 
     def handle_one(number: int, frame: FrameType | None) -> None:
@@ -43,14 +37,10 @@ def is_ignored_hangup(number: int) -> bool:
 
 @contextmanager
 def ended_by(numbers: Collection[int], say: Callable[[str], None]) -> Iterator[None]:
-    """Exit with 128 plus the signal's number when a signal arrives within the block.
+    """Exit with 128 plus the signal's number when a signal arrives within the block; ``say`` gets its name.
 
     The block ends by an exception, so that it can clean up. The exit code holds even if a library turns that exception
-    into another one.
-
-    Args:
-        numbers (Collection[int]): signals; their handlers stay after the block.
-        say (Callable[[str], None]): called with the signal's name.
+    into another one. Handlers stay after the block.
     """
     received: list[int] = []
 

@@ -35,7 +35,7 @@ _WORDS: dict[Any, str] = {
 
 
 class _Kind(NamedTuple):
-    """What a section of the config has to name: a class derived from ``base``, or one that has all ``methods``."""
+    """What a section of the config must name: a class derived from ``base``, or one that has all ``methods``."""
 
     noun: str
     example: str
@@ -107,7 +107,7 @@ def check_components(cfg: Any) -> None:
     """Check all components of a config without calling any of them.
 
     Raises:
-        SetupError: If a component cannot be found, makes something else than its section needs, or does not take the
+        SetupError: If a component does not exist, is of another kind than its section needs, or does not take the
             arguments given.
     """
     for key, kind in COMPONENTS.items():
@@ -125,7 +125,7 @@ def check_components(cfg: Any) -> None:
 
 
 def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    """Build a component of a checked config.
+    """Build a component of a checked config; a list of them where the config has a list of sections.
 
     Args:
         cfg (Any): the checked config.
@@ -133,12 +133,8 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         *args (Any): positional arguments of the recipe.
         **kwargs (Any): keyword arguments of the recipe.
 
-    Returns:
-        Any: the component; a list where the config has a list of sections.
-
     Raises:
-        SetupError: If it cannot be built from these settings, or lacks what the recipes need; the message names the
-            key.
+        SetupError: If it cannot be built from these settings, or lacks what the recipes need.
     """
     kind, components = COMPONENTS[key], []
     for where, section in sections(key, getattr(cfg, key)):
@@ -154,7 +150,7 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
-    """Return the sections of a component by their names: one, or for data sets those of a list."""
+    """Return the sections of a component by name: one, or those of a list of data sets."""
     if key == "dataset" and OmegaConf.is_list(value):
         return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
     return [(key, value)]
@@ -167,11 +163,7 @@ def is_own(where: str, section: Any) -> bool:
 
 
 def find_component(where: str, path: Any) -> Any:
-    """Import a class or function by its dotted path.
-
-    Raises:
-        SetupError: If it does not exist; the message begins with ``where``.
-    """
+    """Import a class or function by its dotted path; a SetupError that begins with ``where`` if there is none."""
     if not isinstance(path, str):
         raise SetupError(
             f"config: {where}: component is {path!r}, it has to be a dotted path such as torch.optim.AdamW"
@@ -214,13 +206,10 @@ def _check_component(where: str, section: Any, kind: _Kind) -> None:
 
 
 def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:
-    """Refuse a class or function that does not make what its section needs, without calling it.
+    """Raise a SetupError if a class or function does not make what its section needs, without calling it.
 
-    A function needs a return annotation, or has to take what the recipe gives (``tokenizer``, ``params``,
+    A function needs a return annotation, or must take what the recipe gives (``tokenizer``, ``params``,
     ``optimizer``) by that name.
-
-    Raises:
-        SetupError: If it makes something else, or does not declare what it makes.
     """
     made = _types_made(component)
     if made is None:
@@ -236,7 +225,7 @@ def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind
 
 
 def _types_made(component: Callable[..., Any]) -> list[Any] | None:
-    """The possible types of what a class or function makes; None where its annotations do not say."""
+    """Return the possible types of what a class or function makes; None if its annotations do not say."""
     if inspect.isclass(component):
         return [component]
     try:
@@ -249,13 +238,10 @@ def _types_made(component: Callable[..., Any]) -> list[Any] | None:
 
 
 def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse values whose type a component's annotations exclude, and numbers that are not finite.
+    """Raise a ValueError for a value whose type a component's annotations exclude, or that is not a finite number.
 
-    Left to the component: strings where its annotation lists some, arguments that may be of a class, and annotations
-    that pydantic cannot handle.
-
-    Raises:
-        ValueError: If a value does not fit; the message names the argument, the value and what is possible.
+    The component itself checks strings where its annotation lists some, arguments that may be of a class, and
+    annotations that pydantic cannot handle.
     """
     try:
         parameters = inspect.signature(component, eval_str=True).parameters
@@ -328,7 +314,7 @@ def _check_packing(dataset: Any) -> None:
 
 
 def _parts(section: Any) -> Iterator[tuple[str, Any]]:
-    """The components within a component: the weighting of a loss, the factors of a product of weights."""
+    """Yield the components within a component: the weighting of a loss, the factors of a product of weights."""
     for name, part in section.items():
         if OmegaConf.is_dict(part) and "_component_" in part:
             yield str(name), part
@@ -354,15 +340,12 @@ def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
 
 
 def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
-    """Build optimizer and learning-rate schedule of the config.
+    """Build optimizer and learning-rate schedule of the config; None if it has no schedule.
 
     Args:
         cfg (Any): the checked config.
         parameters (Iterable[nn.Parameter]): those without ``requires_grad`` are left out.
         total_steps (int): optimizer steps of the run, which the schedule spans.
-
-    Returns:
-        tuple[Optimizer, Any]: the optimizer; the schedule, None if the config has none.
 
     Raises:
         SetupError: If one of them cannot be built from these settings.
@@ -381,11 +364,11 @@ def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: i
 
 
 def check_loss(cfg: Any) -> None:
-    """Refuse an objective that cannot be built, unless it has a component of the user, which is not called here."""
+    """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
     if is_own("loss", cfg.loss):
         build_loss(cfg)
 
 
 def check_optimizer(cfg: Any) -> None:
-    """Refuse an optimizer or schedule that cannot be built, on a dummy parameter."""
+    """Raise a SetupError for an optimizer or schedule that cannot be built, tried on a dummy parameter."""
     build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

@@ -46,7 +46,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         DictConfig: the config, unchecked, references unresolved.
 
     Raises:
-        SetupError: If there is no such config, a file or an override cannot be read, a config is its own base, or a
+        SetupError: If a config does not exist, a file or an override cannot be read, a config is its own base, or a
             part of a list would change.
     """
     content = _load_with_base(name, ())
@@ -180,7 +180,7 @@ def _run(main: Callable[[DictConfig], None]) -> None:
 
 
 def _report_signal(name: str) -> None:
-    """Report a signal outside of training, where there is nothing to finish."""
+    """Report a signal outside of training."""
     if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
         print(f"ended by {name}", file=sys.stderr)
 

@@ -41,8 +41,7 @@ class StepResult(NamedTuple):
     Attributes:
         metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted, comparable between
             objectives), ``weight_mean``, ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before
-            clipping.
-            Under fp16 also ``loss_scale``, what the next step's loss is multiplied by.
+            clipping; under fp16 also ``loss_scale``, the factor of the next step's loss.
         num_tokens (int): valid label tokens.
         is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss, since gradients
             overflow occasionally.
@@ -166,17 +165,7 @@ def train(
     resume: ResumePoint,
     save: Callable[[Path], None],
 ) -> None:
-    """Train to the end of the run; write milestones and resume checkpoints.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        state (TrainState): model, loss, optimizer, schedule, scaler; restored where the run resumes.
-        dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
-        total_steps (int): optimizer steps of the run, see :func:`count_steps`.
-        run (Run): gives device and folder.
-        progress (ProgressLog): takes the metrics; not closed here.
-        resume (ResumePoint): where the run begins, and where it can be resumed.
-        save (Callable[[Path], None]): writes a milestone's checkpoint into the given folder.
+    """Train to the end of the run; write milestones, by ``save(folder)``, and resume checkpoints.
 
     Raises:
         TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
