@@ -21,7 +21,6 @@ from tfidf_tune.training import (
     Run,
     TrainState,
     check_config,
-    prepare_model,
     train,
     train_step,
 )
@@ -119,25 +118,6 @@ def test_a_step_without_valid_tokens_has_no_gradient_and_no_nan(model):
 
     assert {name: float(value) for name, value in result.metrics.items()} == dict.fromkeys(result.metrics, 0.0)
     assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients.values())
-
-
-# torch.compile reads .grad of activations while it traces.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("switch", ["enable_activation_checkpointing", "compile"])
-def test_switches_change_neither_loss_nor_gradients_of_the_first_step(model, recipe_config, monkeypatch, switch):
-    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")  # the graph is captured; no C++ compiler is needed
-    batch = make_batch(2)
-    expected, plain = gradients_of_a_step(copy.deepcopy(model), TFIDFCrossEntropyLoss(), [batch])
-    loss = TFIDFCrossEntropyLoss()
-    cfg = recipe_config(**{"compile": False, "enable_activation_checkpointing": False, switch: True})
-    prepare_model(model, loss, cfg)
-
-    assert ("compute_cross_entropy" in vars(loss)) == (switch == "compile")
-    gradients, result = gradients_of_a_step(model, loss, [batch])
-
-    torch.testing.assert_close(result.metrics, plain.metrics)
-    plain_names = {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients.items()}
-    torch.testing.assert_close(plain_names, expected)
 
 
 def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
