@@ -86,10 +86,9 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base, batch):
         torch.testing.assert_close(moved[torch.float16][name], value, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_an_overflow_skips_the_step_and_lowers_the_scale(base, batch, fused):
+def test_an_overflow_skips_the_step_and_lowers_the_scale(base, batch):
     model = make_lora_model(base, torch.float16)
-    optimizer = torch.optim.AdamW(adapters_of(model).values(), lr=1.0, fused=fused)
+    optimizer = torch.optim.AdamW(adapters_of(model).values(), lr=1.0, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     before = {name: value.detach().clone() for name, value in adapters_of(model).items()}
 

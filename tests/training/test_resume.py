@@ -483,26 +483,16 @@ def test_files_that_are_not_in_the_manifest_are_not_read_and_leftovers_are_remov
     assert not left.exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"optimizer_groups": [{"lr": 0.1}, {}]},
-            r"step_6 cannot be restored \(ValueError: zip.*\): move it",
-        ),
-        (
-            {"tensors": ["model.a"]},
-            r"does not have the weights and optimizer state of this run: only .* has model\.a",
-        ),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_the_run_is_one_message(small_config, stopped, changes, message, monkeypatch):
-    save_process_file(**changes)(stopped / "resume" / "step_6")
-    seal(stopped / "resume" / "step_6")
+def test_a_checkpoint_that_does_not_fit_the_run_is_one_message(small_config, stopped, monkeypatch):
     monkeypatch.setattr("tfidf_tune.training._resume.check_snapshot", lambda folder: None)
-
-    with pytest.raises(TrainingError, match=message):
-        run(small_config(), resume=True)
+    for changes, message in (
+        ({"optimizer_groups": [{"lr": 0.1}, {}]}, r"step_6 cannot be restored \(ValueError: zip.*\): move it"),
+        ({"tensors": ["model.a"]}, r"does not have the weights and optimizer state of this run: only .* has model\.a"),
+    ):
+        save_process_file(**changes)(stopped / "resume" / "step_6")
+        seal(stopped / "resume" / "step_6")
+        with pytest.raises(TrainingError, match=message):
+            run(small_config(), resume=True)
 
 
 def test_a_checkpoint_holds_only_trained_weights_and_counts_the_label_tokens(small_config, tmp_path):
@@ -621,39 +611,29 @@ def test_quantized_optimizer_state_is_restored(small_config, uncompiled, finishe
     assert rates == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize("step", ["build_dataset", "train"])
-def test_a_run_keeps_others_out_of_its_folder_until_it_ends(small_config, monkeypatch, tmp_path, step):
-    original, refused = getattr(training, step), []
+def test_a_run_keeps_others_out_of_its_folder_until_it_ends(small_config, stopped, monkeypatch):
+    """A refused run does not remove what looks like the remains of a killed one."""
+    original, refused = training.train, []
 
     def busy(*args, **kwargs):
-        with pytest.raises(SetupError, match="another process is writing into output_dir"):
-            run(small_config(seed=1))
-        refused.append(1)
+        for left in ("resume/.step_7.partial", f".checkpoint_60pct.{'0' * 32}"):
+            (stopped / left).mkdir(parents=True)
+        before = contents(stopped)
+        with pytest.raises(SetupError) as refusal:
+            run(small_config(seed=1), resume=True)
+        refused.append(str(refusal.value))
+        assert contents(stopped) == before
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(training, step, busy)
-    run(small_config(max_steps=1))
+    monkeypatch.setattr(training, "train", busy)
+    run(small_config(), resume=True)
 
-    assert refused == [1]
-    assert OmegaConf.load(tmp_path / "run" / "config.yaml").seed == 0
-    with locked_folder(tmp_path / "run"):
-        pass
-
-
-def test_a_second_run_is_refused_and_changes_nothing(small_config, stopped):
-    for left in ("resume/.step_7.partial", f".checkpoint_60pct.{'0' * 32}"):
-        (stopped / left).mkdir(parents=True)
-        (stopped / left / "half").touch()
-    (stopped / f".config.{'0' * 32}.yaml").touch()
-    before = contents(stopped)
-
-    with locked_folder(stopped), pytest.raises(SetupError) as refusal:
-        run(small_config(), resume=True)
-
-    assert str(refusal.value) == (
+    assert refused == [
         f"another process is writing into output_dir {stopped}: wait until it ends, or choose another output_dir"
-    )
-    assert contents(stopped) == before
+    ]
+    assert OmegaConf.load(stopped / "config.yaml").seed == 0
+    with locked_folder(stopped):
+        pass
 
 
 def test_a_blocked_terminal_is_not_mistaken_for_a_second_run(tmp_path):
