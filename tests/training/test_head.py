@@ -1,6 +1,5 @@
 """What a model returns to the loss: every family, every head, and the step that follows from it."""
 
-import copy
 import dataclasses
 
 import pytest
@@ -241,26 +240,6 @@ def test_a_head_that_weight_and_bias_do_not_describe_falls_back_to_chunks(build,
 
 
 # ---- what else happens to a model
-
-
-@pytest.mark.parametrize("name", ["llama3_2-tied"])
-def test_a_copy_uses_its_own_head(name):
-    model = make_model(name)
-    prepare_head(model, CrossEntropyLoss())
-    twin = copy.deepcopy(model)
-    tokens = make_batch()["tokens"]
-    expected = model(tokens)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-
-    head = twin(tokens)
-
-    ours = twin.tok_embeddings if TINY[name].tied else twin.output
-    assert head.weight is ours.weight
-    assert head.weight.any()
-    assert torch.equal(head.hidden, expected.hidden)
-    assert not model(tokens).weight.any()
 
 
 # torch.compile reads .grad of activations while it traces.

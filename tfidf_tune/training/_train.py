@@ -77,8 +77,8 @@ def train_step(
         model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
-        batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, and what
-            packed rows have in addition; plain mini-batches go through :func:`agree_on_step` first.
+        batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not
+            yet shifted, and what packed rows have in addition; or those that the processes have already agreed on.
         scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
             does nothing.
         device (torch.device): the model's device.
