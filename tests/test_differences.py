@@ -1,4 +1,4 @@
-from tfidf_tune._differences import differences
+from tfidf_tune._checks import differences
 
 
 def test_each_key_with_a_different_value_is_named():

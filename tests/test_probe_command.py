@@ -256,7 +256,7 @@ def test_the_prompts_decide_the_task_and_the_model_the_folder(
 def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
     probe_file, tiny_checkpoint, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)
     monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("the model was loaded"))
     (tmp_path / "empty").mkdir()
     names = {"model": tiny_checkpoint, "probe": probe_file, "empty": tmp_path / "empty"}

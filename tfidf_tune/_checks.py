@@ -1,6 +1,7 @@
-"""Checks of arguments, with messages that name the value and what is possible. Imports no library."""
+"""Checks of arguments and comparison of settings, with messages for the user. Imports no other library."""
 
 import difflib
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,3 +65,19 @@ def closest(name: str, possible: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar possible name, empty if none is similar."""
     close = difflib.get_close_matches(name, list(possible), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is 0.002``."""
+    found = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif _shown(before, key) != _shown(now, key):
+            found.append(f"{prefix}{key} was {_shown(before, key)}, is {_shown(now, key)}")
+    return found
+
+
+def _shown(settings: dict[str, Any], key: str) -> str:
+    return json.dumps(settings[key], sort_keys=True) if key in settings else "not set"

@@ -28,7 +28,7 @@ def looks_like_path(text: str) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, without reading it into memory at once."""
+    """Return the SHA-256 of a file in hexadecimal; the file is read in parts."""
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -42,12 +42,8 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
 
     Args:
         folder (Path): the final name; its parents are made.
-        replace (Collection[str] | None): patterns; an existing folder is replaced by the new one, and those of its
-            files that the new one lacks are copied, unless their names match a pattern. Default: None, an existing
-            folder is not replaced.
-
-    Yields:
-        Path: the temporary folder, next to the final one.
+        replace (Collection[str] | None): an existing folder is replaced; those of its files that the new one lacks are
+            kept, unless they match one of these patterns. Default: None, an existing folder is not replaced.
 
     Raises:
         OSError: If ``folder`` exists and is not empty, and ``replace`` is None.
@@ -74,12 +70,6 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file name, and rename the file to ``path`` when the block ends without an error.
 
-    Args:
-        path (Path): the final name, replaced if it exists; its parents are made.
-
-    Yields:
-        Path: the temporary name, next to the final one and with its suffix.
-
     Raises:
         FileExistsError: If ``path`` exists and is not a file: renaming would replace a device or a pipe.
     """
@@ -99,15 +89,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_update(folder: Path) -> Iterator[Callable[[str], AbstractContextManager[Path]]]:
     """Add or replace files of a folder when the block ends without an error; otherwise the folder is not changed.
 
-    The files are written into a temporary folder inside and moved at the end, so that a full disk leaves the earlier
-    ones intact. Other files in the folder are kept.
-
-    Args:
-        folder (Path): made if needed; after an error it is removed if it is new and empty.
-
-    Yields:
-        Callable[[str], AbstractContextManager[Path]]: returns for a name relative to the folder the path to write to.
-            An ``OSError`` in its block names the final file.
+    Yields a function that returns for a name relative to the folder the path to write to; an ``OSError`` in its block
+    names the final file. Files are moved from a temporary folder at the end, so that a full disk leaves the earlier
+    ones intact. After an error, a folder that is new and empty is removed.
     """
     is_new = not folder.exists()
     temporary = folder / f".update.{uuid.uuid4().hex}"
@@ -141,13 +125,10 @@ def atomic_update(folder: Path) -> Iterator[Callable[[str], AbstractContextManag
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process, until the block or the process ends.
+    """Lock a folder for this process, until the block or the process ends; it is made if needed.
 
-    Folders that are made for the lock and are still empty at the end of the block are removed.
-
-    Args:
-        folder (Path): made if it does not exist. It is not locked if the file system or the operating system has no
-            locks.
+    Folders made for the lock that are still empty at the end of the block are removed. Where the file system or the
+    operating system has no locks, nothing is locked.
 
     Raises:
         BlockingIOError: If another process holds the lock.
@@ -198,11 +179,7 @@ def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) 
 
 
 def require_writable(what: str, path: Path) -> None:
-    """Check that files can be written at or below a path; ``what`` names the option or key in the message.
-
-    Raises:
-        OSError: If the nearest existing folder is not writable.
-    """
+    """Raise an OSError unless files can be written at or below a path; ``what`` names the option or key."""
     try:  # the only reliable test for root, network folders and the like
         TemporaryFile(dir=nearest_folder(path)).close()
     except OSError as error:

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -12,17 +13,14 @@ from typing import Any
 # Windows has no SIGHUP.
 ENDING = tuple(number for number in signal.Signals if number.name in ("SIGTERM", "SIGINT", "SIGHUP"))
 
+# torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one request.
+_ONE_REQUEST_SECONDS = 3.0
+
 
 def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored.
+    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous handlers.
 
-    Args:
-        numbers (Collection[int]): signals.
-        handler (Callable[[int, FrameType | None], None]): may write to stdout and stderr even if the terminal was
-            closed.
-
-    Returns:
-        dict[int, Any]: the previous handlers of the signals that have a new one.
+    The handler may write to stdout and stderr even if the terminal was closed.
     """
 
     def handle_one(number: int, frame: FrameType | None) -> None:
@@ -39,14 +37,10 @@ def is_ignored_hangup(number: int) -> bool:
 
 @contextmanager
 def ended_by(numbers: Collection[int], say: Callable[[str], None]) -> Iterator[None]:
-    """Exit with 128 plus the signal's number when a signal arrives within the block.
+    """Exit with 128 plus the signal's number when a signal arrives within the block; ``say`` gets its name.
 
     The block ends by an exception, so that it can clean up. The exit code holds even if a library turns that exception
-    into another one.
-
-    Args:
-        numbers (Collection[int]): signals; their handlers stay after the block.
-        say (Callable[[str], None]): called with the signal's name.
+    into another one. Handlers stay after the block.
     """
     received: list[int] = []
 
@@ -62,6 +56,41 @@ def ended_by(numbers: Collection[int], say: Callable[[str], None]) -> Iterator[N
         if received:
             sys.exit(128 + received[0])
         raise
+
+
+class Interrupted(Exception):
+    """The run ended early because of a signal; the message says where it can be resumed."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class StopRequest:
+    """Whether a signal has asked the run to end: ``signal_number``, 0 until then."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self._received_at = 0.0
+
+    def __call__(self, signal_number: int, _: FrameType | None) -> None:
+        """Handle a signal; a later second one ends the process at once."""
+        now = time.monotonic()
+        if self.signal_number and now - self._received_at > _ONE_REQUEST_SECONDS:
+            sys.exit(128 + signal_number)
+        self.signal_number, self._received_at = signal_number, now
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it between steps."""
+    request = StopRequest()
+    previous = handle(ENDING, request)
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _leave_lost_terminal() -> None:

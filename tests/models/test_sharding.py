@@ -16,7 +16,7 @@ from torchtune import training
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput
 from tfidf_tune.models import FAMILIES
-from tfidf_tune.training._head import prepare_head
+from tfidf_tune.training import prepare_head
 from tfidf_tune.weighting import shift_labels
 
 NAMES = ("gpt_neox", "gptj")

@@ -8,8 +8,8 @@ import torch
 from processes import on_every_rank
 from torch.utils.data import Dataset
 
-from tfidf_tune.training import Run, agree_on_step, build_dataloader
-from tfidf_tune.training._batches import step_batches, step_indices, steps_per_epoch, to_device
+from tfidf_tune.training import Run, build_dataloader
+from tfidf_tune.training._batches import agree_on_step, step_batches, step_indices, steps_per_epoch, to_device
 
 
 class Numbers(Dataset):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny_llama import TINY_LLAMA, make_llama
+from tiny_llama import TINY_LLAMA
 from torch import nn
 from torchtune.models.llama2 import llama2, lora_llama2
 
@@ -47,26 +47,17 @@ def random_adapter(checkpointer: HFCheckpointer) -> nn.Module:
     return model
 
 
-def test_a_saved_model_is_complete(tiny_checkpoint, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-
-    folder = tmp_path / "checkpoint_10pct"
-    checkpointer.save_model(loaded_model(checkpointer), folder)
-
-    names = {file.name for file in folder.iterdir()}
-    assert names == {file.name for file in tiny_checkpoint.iterdir()}
-    text = "the grey cat watched the harbour."
-    ids = [transformers.AutoTokenizer.from_pretrained(f)(text)["input_ids"] for f in (folder, tiny_checkpoint)]
-    assert ids[0] == ids[1]
-
-
-def test_the_saved_config_names_the_dtype_of_the_saved_weights(tiny_checkpoint, tmp_path):
+def test_a_saved_model_is_complete_and_its_config_names_the_dtype(tiny_checkpoint, tmp_path):
     checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
     run = Run(torch.device("cpu"), torch.bfloat16, 0, tmp_path)
 
     folder = tmp_path / "checkpoint_10pct"
     checkpointer.save_model(loaded_model(checkpointer, run=run), folder)
 
+    assert {file.name for file in folder.iterdir()} == {file.name for file in tiny_checkpoint.iterdir()}
+    text = "the grey cat watched the harbour."
+    ids = [transformers.AutoTokenizer.from_pretrained(f)(text)["input_ids"] for f in (folder, tiny_checkpoint)]
+    assert ids[0] == ids[1]
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
 
@@ -96,100 +87,51 @@ def test_a_save_that_fails_leaves_nothing(tiny_checkpoint, tmp_path, monkeypatch
     assert list((tmp_path / "run").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_layers": 3}, r"2 layers in the checkpoint, 3 in the model\n  no weight model.layers.2."),
-        ({"num_layers": 1}, "weight layers.1..* is not in the model"),
-        ({"embed_dim": 64}, r"is \(.*32.*\) in the checkpoint, \(.*64.*\) in the model"),
-        ({"vocab_size": 400}, r"output.weight is \(320, 32\) in the checkpoint, \(400, 32\) in the model"),
-        ({"num_heads": 8, "num_kv_heads": 4}, "num_attention_heads is 4 in the checkpoint, 8 in the model"),
-        ({"rope_base": 500_000}, "rope_base is 10000.0 in the checkpoint, 500000.0 in the model"),
-        ({"norm_eps": 1e-6}, "norm_eps is 1e-05 in the checkpoint, 1e-06 in the model"),
-        ({"max_seq_len": 128}, "max_seq_len is 64 in the checkpoint, 128 in the model"),
-    ],
-)
-def test_a_model_that_does_not_fit_is_refused_with_the_difference(tiny_checkpoint, change, message):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(tiny_checkpoint))
-    with torch.device("meta"):
-        model = llama2(**(TINY_LLAMA | change))
-
-    with pytest.raises(ValueError, match=message):
-        checkpointer.check_model(model)
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "message"),
+    ("model", "checkpoint", "message"),
     [
-        ("hidden_act", "gelu", "hidden_act is gelu in the checkpoint, silu in the model"),
-        ("quantization_config", {"bits": 4}, "quantization_config is {'bits': 4} in the checkpoint, None in the model"),
+        ({"num_layers": 3}, {}, r"2 layers in the checkpoint, 3 in the model\n  no weight model.layers.2."),
+        ({"embed_dim": 64}, {}, r"is \(.*32.*\) in the checkpoint, \(.*64.*\) in the model"),
+        ({"num_heads": 8, "num_kv_heads": 4}, {}, "num_attention_heads is 4 in the checkpoint, 8 in the model"),
+        ({"rope_base": 500_000}, {}, "rope_base is 10000.0 in the checkpoint, 500000.0 in the model"),
+        ({"norm_eps": 1e-6}, {}, "norm_eps is 1e-05 in the checkpoint, 1e-06 in the model"),
+        ({}, {"hidden_act": "gelu"}, "hidden_act is gelu in the checkpoint, silu in the model"),
+        ({}, {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4} in the checkpoint, None in the"),
+        ({}, {"rope_parameters": LLAMA3_ROPE}, "rope type is llama3 in the checkpoint, default in the model"),
+        ({}, None, "weights and config.json .* do not match"),
     ],
 )
-def test_settings_that_shapes_do_not_show_are_compared(tiny_checkpoint, tmp_path, setting, value, message):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {setting: value}))
+def test_a_model_that_does_not_fit_is_refused_with_the_difference(
+    tiny_checkpoint, tmp_path, model, checkpoint, message
+):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    known = json.loads((folder / "config.json").read_text())
+    changed = {"model_type": "llama"} if checkpoint is None else known | checkpoint
+    (folder / "config.json").write_text(json.dumps(changed))
     with torch.device("meta"):
-        model = llama2(**TINY_LLAMA)
+        built = llama2(**(TINY_LLAMA | model))
 
     with pytest.raises(ValueError, match=message):
-        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
+        HFCheckpointer(checkpoint_dir=str(folder)).check_model(built)
 
 
-def test_a_config_without_sizes_is_refused(tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    with torch.device("meta"):
-        model = llama2(**TINY_LLAMA)
+def test_lora_settings_are_read_off_the_model_whose_layers_must_have_the_same():
+    def build():
+        with torch.device("meta"):
+            return lora_llama2(["q_proj", "output_proj"], lora_rank=4, lora_alpha=12, lora_dropout=0.1, **TINY_LLAMA)
 
-    with pytest.raises(ValueError, match="weights and config.json .* do not match"):
-        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
-
-
-def test_a_head_dim_of_the_checkpoint_that_the_builder_lacks_is_refused(tmp_path):
-    """torchtune's Llama-2 builder only knows hidden_size / num_attention_heads."""
-    folder = make_llama(tmp_path / "wide_heads", head_dim=16)
-    with torch.device("meta"):
-        model = llama2(**TINY_LLAMA)
-
-    with pytest.raises(ValueError, match=r"q_proj.weight is \(64, 32\) in the checkpoint, \(32, 32\) in the model"):
-        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
-
-
-def test_a_rope_scaling_that_the_model_lacks_is_refused(tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "scaled")
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    with torch.device("meta"):
-        model = llama2(**TINY_LLAMA)
-
-    with pytest.raises(ValueError, match="rope type is llama3 in the checkpoint, default in the model"):
-        HFCheckpointer(checkpoint_dir=str(folder)).check_model(model)
-
-
-def test_lora_settings_are_read_off_the_model():
-    with torch.device("meta"):
-        model = lora_llama2(["q_proj", "output_proj"], lora_rank=4, lora_alpha=12, lora_dropout=0.1, **TINY_LLAMA)
-
-    assert LoRASettings.of(model) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
-
-
-@pytest.mark.parametrize("attribute", ["rank", "alpha"])
-def test_lora_layers_that_differ_are_refused(attribute):
-    with torch.device("meta"):
-        model = lora_llama2(["q_proj", "v_proj"], lora_rank=4, lora_alpha=12, **TINY_LLAMA)
-    setattr(model.layers[1].attn.q_proj, attribute, 7)
-
-    with pytest.raises(ValueError, match=r"LoRA layers differ in .*: \[.*7.*\]; give all the same"):
-        LoRASettings.of(model)
+    assert LoRASettings.of(build()) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
+    for attribute in ("rank", "alpha"):
+        model = build()
+        setattr(model.layers[1].attn.q_proj, attribute, 7)
+        with pytest.raises(ValueError, match=r"LoRA layers differ in .*: \[.*7.*\]; give all the same"):
+            LoRASettings.of(model)
 
 
 def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tiny_checkpoint, tmp_path):

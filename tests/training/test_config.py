@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, config_path, open_run
+from tfidf_tune._shipped import config_path
+from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, open_run
 
 
 def test_a_good_config_gets_the_defaults(recipe_config):

@@ -46,16 +46,12 @@ def make_loader(recipe_config, *, seed=0, **overrides):
                             replace(CPU_RUN, seed=seed))  # fmt: skip
 
 
-def test_the_order_follows_from_the_seed(recipe_config):
+def test_the_order_follows_from_the_seed_and_an_incomplete_batch_is_left_out(recipe_config):
     orders = [[batch["tokens"][:, 0].tolist() for batch in make_loader(recipe_config, seed=seed)] for seed in (0, 0, 1)]
-
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
 
-
-def test_short_sequences_are_padded_and_an_incomplete_batch_is_left_out(recipe_config):
     batches = list(make_loader(recipe_config, shuffle=False))
-
     assert [batch["tokens"][:, 0].tolist() for batch in batches] == [[4 * i + j for j in range(4)] for i in range(5)]
     assert batches[0]["tokens"].tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
     assert batches[0]["labels"].tolist()[3] == [3, 3, 3, -100, -100]
@@ -70,14 +66,6 @@ def model():
 def test_a_tokenizer_without_a_limit_gets_that_of_the_model(recipe_config, model):
     """Otherwise torchtune's data sets would return longer texts, which the model refuses in the middle of the run."""
     assert build_tokenizer(check_config(recipe_config(), FinetuneConfig), model).max_seq_len == 64
-
-
-def test_a_tokenizer_with_one_id_more_than_the_model_is_refused(recipe_config):
-    with torch.device("meta"):
-        smaller = llama2(**TINY_LLAMA | {"vocab_size": 319})
-
-    with pytest.raises(SetupError, match="a token with the id 319, the model embeddings for the ids 0 to 318: use the"):
-        build_tokenizer(check_config(recipe_config(), FinetuneConfig), smaller)
 
 
 def text_section(text_file, **arguments):
@@ -133,25 +121,18 @@ def test_a_packed_data_set_gives_batches_that_keep_documents_apart(build, text_f
     assert len(documents_of(batch)) > 4
 
 
-QUESTION, ANSWER = "what did the sailor watch?", "the harbour"
-
-
-@pytest.mark.parametrize(
-    ("builder", "row"),
-    [
-        ({"_component_": "torchtune.datasets.instruct_dataset"}, {"input": QUESTION, "output": ANSWER}),
-        ({"_component_": "torchtune.datasets.chat_dataset", "conversation_column": "turns",
-          "conversation_style": "openai"},
-         {"turns": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]}),
-    ],
-)  # fmt: skip
-def test_conversations_of_torchtune_can_be_packed(build, tmp_path, builder, row):
+def test_conversations_of_torchtune_can_be_packed(build, tmp_path):
     """Their prompts are masked; each answer is learned as in a row of its own."""
-    (tmp_path / "rows.json").write_text(json.dumps([row] * 40))
-    files = {"source": "json", "data_files": str(tmp_path / "rows.json"), "cache_dir": str(tmp_path / "cache")}
-    single = build({**builder, **files, "train_on_input": False})[0][0]
+    turns = [{"role": "user", "content": "what did the sailor watch?"}, {"role": "assistant", "content": "the harbour"}]
+    (tmp_path / "rows.json").write_text(json.dumps([{"turns": turns}] * 40))
+    section = {
+        "_component_": "torchtune.datasets.chat_dataset", "conversation_column": "turns",
+        "conversation_style": "openai", "source": "json", "data_files": str(tmp_path / "rows.json"),
+        "cache_dir": str(tmp_path / "cache"), "train_on_input": False,
+    }  # fmt: skip
+    single = build(section)[0][0]
 
-    dataset, loader = build({**builder, **files, "train_on_input": False, "packed": True})
+    dataset, loader = build(section | {"packed": True})
 
     documents = documents_of(next(iter(loader)))
     assert len(documents) > 4
@@ -188,18 +169,16 @@ def packed_without_a_key(tokenizer, *, max_seq_len):
 @pytest.mark.parametrize(
     ("dataset", "overrides", "message"),
     [
-        ("x", {}, "dataset has to be a section with `_component_`, or a list of such"),
         (["x"], {}, r"dataset\[0\] has to be a section with `_component_`$"),
         (["text", "misspelled"], {}, r"dataset\[1\]: .*text_dataset has no argument 'sourc'; did you mean 'source'"),
         (["text", "no source"], {}, r"dataset\[1\]: .*text_dataset needs source"),
-        (["text", "missing"], {}, r"dataset\[1\]: no such file or folder"),
         (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
         (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens cannot be mixed: give them one length"),
         ("rows of 16", {"batch_size": 8}, r"the data set has 7 packed rows, one step takes .* = 8"),
     ],
 )  # fmt: skip
 def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
-    build, monkeypatch, tmp_path, text_file, dataset, overrides, message
+    build, monkeypatch, text_file, dataset, overrides, message
 ):
     monkeypatch.setitem(sys.modules, "users_data", SimpleNamespace(packed=packed_without_a_key))
     sections = {
@@ -208,7 +187,6 @@ def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
         "text": text_section(text_file),
         "misspelled": text_section(text_file, sourc=1),
         "no source": {"_component_": "tfidf_tune.data.text_dataset"},
-        "missing": text_section(tmp_path / "missing.txt"),
         "x": "x",
     }
     section = sections[dataset] if isinstance(dataset, str) else [sections[name] for name in dataset]
@@ -239,7 +217,7 @@ def test_a_data_set_is_identified_by_its_contents():
 
 @pytest.mark.parametrize(
     ("function", "number"),
-    [*((dataset_fingerprint, number) for number in (1, 63, 64, 65, 129)), (longest_sequence, 1000)],
+    [*((dataset_fingerprint, number) for number in (1, 65)), (longest_sequence, 1000)],
 )
 def test_at_most_64_items_spread_evenly_are_read(function, number):
     read = []

@@ -74,6 +74,10 @@ def test_loaded_and_saved_models_are_those_of_transformers(name, tmp_path):
     torch.testing.assert_close(hf_logits(saved), logits(model))
     assert {file.name for file in saved.iterdir()} >= {"config.json", "generation_config.json"}
     assert (len(list(saved.glob("*.safetensors"))) > 1) is bool(shards)
+    if shards:
+        written, known = (json.loads((f / "model.safetensors.index.json").read_text()) for f in (saved, base))
+        assert written["metadata"]["total_size"] == known["metadata"]["total_size"]
+        assert written["weight_map"].keys() == known["weight_map"].keys()
     # The copy of a checkpoint that was not trained is bit-identical.
     weights = [{k: v for file in f.glob("*.safetensors") for k, v in load_file(file).items()} for f in (base, saved)]
     assert weights[0].keys() == weights[1].keys()
@@ -146,52 +150,45 @@ def test_fp16_bases_have_adapters_in_fp32(tmp_path):
     assert {value.dtype for value in adapter.values()} == {torch.float32}
 
 
-def test_bin_files_are_read_where_there_are_no_safetensors(tmp_path):
-    """GPT-J's repository on the hub has no other."""
+def test_bin_files_are_mapped_into_memory_where_there_are_no_safetensors(tmp_path, monkeypatch):
+    """GPT-J's repository has no other. They keep strides, with which no resume checkpoint can be written."""
     base = make_checkpoint("gptj", tmp_path / "base")
-    expected = hf_logits(base)
-    weights = load_file(base / "model.safetensors")
+    expected, weights = hf_logits(base), load_file(base / "model.safetensors")
     (base / "model.safetensors").unlink()
+    weights = {key: value.t().contiguous().t() if value.dim() == 2 else value for key, value in weights.items()}
     parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
     index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
     (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     for file, part in parts.items():
         torch.save(part, base / file)
+    asked, load = [], torch.load
+    monkeypatch.setattr("torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs))
 
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
     model = make_model("gptj", checkpointer)
     checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
+    assert len(asked) == 2 * 2, "once for the check, once for the weights"
+    assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
     torch.testing.assert_close(logits(model), expected)
     assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
 
 
-def test_weights_that_were_stored_transposed_become_contiguous(tmp_path):
-    """A .bin file keeps strides, with which no resume checkpoint can be written."""
-    base = make_checkpoint("gptj", tmp_path / "base")
-    expected = hf_logits(base)
-    weights = load_file(base / "model.safetensors")
-    (base / "model.safetensors").unlink()
-    transposed = {key: value.t().contiguous().t() if value.dim() == 2 else value for key, value in weights.items()}
-    torch.save(transposed, base / "pytorch_model.bin")
-
-    model = make_model("gptj", HFCheckpointer(checkpoint_dir=str(base)))
-
-    assert all(parameter.is_contiguous() for parameter in model.parameters())
-    torch.testing.assert_close(logits(model), expected)
-
-
-def test_a_file_may_hold_a_tied_head(tmp_path):
-    """transformers leaves it out; others write it."""
+def test_a_file_may_hold_a_tied_head_unless_it_differs(tmp_path):
+    """transformers leaves it out, others write it. If it differs, transformers uses both weights, a run only one."""
     base = make_checkpoint("qwen2-tied", tmp_path / "base")
     weights = load_file(base / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
     assert "lm_head.weight" not in weights
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
 
+    save_file(weights | {"lm_head.weight": embeddings.clone()}, base / "model.safetensors", metadata={"format": "pt"})
     model = make_model("qwen2-tied", HFCheckpointer(checkpoint_dir=str(base)))
-
     torch.testing.assert_close(logits(model), hf_logits(base))
+
+    save_file(weights | {"lm_head.weight": embeddings * 2}, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"tie_word_embeddings is True, but lm_head\.weight and model\.embed_tokens"):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
 def test_weights_are_converted_one_by_one(tmp_path, monkeypatch):
@@ -258,20 +255,7 @@ def test_a_config_that_does_not_belong_to_the_weights_is_refused(name, setting, 
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
-def test_a_head_that_config_json_ties_but_that_differs_is_refused(tmp_path):
-    """transformers then uses both weights, and the run would train a model with one."""
-    base = make_checkpoint("qwen2-tied", tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * 2
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    with torch.device("meta"):
-        model = MODELS["qwen2-tied"].build()
-
-    with pytest.raises(ValueError, match=r"tie_word_embeddings is True, but lm_head\.weight and model\.embed_tokens"):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-
-@pytest.mark.parametrize("name", ["gemma-tied", "gptj"])
+@pytest.mark.parametrize("name", ["gemma-tied"])
 def test_a_missing_and_an_unknown_weight_are_named(name, tmp_path):
     base = make_checkpoint(name, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
@@ -346,65 +330,45 @@ def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch)
     assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == ("some/old", "float16")
 
 
-@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
-def test_a_loaded_model_does_not_depend_on_its_file(form, tmp_path):
+def test_a_loaded_model_does_not_depend_on_its_file(tmp_path):
     """Files are mapped into memory; writing a checkpoint again must not change a run."""
     base = make_checkpoint("gpt_neox", tmp_path / "base")
-    if form == "pytorch_model.bin":
-        torch.save(load_file(base / "model.safetensors"), base / form)
-        (base / "model.safetensors").unlink()
-    model = make_model("gpt_neox", HFCheckpointer(checkpoint_dir=str(base)))
-    before = {key: value.detach().clone() for key, value in model.named_parameters()}
+    torch.save(load_file(base / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    for form in ("model.safetensors", "pytorch_model.bin"):
+        model = make_model("gpt_neox", HFCheckpointer(checkpoint_dir=str(base)))
+        before = {key: value.detach().clone() for key, value in model.named_parameters()}
 
-    size = (base / form).stat().st_size
-    with (base / form).open("r+b") as file:  # in place: the same inode, as a writer without a temporary name has it
-        file.seek(size // 10)
-        file.write(os.urandom(size - size // 10))
+        size = (base / form).stat().st_size
+        with (base / form).open("r+b") as file:  # in place, as a writer without a temporary name does
+            file.seek(size // 10)
+            file.write(os.urandom(size - size // 10))
 
-    assert all(torch.equal(value, before[key]) for key, value in model.named_parameters())
+        assert all(torch.equal(value, before[key]) for key, value in model.named_parameters())
+        (base / form).unlink()
+        if form == "model.safetensors":
+            (tmp_path / "pytorch_model.bin").rename(base / "pytorch_model.bin")
 
 
-def test_a_model_may_be_shorter_than_its_checkpoint_but_not_longer(tmp_path):
+def test_a_longer_model_is_refused_and_of_many_differences_five_are_listed(tmp_path):
     """GPT-J's config calls the limit n_positions."""
     checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
-    shorter, equal, longer = (MODELS["gptj"].section() | {"max_seq_len": size} for size in (32, 64, 65))
+    changes = {"max_seq_len": 32}, {"max_seq_len": 65}, {"num_layers": 3}
     with torch.device("meta"):
-        shorter, equal, longer = (config.instantiate(OmegaConf.create(each)) for each in (shorter, equal, longer))
+        shorter, longer, deeper = (
+            config.instantiate(OmegaConf.create(MODELS["gptj"].section() | change)) for change in changes
+        )
 
     checkpointer.check_model(shorter)
-    checkpointer.check_model(equal)
     with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
         checkpointer.check_model(longer)
-
-
-def test_of_many_differences_five_are_listed_and_the_rest_counted(tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
-    section = MODELS["gptj"].section() | {"num_layers": 3}
-    with torch.device("meta"):
-        model = config.instantiate(OmegaConf.create(section))
-
     # The number of layers, and of the third: two of the norm, four of the attention, four of the MLP.
     with pytest.raises(ValueError, match=r"(?s)'gptj':\n(  [^\n]+\n){5}  and 6 more\n"):
-        checkpointer.check_model(model)
+        checkpointer.check_model(deeper)
 
 
-def test_a_sharded_base_may_be_saved_as_one_file(tmp_path):
-    """The base's index, which names other files, is not copied."""
+def test_checkpoints_are_complete_although_the_base_has_vanished(tmp_path, monkeypatch):
+    """All files of a tokenizer are copied; the index of a sharded base, which names other files, is not."""
     base = make_checkpoint("llama", tmp_path / "base", max_shard_size="60KB")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    model = make_model("llama", checkpointer, lora=True)
-
-    checkpointer.save_model(model, tmp_path / "run" / "merged")
-    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
-
-    for folder in ("merged", "adapter"):
-        assert [file.name for file in (tmp_path / "run" / folder).glob("*.index.json")] == []
-    assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "merged"), logits(model))
-    HFCheckpointer(checkpoint_dir=str(tmp_path / "run" / "merged"))
-
-
-def test_all_files_of_a_tokenizer_are_copied(tmp_path):
-    base = make_checkpoint("llama", tmp_path / "base")
     (base / "additional_chat_templates").mkdir()
     companions = {"tokenizer.model", "merges.txt", "chat_template.jinja", "tokenizer_config.json"}
     companions.add("additional_chat_templates/tools.jinja")
@@ -413,9 +377,11 @@ def test_all_files_of_a_tokenizer_are_copied(tmp_path):
     for name in ("training_args.bin", "README.md", "model-other.ckpt", "trainer_state.json", "notes.txt"):
         (base / name).write_text("")
     (base / "old.json").mkdir()
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    monkeypatch.chdir(tmp_path)
+    checkpointer = HFCheckpointer(checkpoint_dir="base")
     model = make_model("llama", checkpointer, lora=True)
 
+    shutil.rmtree(base)
     checkpointer.save_model(model, tmp_path / "run" / "merged")
     checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
 
@@ -424,27 +390,14 @@ def test_all_files_of_a_tokenizer_are_copied(tmp_path):
         saved = tmp_path / "run" / folder
         names = {file.relative_to(saved).as_posix() for file in saved.rglob("*") if file.is_file()} - {"README.md"}
         assert names - {"generation_config.json"} == companions | own
+    assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "merged"), logits(model))
+    adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert adapter_config["base_model_name_or_path"] == str(base)
 
 
 def test_the_files_of_known_tokenizers_are_among_those_copied():
     for name in ("Llama", "Gemma", "Qwen2", "GPTNeoX", "GPT2", "T5", "Bert"):
         assert {*getattr(transformers, f"{name}Tokenizer").vocab_files_names.values()} <= {*COMPANIONS}
-
-
-def test_a_checkpoint_may_change_and_vanish_once_it_is_loaded(tmp_path):
-    base = make_checkpoint("llama", tmp_path / "base")
-    (base / "tokenizer.json").write_text("as it was")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    model = make_model("llama", checkpointer, lora=True)
-
-    shutil.rmtree(base)
-    checkpointer.save_model(model, tmp_path / "run" / "merged")
-    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
-
-    for folder in ("merged", "adapter"):
-        assert (tmp_path / "run" / folder / "tokenizer.json").read_text() == "as it was"
-    adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
-    assert adapter_config["base_model_name_or_path"] == str(base)
 
 
 def test_the_links_of_a_hub_snapshot_are_followed(tmp_path):
@@ -485,31 +438,6 @@ def test_safetensors_are_preferred_to_pytorchs_format(tmp_path):
     files = HFCheckpointer(checkpoint_dir=str(sharded)).weight_files
     assert len(files) > 1
     assert {file.suffix for file in files} == {".safetensors"}
-
-
-def test_an_adapter_names_a_base_that_was_given_by_a_relative_path_in_full(tmp_path, monkeypatch):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    monkeypatch.chdir(tmp_path)
-    checkpointer = HFCheckpointer(checkpoint_dir="base")
-
-    checkpointer.save_adapter(make_model("gptj", checkpointer, lora=True), tmp_path / "run" / "adapter")
-
-    written = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
-    assert written["base_model_name_or_path"] == str(base)
-
-
-def test_the_format_of_pytorch_is_mapped_into_memory(tmp_path, monkeypatch):
-    """A file of 24 GB (GPT-J's) is opened twice, for the check and for the weights."""
-    base = make_checkpoint("gptj", tmp_path / "base")
-    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
-    (base / "model.safetensors").unlink()
-    asked, load = [], torch.load
-    monkeypatch.setattr("torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs))
-
-    make_model("gptj", HFCheckpointer(checkpoint_dir=str(base)))
-
-    assert len(asked) == 2
-    assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
 
 
 def test_a_model_under_activation_checkpointing_is_saved_under_plain_names(tmp_path):
@@ -555,34 +483,16 @@ def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch)
     assert max(alive) <= 460_000 + 2 * max(sizes) < 0.6 * sum(sizes)
 
 
-def test_the_index_has_the_size_of_the_model(tmp_path):
-    base = make_checkpoint("gptj", tmp_path / "base", max_shard_size="100KB")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="100KB")
-
-    checkpointer.save_model(make_model("gptj", checkpointer), tmp_path / "run" / "saved")
-
-    index = json.loads((tmp_path / "run" / "saved" / "model.safetensors.index.json").read_text())
-    expected = json.loads((base / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == expected["metadata"]["total_size"]
-    assert index["weight_map"].keys() == expected["weight_map"].keys()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        [torch.zeros(1)],
-        {3: torch.zeros(1)},
-        {"transformer.wte.weight": torch.eye(4).to_sparse()},
-        {"transformer.wte.weight": torch.zeros(1, device="meta")},
-    ],
-    ids=["list", "number", "sparse", "meta"],
-)
-def test_a_bin_file_without_weights_is_refused(content, tmp_path):
+def test_a_bin_file_without_weights_is_refused(tmp_path):
     base = make_checkpoint("gptj", tmp_path / "base")
     (base / "model.safetensors").unlink()
-    torch.save(content, base / "pytorch_model.bin")
+    (base / "pytorch_model.bin").touch()
+    checkpointer, name = HFCheckpointer(checkpoint_dir=str(base)), "transformer.wte.weight"
     with torch.device("meta"):
         model = MODELS["gptj"].build()
+    on_meta = torch.zeros(1, device="meta")
 
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+    for content in ([torch.zeros(1)], {3: torch.zeros(1)}, {name: torch.eye(4).to_sparse()}, {name: on_meta}):
+        torch.save(content, base / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
+            checkpointer.check_model(model)

@@ -1,6 +1,5 @@
 """What a model returns to the loss: every family, every head, and the step that follows from it."""
 
-import copy
 import dataclasses
 
 import pytest
@@ -17,11 +16,11 @@ from tfidf_tune.training import (
     SetupError,
     build_loss,
     check_config,
+    prepare_head,
     prepare_model,
     train_adapters_only,
     train_step,
 )
-from tfidf_tune.training._head import prepare_head
 from tfidf_tune.training._lora import keep_adapters_in_fp32
 
 CPU = torch.device("cpu")
@@ -111,23 +110,21 @@ def test_the_head_input_gives_the_logits_of_the_model(name):
     assert all(after[key] is value for key, value in before.items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_hidden_states_have_the_dtype_of_the_head(dtype):
+def test_hidden_states_have_the_dtype_of_the_head():
     """Norms give float32 under autocast on a GPU, which the output projection would cast."""
-    model = make_model("llama").to(dtype)
+    model = make_model("llama").to(torch.bfloat16)
     model.norm.register_forward_hook(lambda module, inputs, output: output.float())
     prepare_head(model, CrossEntropyLoss())
     head = model(make_batch()["tokens"])
-    assert head.hidden.dtype == head.weight.dtype == dtype
+    assert head.hidden.dtype == head.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
     ("name", "head", "loss_class"),
     [
-        *((name, "fused", TFIDFCrossEntropyLoss) for name in ("llama", "qwen2-tied", "gemma2-tied", "gptj")),
-        ("llama", "fused", CrossEntropyLoss),
+        ("gemma2-tied", "fused", TFIDFCrossEntropyLoss),
+        ("gptj", "fused", TFIDFCrossEntropyLoss),
         ("llama3_2-tied", "torch", TFIDFCrossEntropyLoss),
-        ("gptj", "torch", CrossEntropyLoss),
     ],
 )
 def test_the_step_is_that_of_chunks_of_logits(name, head, loss_class):
@@ -135,7 +132,7 @@ def test_the_step_is_that_of_chunks_of_logits(name, head, loss_class):
     assert_same_step(step_with(head, name, loss_class=loss_class), expected)
 
 
-@pytest.mark.parametrize(("name", "head"), [("llama", "fused"), ("qwen2-tied", "torch"), ("gptj", "fused")])
+@pytest.mark.parametrize(("name", "head"), [("llama", "fused"), ("qwen2-tied", "torch")])
 def test_a_frozen_head_under_lora_gets_no_gradient_and_the_adapters_get_theirs(name, head):
     steps = {}
     for each in (head, "chunked"):
@@ -146,9 +143,7 @@ def test_a_frozen_head_under_lora_gets_no_gradient_and_the_adapters_get_theirs(n
     assert_same_step(steps[head], steps["chunked"])
 
 
-@pytest.mark.parametrize(
-    ("name", "head"), [("llama3_2-tied", "fused"), ("gptj", "fused"), ("llama", "torch"), ("llama", "chunked")]
-)
+@pytest.mark.parametrize(("name", "head"), [("gptj", "fused"), ("llama", "chunked")])
 def test_accumulated_gradients_are_those_of_one_large_batch(name, head):
     """Also when the mini-batches have different numbers of valid tokens."""
     parts = [make_batch(2), make_batch(7, seed=1, ignored=25), make_batch(3, seed=2, ignored=40)]
@@ -159,7 +154,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(name, head):
     )
 
 
-@pytest.mark.parametrize("name", ["llama3_2-tied", "gptj"])
+@pytest.mark.parametrize("name", ["llama3_2-tied"])
 def test_under_autocast_and_a_scaled_loss_the_step_is_that_of_chunks(name):
     """A frozen base in fp16, whose norms give float32 under autocast, and adapters in float32."""
     steps = {}
@@ -179,7 +174,7 @@ def test_under_autocast_and_a_scaled_loss_the_step_is_that_of_chunks(name):
 # ---- heads that cannot be computed from weight and bias
 
 
-@pytest.mark.parametrize(("name", "head"), [("llama", "torch"), ("gpt_neox", "fused"), ("gptj", "fused")])
+@pytest.mark.parametrize(("name", "head"), [("llama", "torch"), ("gptj", "fused")])
 def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(name, head, recipe_config, capsys):
     cfg = recipe_config(compile=False, enable_activation_checkpointing=False)
     steps = {}
@@ -247,34 +242,15 @@ def test_a_head_that_weight_and_bias_do_not_describe_falls_back_to_chunks(build,
 # ---- what else happens to a model
 
 
-@pytest.mark.parametrize("name", ["llama3_2-tied", "gptj"])
-def test_a_copy_uses_its_own_head(name):
-    model = make_model(name)
-    prepare_head(model, CrossEntropyLoss())
-    twin = copy.deepcopy(model)
-    tokens = make_batch()["tokens"]
-    expected = model(tokens)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-
-    head = twin(tokens)
-
-    ours = twin.tok_embeddings if TINY[name].tied else twin.output
-    assert head.weight is ours.weight
-    assert head.weight.any()
-    assert torch.equal(head.hidden, expected.hidden)
-    assert not model(tokens).weight.any()
-
-
 # torch.compile reads .grad of activations while it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("name", ["llama3_2-tied", "gptj"])
+@pytest.mark.parametrize("name", ["llama3_2-tied"])
 def test_compiled_and_with_activation_checkpointing_the_step_is_the_same(name, recipe_config, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
     model, loss = make_model(name), TFIDFCrossEntropyLoss()
     prepare_model(model, loss, recipe_config(compile=True, enable_activation_checkpointing=True))
+    assert "compute_cross_entropy" in vars(loss)
     got = step(model, loss, make_batch())  # the first call, which compiles
     torch._dynamo.reset()
 
@@ -287,22 +263,14 @@ def test_compiled_and_with_activation_checkpointing_the_step_is_the_same(name, r
 # ---- the config
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "expected"),
-    [
-        ("CrossEntropyLoss", {}, ("fused", False)),
-        ("TFIDFCrossEntropyLoss", {"head": "torch"}, ("torch", False)),
-        ("CrossEntropyLoss", {"accumulate_in_fp32": True}, ("fused", True)),
-    ],
-)
-def test_the_config_selects_the_head(recipe_config, name, settings, expected):
-    overrides = {f"loss.{key}": value for key, value in settings.items()}
-    cfg = check_config(recipe_config(**{"loss._component_": f"tfidf_tune.loss.{name}"}, **overrides), FinetuneConfig)
-    loss = build_loss(cfg)
-    assert (loss.head, loss.accumulate_in_fp32) == expected
+def test_the_config_selects_the_head(recipe_config):
+    """A head that cannot accumulate in float32 is refused."""
+    for settings, expected in (
+        ({}, ("fused", False)), ({"head": "torch"}, ("torch", False)), ({"accumulate_in_fp32": True}, ("fused", True))
+    ):  # fmt: skip
+        loss = build_loss(check_config(recipe_config(**{f"loss.{k}": v for k, v in settings.items()}), FinetuneConfig))
+        assert (loss.head, loss.accumulate_in_fp32) == expected
 
-
-def test_a_head_that_cannot_accumulate_in_fp32_is_refused(recipe_config):
     cfg = check_config(recipe_config(**{"loss.head": "torch", "loss.accumulate_in_fp32": True}), FinetuneConfig)
     with pytest.raises(SetupError, match="^config: loss: accumulate_in_fp32 is set, which head 'torch' does not supp"):
         build_loss(cfg)

@@ -5,11 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from tfidf_tune.recipes import full_finetune
 
-from tfidf_tune.training import _interrupt, _train
-from tfidf_tune.training._interrupt import Interrupted, stop_request
+from tfidf_tune import _signals
+from tfidf_tune._signals import Interrupted, stop_request
+from tfidf_tune.training import _train
+
+pytestmark = pytest.mark.usefixtures("no_memory_plan")
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
@@ -25,7 +27,7 @@ def no_nohup():
 @pytest.fixture
 def clock(monkeypatch):
     time = [100.0]
-    monkeypatch.setattr(_interrupt.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(_signals.time, "monotonic", lambda: time[0])
     return time
 
 
@@ -51,63 +53,18 @@ def test_a_signal_is_a_request_until_the_block_ends(number):
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_second_signal_that_comes_later_ends_at_once(clock, number, code):
+def test_a_repeated_signal_is_one_request_and_a_later_one_ends_at_once(clock, number, code):
+    """A terminal sends Ctrl-C to every process, and torchrun repeats it."""
     with stop_request() as request:
-        send(number)
+        for _ in range(4):
+            send(number)
+            clock[0] += 0.7
         clock[0] += 3.1
         with pytest.raises(SystemExit) as ended:
             send(number)
 
     assert ended.value.code == code
     assert request.signal_number == number
-
-
-def test_a_signal_that_is_repeated_at_once_is_one_request(clock):
-    """A terminal sends Ctrl-C to every process, and torchrun repeats it."""
-    with stop_request() as request:
-        for _ in range(4):
-            send(signal.SIGINT)
-            clock[0] += 0.7
-        assert request.signal_number == signal.SIGINT
-
-
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_run_finishes_its_step_saves_and_reports_where_it_can_be_resumed(
-    recipe_config, monkeypatch, capsys, tmp_path, number, code
-):
-    begun = []
-    original = _train.train_step
-
-    def train_step(*args, **kwargs):
-        begun.append("begun")
-        if len(begun) == 3:
-            send(number)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(_train, "train_step", train_step)
-    OmegaConf.save(recipe_config(save_at_percent=[100]), tmp_path / "mine.yaml")
-    monkeypatch.setattr("sys.argv", ["recipe", "--config", str(tmp_path / "mine.yaml")])
-    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            full_finetune.recipe_main()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    assert ended.value.code == code
-    run = tmp_path / "run"
-    assert len(begun) == 3
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
-    assert [path.name for path in (run / "resume").iterdir()] == ["step_3"]
-    assert (
-        capsys.readouterr()
-        .err.rstrip()
-        .endswith(
-            f"stopped after step 3 of 20; the last good checkpoint is {run / 'resume' / 'step_3'}: "
-            "set resume_from_checkpoint=True to resume from it"
-        )
-    )
 
 
 def test_a_signal_in_the_last_step_lets_the_run_finish(recipe_config, monkeypatch):

@@ -3,6 +3,7 @@
 from collections import namedtuple
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tfidf_tune.recipes import full_finetune, lora_finetune
 from tiny_models import FAMILY_MODELS, MODELS
 
 from tfidf_tune.loss import CrossEntropyLoss
-from tfidf_tune.training import HFCheckpointer, Run, SetupError, build_model, plan_memory
+from tfidf_tune.training import HFCheckpointer, Run, SetupError, _resources, build_model, plan_memory
 
 # Bytes of the recipes' window: 16 mini-batches of 4 x 32 tokens, 320 and two more entries, two counters.
 WINDOW = 4 * 16 * 4 * 32 + 4 * (320 + 2) + 4 * 16 + 8
@@ -44,18 +45,12 @@ def test_the_plan_is_printed_before_training(recipe_config, capsys, companions, 
     assert printed.index("5 checkpoints") < printed.index("step/s")
 
 
-def test_checkpoints_with_merged_adapters_are_planned_as_whole_models(recipe_config, capsys, companions):
-    lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, max_steps=1, merge_adapter=True))
-
-    printed = capsys.readouterr().err
-    to_resume = 3 * 1_792 * 4 + WINDOW
-    saved = 39_072 * 4 + companions
-    assert f"5 checkpoints of {saved / 2**20:.2f} MiB and 2 to resume from of {to_resume / 2**20:.2f} MiB" in printed
-
-
-def test_a_run_without_resume_checkpoints_plans_none(recipe_config, capsys, companions):
-    cfg = recipe_config(max_steps=1, keep_last_n_checkpoints=0, save_at_percent=[50, 100, 50])
-    full_finetune.recipe_main.__wrapped__(cfg)
+def test_merged_adapters_are_planned_as_complete_models_and_no_resume_checkpoints_if_none_are_kept(
+    recipe_config, capsys, companions
+):
+    cfg = recipe_config(lora=True, max_steps=1, merge_adapter=True, keep_last_n_checkpoints=0)
+    cfg.save_at_percent = [50, 100, 50]
+    lora_finetune.recipe_main.__wrapped__(cfg)
 
     printed = capsys.readouterr().err
     assert f"2 checkpoints of {(39_072 * 4 + companions) / 2**20:.2f} MiB; " in printed
@@ -77,8 +72,7 @@ def test_a_run_that_does_not_fit_into_memory_is_refused_before_anything_is_loade
     assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
 
 
-@pytest.mark.parametrize(("key", "value"), [("save_at_percent", [50, 100]), ("keep_last_n_checkpoints", 1)])
-def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monkeypatch, companions, key, value):
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monkeypatch, companions):
     """5 x 156,288 bytes and the tokenizer; 3 x (3 x as much and the window): two to keep, one being written."""
     free = 14 * 39_072 * 4 + 3 * WINDOW + 5 * companions
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, free))
@@ -90,7 +84,7 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monk
     ):
         full_finetune.recipe_main.__wrapped__(cfg)
 
-    cfg[key], cfg.max_steps = value, 1
+    cfg.keep_last_n_checkpoints, cfg.max_steps = 1, 1
     full_finetune.recipe_main.__wrapped__(cfg)
 
 
@@ -108,27 +102,37 @@ def test_the_plan_of_every_family_is_complete(name):
     assert plan.total > plan.weights + plan.gradients
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key", "expected"),
-    [
-        ({"gradient_accumulation_steps": 1}, "accumulate_gradients", False),
-        ({"gradient_accumulation_steps": 2}, "accumulate_gradients", True),
-        ({}, "enable_activation_checkpointing", False),
-        ({"enable_activation_checkpointing": True}, "enable_activation_checkpointing", True),
-        ({"compile": True}, "enable_activation_checkpointing", True),  # the bound for what a compiled model keeps
-        ({"dtype": "bf16"}, "autocast_dtype", None),
-        ({"dtype": "fp16"}, "autocast_dtype", torch.float16),
-    ],
-)
-def test_the_plan_is_that_of_the_runs_switches(recipe_config, monkeypatch, overrides, key, expected):
+def test_the_plan_is_that_of_the_runs_switches(recipe_config, monkeypatch):
     class Seen(Exception):
         pass
 
     def plan(*_, **kwargs):
-        raise Seen(kwargs[key])
+        raise Seen(*(kwargs[key] for key in keys))
 
-    monkeypatch.setattr("tfidf_tune.training._resources.plan_memory", plan)
+    monkeypatch.setattr(_resources, "plan_memory", plan)
+    keys = "accumulate_gradients", "enable_activation_checkpointing", "autocast_dtype"
+    for overrides, expected in (
+        ({"dtype": "bf16"}, (False, False, None)),
+        ({"gradient_accumulation_steps": 2, "enable_activation_checkpointing": True}, (True, True, None)),
+        ({"dtype": "fp16", "compile": True}, (False, True, torch.float16)),  # a compiled model keeps less than that
+    ):
+        with pytest.raises(Seen) as seen:
+            lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, **overrides))
+        assert dict(zip(keys, seen.value.args, strict=True)) == dict(zip(keys, expected, strict=True))
 
-    with pytest.raises(Seen) as seen:
-        lora_finetune.recipe_main.__wrapped__(recipe_config(lora=True, **overrides))
-    assert seen.value.args == (expected,)
+
+def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_kept(recipe_config, monkeypatch):
+    # torchao compiles its step, which takes a minute and changes no size.
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(_resources, "dist", SimpleNamespace(is_initialized=lambda: True))
+    cfg = recipe_config(max_steps=1, optimizer={"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2})
+
+    with pytest.raises(
+        SetupError,
+        match=r"optimizer: torchao\.optim\.AdamW8bit keeps its state as OptimState8bit, .*keep_last_n_checkpoints=0$",
+    ):
+        full_finetune.recipe_main.__wrapped__(cfg)
+    assert not Path(cfg.output_dir).exists()
+
+    cfg.keep_last_n_checkpoints = 0
+    full_finetune.recipe_main.__wrapped__(cfg)

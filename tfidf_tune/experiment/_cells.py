@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from omegaconf import DictConfig
 
-from tfidf_tune._differences import differences
+from tfidf_tune._checks import differences
 from tfidf_tune._files import atomic_file
 from tfidf_tune.training import milestone_name
 

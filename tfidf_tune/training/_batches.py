@@ -20,11 +20,10 @@ class StepBatches(NamedTuple):
     """The mini-batches of one optimizer step on this process.
 
     Attributes:
-        batches (Sequence[Batch]): mini-batches, each with ``tokens`` and shifted ``labels``, int64 ``[b, s]``.
+        batches (Sequence[Batch]): with ``tokens`` and shifted ``labels``, int64 ``[b, s]``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
-        gathered (list[GatheredLabels | None]): shifted labels of each mini-batch on all processes, where they were
-            asked for and there are several.
+        gathered (list[GatheredLabels | None]): shifted labels of all processes for each mini-batch, if requested.
         stop (int): number of the signal by which any process was asked to stop, or 0.
     """
 
@@ -36,16 +35,12 @@ class StepBatches(NamedTuple):
 
 
 def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: int = 0) -> StepBatches:
-    """Shift a step's labels, count its tokens over all processes, and gather its labels; no device is waited for.
+    """Shift a step's labels, count its tokens over all processes, and gather its labels, without waiting for a device.
 
     Args:
-        batches (Sequence[Batch]): mini-batches of this process with labels as in ``tokens``; as many on every process.
-        sync_labels (bool): whether to gather the labels of all processes, which a weighting with ``sync`` needs.
-            Default: False.
+        batches (Sequence[Batch]): mini-batches of this process, labels not shifted; as many on every process.
+        sync_labels (bool): whether to gather the labels of all processes. Default: False.
         stop (int): signal that this process received. Default: 0, none.
-
-    Returns:
-        StepBatches: the mini-batches with what was agreed on.
     """
     batches = [{**batch, "labels": _shifted(batch["labels"])} for batch in batches]
     num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
@@ -69,7 +64,7 @@ def _shifted(labels: Tensor) -> Tensor:
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
-    """Count the optimizer steps of an epoch; what does not fill a step at its end is left out."""
+    """Return the optimizer steps of an epoch; an incomplete step at its end is left out."""
     return len(dataloader) // cfg.gradient_accumulation_steps
 
 
@@ -88,7 +83,7 @@ def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_st
 
 
 def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) -> list[int]:
-    """Find which items of the data set a step (from 1) was trained on, on all processes together; ascending."""
+    """Return the items of the data set that a step (from 1) was trained on, on all processes, ascending."""
     epoch, done = divmod(step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
     # Ranks take turns in one order: what they see in a step is one run of it.
@@ -101,7 +96,7 @@ def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) 
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Move a mini-batch to the model's device without waiting for it, its attention mask of any kind too."""
+    """Copy a mini-batch to the model's device asynchronously."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
         for name, value in batch.items()

@@ -81,7 +81,7 @@ class HFCheckpointer:
         self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
 
     def fingerprint(self) -> str:
-        """Identify the weights, in 16 hexadecimal digits, by the files' sizes and their first and last MiB."""
+        """Identify the weights by 16 hexadecimal digits: the files' sizes, first and last MiB."""
         digest = hashlib.sha256()
         for path in self.weight_files:
             size = path.stat().st_size
@@ -155,7 +155,7 @@ class HFCheckpointer:
         self._check_tied_head(files)
 
     def _shapes_by_config(self) -> dict[str, torch.Size]:
-        """Return the shapes of the model that transformers builds from config.json, by torchtune's names."""
+        """Return the shapes of the model that transformers builds from config.json, under torchtune's names."""
         try:
             with torch.device("meta"):
                 # Other attention kernels may not be installed, and change neither names nor shapes.
@@ -186,7 +186,7 @@ class HFCheckpointer:
                 yield f"{hf_name} is {theirs} by config.json{keys}, {ours} in the weights"
 
     def _keys(self, values: Iterable[Any], part: str = "") -> str:
-        """Name the keys of config.json with one of these values and ``part`` in their name."""
+        """Return the keys of config.json with one of these values and ``part`` in their name."""
         kinds = {(type(value), value) for value in values}  # True is 1
         found = [
             f"{key} is {value}"
@@ -196,9 +196,9 @@ class HFCheckpointer:
         return f" ({', '.join(found)})" if found else ""
 
     def _check_tied_head(self, files: Mapping[str, Path]) -> None:
-        """Check that a head that config.json ties to the embeddings, but the files contain too, is equal to them.
+        """Refuse files with a head that differs from the embeddings although config.json ties them.
 
-        transformers does not tie them if they differ: the run would train another model than it evaluates.
+        transformers then does not tie them: the run would train another model than it evaluates.
         """
         embedding = self.family.hf_name("tok_embeddings.weight")
         heads = [name for name in self.family.hf_names("output.weight") if name in files]
@@ -215,13 +215,13 @@ class HFCheckpointer:
     def load_weights(
         self, model: nn.Module, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device | None = None
     ) -> None:
-        """Load the base weights, file by file; adapter weights are left as they are.
+        """Load the base weights, file by file; adapter weights are not changed.
 
         Args:
-            model (nn.Module): torchtune model that :meth:`check_model` accepts, perhaps on the meta device, perhaps
-                sharded. Where it has NF4 tensors, weights are quantized.
-            device (torch.device): where the weights go.
-            dtype (torch.dtype): their dtype, and the one that NF4 is computed in.
+            model (nn.Module): torchtune model that :meth:`check_model` accepts, possibly on the meta device or sharded.
+                Where it has NF4 tensors, weights are quantized.
+            device (torch.device): of the weights.
+            dtype (torch.dtype): of the weights, and the one that NF4 is computed in.
             storage_device (torch.device | None): where shards are kept. Default: None, ``device``.
 
         Raises:
@@ -247,11 +247,8 @@ class HFCheckpointer:
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
 
-        NF4 weights are dequantized. Every process has to call; rank 0 writes.
-
-        Args:
-            model (nn.Module): torchtune model, perhaps sharded.
-            folder (Path): what to write. In an existing folder files of a model are replaced, all others kept.
+        NF4 weights are dequantized. Files of a model in an existing folder are replaced, all others kept. Every process
+        has to call; rank 0 writes.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -267,9 +264,7 @@ class HFCheckpointer:
         self._write(folder, self._hf_parts(model, "cpu"), write)
 
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
-        """Write the LoRA adapters as a folder that ``peft`` loads onto the untouched base model.
-
-        Every process has to call; rank 0 writes. Arguments are those of :meth:`save_model`.
+        """Write the LoRA adapters as a folder that ``peft`` loads onto the unchanged base model, as :meth:`save_model`.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -316,7 +311,7 @@ class HFCheckpointer:
     def _write(
         self, folder: Path, parts: Iterator[StateDict], write: Callable[[Path, Iterator[StateDict]], None]
     ) -> None:
-        """Write parts that all processes gather; a failure on the process that writes raises on all."""
+        """Write parts that all processes gather; a failure of the writing process raises on all."""
         failure = None
         if is_main_process():
             try:
@@ -360,7 +355,7 @@ def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
-    """Read the config with transformers' defaults, and older names replaced by current ones."""
+    """Read the config with transformers' defaults and current names."""
     try:
         return AutoConfig.from_pretrained(folder)
     except Exception as error:  # transformers raises anything here

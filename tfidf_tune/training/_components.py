@@ -3,10 +3,11 @@
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ _WORDS: dict[Any, str] = {
 
 
 class _Kind(NamedTuple):
-    """What a section of the config has to name: a class derived from ``base``, or one that has all ``methods``."""
+    """What a section of the config must name: a class derived from ``base``, or one that has all ``methods``."""
 
     noun: str
     example: str
@@ -106,7 +107,7 @@ def check_components(cfg: Any) -> None:
     """Check all components of a config without calling any of them.
 
     Raises:
-        SetupError: If a component cannot be found, makes something else than its section needs, or does not take the
+        SetupError: If a component does not exist, is of another kind than its section needs, or does not take the
             arguments given.
     """
     for key, kind in COMPONENTS.items():
@@ -124,7 +125,7 @@ def check_components(cfg: Any) -> None:
 
 
 def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    """Build a component of a checked config.
+    """Build a component of a checked config; a list of them where the config has a list of sections.
 
     Args:
         cfg (Any): the checked config.
@@ -132,12 +133,8 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         *args (Any): positional arguments of the recipe.
         **kwargs (Any): keyword arguments of the recipe.
 
-    Returns:
-        Any: the component; a list where the config has a list of sections.
-
     Raises:
-        SetupError: If it cannot be built from these settings, or lacks what the recipes need; the message names the
-            key.
+        SetupError: If it cannot be built from these settings, or lacks what the recipes need.
     """
     kind, components = COMPONENTS[key], []
     for where, section in sections(key, getattr(cfg, key)):
@@ -153,7 +150,7 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
-    """Return the sections of a component by their names: one, or for data sets those of a list."""
+    """Return the sections of a component by name: one, or those of a list of data sets."""
     if key == "dataset" and OmegaConf.is_list(value):
         return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
     return [(key, value)]
@@ -166,11 +163,7 @@ def is_own(where: str, section: Any) -> bool:
 
 
 def find_component(where: str, path: Any) -> Any:
-    """Import a class or function by its dotted path.
-
-    Raises:
-        SetupError: If it does not exist; the message begins with ``where``.
-    """
+    """Import a class or function by its dotted path; a SetupError that begins with ``where`` if there is none."""
     if not isinstance(path, str):
         raise SetupError(
             f"config: {where}: component is {path!r}, it has to be a dotted path such as torch.optim.AdamW"
@@ -213,13 +206,10 @@ def _check_component(where: str, section: Any, kind: _Kind) -> None:
 
 
 def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:
-    """Refuse a class or function that does not make what its section needs, without calling it.
+    """Raise a SetupError if a class or function does not make what its section needs, without calling it.
 
-    A function needs a return annotation, or has to take what the recipe gives (``tokenizer``, ``params``,
+    A function needs a return annotation, or must take what the recipe gives (``tokenizer``, ``params``,
     ``optimizer``) by that name.
-
-    Raises:
-        SetupError: If it makes something else, or does not declare what it makes.
     """
     made = _types_made(component)
     if made is None:
@@ -235,7 +225,7 @@ def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind
 
 
 def _types_made(component: Callable[..., Any]) -> list[Any] | None:
-    """The possible types of what a class or function makes; None where its annotations do not say."""
+    """Return the possible types of what a class or function makes; None if its annotations do not say."""
     if inspect.isclass(component):
         return [component]
     try:
@@ -248,13 +238,10 @@ def _types_made(component: Callable[..., Any]) -> list[Any] | None:
 
 
 def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse values whose type a component's annotations exclude, and numbers that are not finite.
+    """Raise a ValueError for a value whose type a component's annotations exclude, or that is not a finite number.
 
-    Left to the component: strings where its annotation lists some, arguments that may be of a class, and annotations
-    that pydantic cannot handle.
-
-    Raises:
-        ValueError: If a value does not fit; the message names the argument, the value and what is possible.
+    The component itself checks strings where its annotation lists some, arguments that may be of a class, and
+    annotations that pydantic cannot handle.
     """
     try:
         parameters = inspect.signature(component, eval_str=True).parameters
@@ -327,7 +314,7 @@ def _check_packing(dataset: Any) -> None:
 
 
 def _parts(section: Any) -> Iterator[tuple[str, Any]]:
-    """The components within a component: the weighting of a loss, the factors of a product of weights."""
+    """Yield the components within a component: the weighting of a loss, the factors of a product of weights."""
     for name, part in section.items():
         if OmegaConf.is_dict(part) and "_component_" in part:
             yield str(name), part
@@ -340,3 +327,48 @@ def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: A
     built = {name: _build(f"{where}.{name}", part, builds_parts=True) for name, part in parts.items()}
     with setup_errors(f"config: {where}", given):
         return find_component(where, section["_component_"])(*args, **given | built | kwargs)
+
+
+def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
+    """Build the objective of a checked config.
+
+    Raises:
+        SetupError: If it cannot be built from these settings.
+    """
+    loss: WeightedCrossEntropyLoss = instantiate(cfg, "loss")
+    return loss
+
+
+def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
+    """Build optimizer and learning-rate schedule of the config; None if it has no schedule.
+
+    Args:
+        cfg (Any): the checked config.
+        parameters (Iterable[nn.Parameter]): those without ``requires_grad`` are left out.
+        total_steps (int): optimizer steps of the run, which the schedule spans.
+
+    Raises:
+        SetupError: If one of them cannot be built from these settings.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise SetupError(
+            f"config: optimizer: {cfg.optimizer['_component_']} needs a closure that computes the loss several times a "
+            "step, which these recipes do not have: choose an optimizer whose step() works without one"
+        )
+    if cfg.lr_scheduler is None:
+        return optimizer, None
+    return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)
+
+
+def check_loss(cfg: Any) -> None:
+    """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
+    if is_own("loss", cfg.loss):
+        build_loss(cfg)
+
+
+def check_optimizer(cfg: Any) -> None:
+    """Raise a SetupError for an optimizer or schedule that cannot be built, tried on a dummy parameter."""
+    build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

@@ -155,11 +155,11 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         schema (type[Schema]): the recipe's keys.
 
     Returns:
-        Schema: the config with defaults filled in; in fact a DictConfig with these keys, as torchtune needs it.
+        Schema: with defaults filled in; in fact a DictConfig with these keys, as torchtune needs it.
 
     Raises:
-        SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component cannot
-            be found or does not take the arguments given.
+        SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component does not
+            exist or does not take the arguments given.
     """
     fields = schema.model_fields
     for key in map(str, cfg):
@@ -189,7 +189,7 @@ def plainer(message: str) -> str:
 
 
 def shards_model(cfg: FinetuneConfig) -> bool:
-    """Return whether the config asks for something that FSDP2 does, even on one process."""
+    """Return whether the config asks for features of FSDP2, even on one process."""
     return cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype is not None or cfg.fsdp_reduce_dtype is not None
 
 
@@ -216,7 +216,7 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
 
 
 def _resolve_defaults(cfg: DictConfig) -> None:
-    """Set what other keys refer to: the full path of the folder and a random seed."""
+    """Set the values that other keys refer to: the full path of the folder and a random seed."""
     if cfg.output_dir is not None:
         cfg.output_dir = str(Path(str(cfg.output_dir)).expanduser())
     if cfg.seed is None:
@@ -242,7 +242,7 @@ def _choose_seed(cfg: DictConfig) -> int:
 
 
 def _missing_keys(value: Any, name: str = "") -> Iterator[str]:
-    """Names of the values ``???``; OmegaConf.missing_keys() fails where another value refers to one."""
+    """Yield the names of values ``???``; OmegaConf.missing_keys() fails where another value refers to one."""
     if value == MISSING:
         yield name
     for key, inner in value.items() if isinstance(value, dict) else ():

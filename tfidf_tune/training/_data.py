@@ -33,14 +33,7 @@ _NUM_SAMPLES = 64
 
 
 def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
-    """Build the tokenizer of the config and compare its vocabulary with the model's.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        model (nn.Module): torchtune model, perhaps on the meta device.
-
-    Returns:
-        Any: a torchtune tokenizer; one without ``max_seq_len`` gets the model's.
+    """Build the tokenizer of the config; one without ``max_seq_len`` gets the model's.
 
     Raises:
         SetupError: If the tokenizer has ids that the model has no embedding for, or allows longer sequences.
@@ -63,7 +56,7 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
 
 
 def set_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
-    """Pass the tokenizer's special tokens, BOS, EOS and padding to the objective, which then never hides these."""
+    """Pass the ids of the tokenizer's special tokens to the objective, which then never hides these."""
     loss.weighting.set_special_tokens(_special_ids(tokenizer))
 
 
@@ -76,18 +69,13 @@ def _special_ids(tokenizer: Any) -> list[int]:
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """Build the data set of the config; its probe file is not written before :func:`write_probe_files`.
 
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        tokenizer (Any): a torchtune tokenizer, each data set's first argument.
-
     Returns:
         Dataset[Any]: map-style data set of ``{"tokens": list[int], "labels": list[int]}``, or a packed one, see
         :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
 
     Raises:
-        SetupError: If it cannot be built from these settings, several cannot be mixed, packed rows would need another
-            ``collate_fn``, there are too few sequences for one step, every label is masked, or the probe file cannot
-            be written.
+        SetupError: If it cannot be built, several cannot be mixed, packed rows need another ``collate_fn``, there are
+            too few sequences for one step, every label is masked, or the probe file cannot be written.
     """
     without_probe_files = copy.deepcopy(cfg)
     for where, section in sections("dataset", without_probe_files.dataset):
@@ -144,11 +132,7 @@ def _mix(built: Dataset[Any] | list[Dataset[Any]]) -> Dataset[Any]:
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
-    """Identify a data set by its length, its injected passages, and the tokens of up to 64 items.
-
-    Returns:
-        str: readable: ``80 items (3f786850e387550f)``.
-    """
+    """Identify a data set by length, injected passages, and up to 64 items: ``80 items (3f786850e387550f)``."""
     digest = hashlib.sha256()
     for item in _samples(dataset):
         for name in ("tokens", "labels"):
@@ -160,7 +144,7 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
 
 
 def longest_sequence(dataset: Dataset[Any]) -> int:
-    """Return the length in tokens of the longest of up to 64 sequences, spread evenly over the data set."""
+    """Return the number of tokens of the longest of up to 64 sequences, spread evenly over the data set."""
     return max(len(item["tokens"]) for item in _samples(dataset))
 
 
@@ -170,13 +154,7 @@ def _samples(dataset: Dataset[Any]) -> Iterator[Any]:
 
 
 def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run) -> DataLoader[Batch]:
-    """Build the loader: its order follows from seed and epoch, the last partial batch is left out.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        dataset (Dataset[Any]): map-style data set.
-        tokenizer (Any): gives the padding id.
-        run (Run): gives seed and device.
+    """Build the loader: its order follows from seed and epoch, an incomplete batch at the end is left out.
 
     Returns:
         DataLoader[Batch]: mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and
@@ -206,7 +184,7 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
 
 
 def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:
-    """Make a batch of one item; a data set or a ``collate_fn`` of the user may raise anything."""
+    """Collate one item; a data set or a ``collate_fn`` of the user may raise anything."""
     try:
         batch = collate([dataset[0]])
         found = {name: tuple(batch[name].shape) for name in ("tokens", "labels")}

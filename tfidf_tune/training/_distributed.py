@@ -51,14 +51,7 @@ def gather_objects(value: Value) -> list[Value]:
 
 
 def gather_tensors(values: Tensor) -> Tensor:
-    """Stack a tensor of each process on all of them.
-
-    Args:
-        values (Tensor): ``[...]``, of the same shape and dtype everywhere; on the host or on the model's device.
-
-    Returns:
-        Tensor: ``[num_processes, ...]``.
-    """
+    """Stack a tensor of each process on all: ``[...]`` of equal shape and dtype becomes ``[num_processes, ...]``."""
     world_size, _ = get_world_size_and_rank()
     if world_size == 1:
         return values.unsqueeze(0)
@@ -76,7 +69,7 @@ def is_lost_process(error: RuntimeError) -> bool:
 
 
 def claim_error_report(message: str = "") -> bool:
-    """Return True to the first process that asks to report this message, or without a message, any error."""
+    """Return True to the first process that asks to report this message, or any error if there is none."""
     try:
         if dist.is_initialized():
             store = _get_default_store()

@@ -16,7 +16,7 @@ from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
 
 from tfidf_tune._shipped import config_path
-from tfidf_tune._signals import ENDING, ended_by
+from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training._distributed import claim_error_report, is_lost_process, is_main_process
 from tfidf_tune.training._errors import (
     LostProcessError,
@@ -26,7 +26,6 @@ from tfidf_tune.training._errors import (
     is_out_of_memory,
     setup_errors,
 )
-from tfidf_tune.training._interrupt import Interrupted
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 _WEIGHTINGS = ("weighting", "first", "second")  # components within the section `loss`, by their argument
@@ -47,7 +46,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         DictConfig: the config, unchecked, references unresolved.
 
     Raises:
-        SetupError: If there is no such config, a file or an override cannot be read, a config is its own base, or a
+        SetupError: If a config does not exist, a file or an override cannot be read, a config is its own base, or a
             part of a list would change.
     """
     content = _load_with_base(name, ())
@@ -181,7 +180,7 @@ def _run(main: Callable[[DictConfig], None]) -> None:
 
 
 def _report_signal(name: str) -> None:
-    """Report a signal outside of training, where there is nothing to finish."""
+    """Report a signal outside of training."""
     if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
         print(f"ended by {name}", file=sys.stderr)
 

@@ -49,7 +49,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, which may be empty."""
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]
 
 
@@ -58,9 +58,9 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
     """Turn errors of the block into a :class:`SetupError`, the cause chained.
 
     Args:
-        where (str): put before the message, the config's key for example. Default: "".
-        given (Mapping[str, Any] | None): arguments of what is called in the block; named with a TypeError or
-            LookupError, which do not show values. Without them a LookupError is a bug. Default: None.
+        where (str): beginning of the message, the config's key for example. Default: "".
+        given (Mapping[str, Any] | None): arguments of the call in the block, shown with a TypeError or LookupError.
+            Without them a LookupError is a bug. Default: None.
 
     Raises:
         SetupError: If the block fails for a reason that the user can fix.

@@ -46,12 +46,7 @@ _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """List the weight files of a checkpoint: safetensors, or PyTorch's own format where there are none.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If an index is damaged.
-    """
+    """List the weight files of a checkpoint: safetensors, or PyTorch's format where there are none."""
     for single, index in _NAMES.items():
         if (folder / index).is_file():
             weight_map = read_json(folder / index).get("weight_map")
@@ -76,11 +71,7 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Map the weights of a file into memory: each is read from disk when it is used.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """Map the weights of a file into memory; each is read from disk when it is used."""
     if file.suffix == ".safetensors":
         try:
             weights: dict[str, Tensor] = load_file(file)
@@ -104,13 +95,8 @@ def write_weights(
 ) -> None:
     """Write weights as ``model.safetensors``, or as shards with an index, each as soon as it is complete.
 
-    Unlike ``huggingface_hub.save_torch_state_dict`` this never holds the whole model in memory.
-
-    Args:
-        folder (Path): an existing folder.
-        meta (dict[str, Tensor]): all weights on the meta device, in the order of ``parts``.
-        parts (Iterable[dict[str, Tensor]]): the weights on the CPU; freed when written.
-        max_shard_size (str): largest file, ``5GB`` for example.
+    Unlike ``huggingface_hub.save_torch_state_dict`` this never holds the whole model in memory. ``meta`` holds all
+    weights on the meta device, in the order of ``parts``, which are on the CPU and freed when written.
     """
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
     waiting = {name: set(weights) for name, weights in split.filename_to_tensors.items()}
@@ -142,11 +128,6 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 
     Returns:
         dict[str, bytes]: content by the name relative to the folder.
-
-    Raises:
-        ValueError: If one is not a regular file, leads out of the folder, or is too large; or if transformers cannot
-            load the generation config.
-        OSError: If one cannot be read.
     """
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
     if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
@@ -159,7 +140,7 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a FileNotFoundError or ValueError names the file."""
+    """Read a JSON object."""
     if not path.is_file():
         raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
     try:
@@ -172,7 +153,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object, indented."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

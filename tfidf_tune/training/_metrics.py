@@ -31,9 +31,7 @@ _STEPS_WITHOUT_LABELS = 10
 class JSONLinesLogger:
     """torchtune metric logger that appends one JSON object per line: ``{"step": 1, "loss": 2.5, ...}``.
 
-    Args:
-        path (Path): the file.
-        last_step (int): lines of an earlier run are kept up to this step. Default: 0, none.
+    Lines of an earlier run are kept up to ``last_step``.
     """
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
@@ -43,11 +41,7 @@ class JSONLinesLogger:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
-        """Write and flush one line; NaN and infinity become null.
-
-        Raises:
-            TrainingError: If it cannot be written.
-        """
+        """Write and flush one line; NaN and infinity become null."""
         values = {name: value if math.isfinite(value) else None for name, value in payload.items()}
         try:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
@@ -56,7 +50,7 @@ class JSONLinesLogger:
             raise TrainingError(f"{self._file.name} could not be written: {error}") from error
 
     def sync_to_disk(self) -> None:
-        """Bring all lines to the disk."""
+        """Flush all lines to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -65,7 +59,7 @@ class JSONLinesLogger:
 
 
 def _lines_up_to(path: Path, last_step: int) -> Iterator[str]:
-    """The lines of a log up to a step, without those that a crash of the machine has damaged."""
+    """Yield the lines of a log up to a step, without lines that a crash of the machine has damaged."""
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             is_kept = json.loads(line)["step"] <= last_step
@@ -77,15 +71,9 @@ def _lines_up_to(path: Path, last_step: int) -> Iterator[str]:
 
 @dataclass
 class ProgressLog:
-    """Reports training steps to the loggers and on a progress bar with loss, tokens/s and time left.
+    """Reports steps to torchtune loggers (on rank 0) and on a progress bar with loss, tokens/s and remaining time.
 
-    Attributes:
-        loggers (list[Any]): torchtune metric loggers; none on processes other than rank 0.
-        total_steps (int): optimizer steps of the run.
-        log_every_n_steps (int): steps between two entries; the last step always gets one.
-        first_step (int): step to begin with. Default: 1.
-        tokens_seen (int): label tokens of the whole run so far, on all processes. Default: 0.
-        memory_device (torch.device | None): CUDA device whose peak memory is logged. Default: None.
+    ``tokens_seen`` counts the label tokens of the whole run on all processes.
     """
 
     loggers: list[Any]
@@ -97,7 +85,7 @@ class ProgressLog:
     _bar: Any = field(default=None, init=False)  # made by start(): loading shows a bar of its own
 
     def start(self) -> None:
-        """Start bar and clock: loading the model does not count for the speed."""
+        """Start bar and clock."""
         self._bar = tqdm(
             total=self.total_steps,
             initial=self.first_step - 1,
@@ -108,7 +96,7 @@ class ProgressLog:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Exclude what was done since the last entry, such as saving, from the tokens per second."""
+        """Exclude the time since the last entry, such as that of saving, from the tokens per second."""
         self._tokens = 0  # since the last entry
         self._start = time.perf_counter()
 
@@ -117,12 +105,7 @@ class ProgressLog:
         return step % self.log_every_n_steps == 0 or step == self.total_steps
 
     def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: int) -> None:
-        """Count a finished step; its metrics are read off the device only when an entry is due.
-
-        Args:
-            step (int): number of the step, from 1.
-            metrics (Mapping[str, torch.Tensor | float]): scalars.
-            num_tokens (int): tokens that the step was trained on, on all processes.
+        """Count a finished step, from 1; its metrics are read from the device only when an entry is due.
 
         Raises:
             TrainingError: If, at an entry, ten steps (or the whole run) had no token at all.
@@ -154,7 +137,7 @@ class ProgressLog:
             tqdm.write(text, file=sys.stderr)
 
     def sync_to_disk(self) -> None:
-        """Bring ``metrics.jsonl`` to the disk."""
+        """Flush ``metrics.jsonl`` to disk."""
         for logger in self.loggers:
             if isinstance(logger, JSONLinesLogger):
                 logger.sync_to_disk()
@@ -173,15 +156,7 @@ def open_progress(
 ) -> Iterator[ProgressLog]:
     """Write the resolved config, open ``metrics.jsonl`` and the config's logger; only rank 0 writes and prints.
 
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        run (Run): gives folder and device.
-        total_steps (int): optimizer steps of the run.
-        first_step (int): step to begin with; entries of earlier ones stay in ``metrics.jsonl``. Default: 1.
-        tokens_seen (int): label tokens of earlier steps. Default: 0.
-
-    Yields:
-        ProgressLog: closed with its loggers at the end.
+    Entries before ``first_step`` stay in ``metrics.jsonl``; ``tokens_seen`` are the label tokens of those steps.
 
     Raises:
         SetupError: If the metric logger cannot be built from these settings.

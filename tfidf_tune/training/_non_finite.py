@@ -19,16 +19,8 @@ _MAX_INDICES_SHOWN = 32
 class StepGuard:
     """Stops a run, or skips a step, if loss or gradient is not finite; stops a run whose weights are all 0.
 
-    Args:
-        device (torch.device): of the model.
-        skip (bool): skip a step that is not finite, instead of stopping.
-        total_steps (int): of the run. One shorter than ten steps is stopped if all of them had weights of 0.
-        indices_of (Callable[[int], list[int]]): which items of the data set a step was trained on.
-        note (Callable[[str], None]): reports a skipped step.
-
-    Attributes:
-        looks_at_each_step (bool): whether a step has to wait for its loss, which is free on a CPU. On a GPU a run that
-            only stops looks when it logs or saves.
+    ``indices_of`` gives the items of the data set of a step, ``note`` reports a skipped one. On a GPU a run that only
+    stops waits for the loss when it logs or saves, others (``looks_at_each_step``) at each step.
     """
 
     def __init__(
@@ -52,14 +44,7 @@ class StepGuard:
         self._num_weightless, self._weightless_step = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, step: int, is_finite: Tensor, metrics: Mapping[str, Tensor], *, num_tokens: int) -> None:
-        """Record a step.
-
-        Args:
-            step (int): from 1.
-            is_finite (Tensor): bool scalar.
-            metrics (Mapping[str, Tensor]): scalars of all processes: ``loss``, ``grad_norm``, ``weight_max``.
-            num_tokens (int): of the step. A step without any says nothing about weights.
-        """
+        """Record a step, from 1; a step without tokens says nothing about weights."""
         loss = metrics["loss"]
         found = torch.stack([torch.full_like(loss, step), loss, metrics["grad_norm"]]).double()
         self._first = torch.where(~is_finite & (self._first[0] == 0), found, self._first)
@@ -69,7 +54,7 @@ class StepGuard:
             self._weightless_step = torch.maximum(self._weightless_step, is_too_many * step)
 
     def check(self) -> None:
-        """Judge the recorded steps, which waits for the device.
+        """Check the recorded steps, which waits for the device.
 
         Raises:
             TrainingError: If one was not finite and is not skipped, too many in a row were, or too many in a row had
@@ -101,11 +86,7 @@ class StepGuard:
 
 
 def require_finite(model: nn.Module, step: int) -> None:
-    """Refuse to save a model after ``step`` steps if a trained weight is not finite; every process has to call.
-
-    Raises:
-        TrainingError: If a trained weight of any process is not finite.
-    """
+    """Raise a TrainingError if a trained weight of any process is not finite; every process has to call."""
     trained = ((name, value) for name, value in parameters_by_name(model).items() if value.requires_grad)
     lost = next((name for name, value in trained if not local_tensor(value).isfinite().all()), None)
     if name := next((found for found in gather_objects(lost) if found), None):

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
-from tfidf_tune._differences import differences
+from tfidf_tune._checks import differences
 from tfidf_tune._files import remove_leftovers
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
@@ -20,6 +20,7 @@ from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._resume_folder import ResumeFolder, step_of
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 from tfidf_tune.training._snapshot import (
+    TrainState,
     check_snapshot,
     read_process_file,
     read_settings,
@@ -27,7 +28,6 @@ from tfidf_tune.training._snapshot import (
     set_random_states,
     write_snapshot,
 )
-from tfidf_tune.training._state import TrainState
 
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
@@ -70,11 +70,7 @@ class ResumePoint:
         self.tokens_seen: int = 0 if checkpoint is None else read_process_file(checkpoint)["tokens_seen"]
 
     def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
-        """Check that a run resumes with the data and the base weights that it began with.
-
-        Raises:
-            SetupError: If one of them has changed since the checkpoint was written.
-        """
+        """Raise a SetupError if data or base weights have changed since the checkpoint was written."""
         self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
         before = self._inputs if self.checkpoint is None else read_process_file(self.checkpoint)["inputs"]
         if changed := differences(before, self._inputs):
@@ -84,16 +80,13 @@ class ResumePoint:
             )
 
     def last_checkpoint(self) -> str:
-        """Describe what remains of a run that ends early."""
+        """Describe where a run that ends early can be resumed."""
         if self.checkpoint is None:
             return "no resume checkpoint was written; milestones written so far are complete"
         return f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to resume from it"
 
     def restore(self, state: TrainState) -> None:
-        """Restore the training state, and remove temporary files of a process that was killed.
-
-        Args:
-            state (TrainState): freshly built; changed in place.
+        """Restore a freshly built state in place, and remove temporary files of a killed process.
 
         Raises:
             TrainingError: If the checkpoint does not fit the run.
@@ -111,17 +104,12 @@ class ResumePoint:
             ) from error
 
     def restore_random_states(self) -> None:
-        """Restore the random states, the last thing before training."""
+        """Restore the random states, as the last thing before training."""
         if self._random_states is not None:
             set_random_states(self._random_states)
 
     def save(self, step: int, state: TrainState, progress: ProgressLog) -> None:
-        """Write a checkpoint; every process of the run has to call.
-
-        Args:
-            step (int): optimizer steps done.
-            state (TrainState): after that step.
-            progress (ProgressLog): of this run.
+        """Write a checkpoint after ``step`` optimizer steps; every process of the run has to call.
 
         Raises:
             TrainingError: If it cannot be written; earlier ones are not changed.
@@ -137,14 +125,9 @@ class ResumePoint:
 
 
 def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
-    """Find where the run begins: at its start, or with ``resume_from_checkpoint`` after the newest intact checkpoint.
+    """Find where the run begins: at the start, or with ``resume_from_checkpoint`` after the newest intact checkpoint.
 
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        run (Run): gives the folder.
-
-    Returns:
-        ResumePoint: damaged checkpoints, and where the run resumes, are reported on stderr.
+    Damaged checkpoints, and the one that is used, are reported on stderr.
 
     Raises:
         SetupError: If no checkpoint is intact, or the newest intact one is of a run with other settings.
@@ -168,7 +151,7 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
 
 
 def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
-    """Select the settings that have to be equal when a run is resumed, as plain values; its folder may have moved."""
+    """Return the settings that must be equal when a run is resumed, as plain values."""
     resolved = cast("dict[str, Any]", OmegaConf.to_container(cast(DictConfig, cfg), resolve=True))
     settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
     world_size, _ = get_world_size_and_rank()
@@ -177,7 +160,7 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
 
 
 def _relocated(value: Any, output_dir: str) -> Any:
-    """Replace the folder of the run by a fixed name in all paths."""
+    """Replace the folder of the run, which may have moved, by a fixed name in all paths."""
     if isinstance(value, dict):
         return {key: _relocated(inner, output_dir) for key, inner in value.items()}
     if isinstance(value, list):

@@ -31,7 +31,7 @@ class _Manifest(BaseModel):
 
 
 class ResumeFolder:
-    """The resume checkpoints of a run, ``step_<number>`` each; all its processes call the methods together."""
+    """The resume checkpoints of a run, ``step_<number>`` each; all processes call the methods together."""
 
     def __init__(self, folder: Path, *, keep_last_n: int) -> None:
         self.folder = folder
@@ -40,8 +40,7 @@ class ResumeFolder:
     def newest_intact(self, check_content: Callable[[Path], None]) -> tuple[Path | None, list[str]]:
         """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one.
 
-        Args:
-            check_content (Callable[[Path], None]): raises if a checkpoint whose files are as written is not complete.
+        Files are compared with the manifest; ``check_content`` raises if intact files are not complete.
 
         Raises:
             SetupError: If there are checkpoints, but none is intact.
@@ -60,11 +59,9 @@ class ResumeFolder:
         return None, damages
 
     def write(self, step: int, write_files: Callable[[Path], None]) -> Path:
-        """Write a checkpoint under a temporary name, list its files in a manifest, rename it, remove the oldest.
+        """Write the checkpoint of a step under a temporary name, rename it, and remove the oldest.
 
-        Args:
-            step (int): optimizer steps done.
-            write_files (Callable[[Path], None]): writes this process's files into the given folder.
+        ``write_files`` writes the files of this process into the given folder.
 
         Raises:
             TrainingError: If a file cannot be written; earlier checkpoints are not changed.
@@ -88,13 +85,13 @@ class ResumeFolder:
         return final
 
     def remove_leftovers(self) -> None:
-        """Remove what a killed process left half written or half removed."""
+        """Remove what a killed process left."""
         if is_main_process():
             for path in self.folder.glob(".step_*"):
                 shutil.rmtree(path)
 
     def _checkpoints(self) -> list[Path]:
-        """Return the folders of checkpoints, the newest first."""
+        """Return the checkpoints, the newest first."""
         found = [path for path in self.folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
         return sorted(found, key=step_of, reverse=True)
 
@@ -116,12 +113,12 @@ class ResumeFolder:
 
 
 def checkpoint_files(checkpoint: Path) -> list[str]:
-    """Return the names of the files in a checkpoint's manifest; other files are not part of the checkpoint."""
+    """Return the names of the files in a checkpoint's manifest."""
     return sorted(_read_manifest(checkpoint).files)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps of a checkpoint, which is in its name."""
+    """Return the number of optimizer steps of a checkpoint."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
@@ -154,7 +151,7 @@ def _check_files(checkpoint: Path) -> None:
 
 
 def _first_problem(check: Callable[[Path], None], checkpoint: Path) -> str | None:
-    """Run a check on every process, and return the first problem that one of them finds."""
+    """Run a check on every process; return the first problem."""
     problem = None
     try:
         check(checkpoint)
@@ -188,7 +185,7 @@ def _make_empty(folder: Path) -> None:
 
 
 def _own_share(names: Sequence[str]) -> list[str]:
-    """Return the files that this process hashes: processes take turns."""
+    """Return this process's share of the files."""
     world_size, rank = get_world_size_and_rank()
     return sorted(names)[rank::world_size]
 

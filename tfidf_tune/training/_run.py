@@ -19,15 +19,7 @@ _DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a run computes.
-
-    Attributes:
-        device (torch.device): of model and batches.
-        dtype (torch.dtype): of the weights.
-        seed (int): of initialization, dropout and data order.
-        output_dir (Path): made when something is written.
-        fsdp_cpu_offload (bool): whether weights are on the device only while it computes with them.
-    """
+    """Device and dtype of the weights, seed of this process, folder of a run."""
 
     device: torch.device
     dtype: torch.dtype
@@ -37,7 +29,7 @@ class Run:
 
     @property
     def storage_device(self) -> torch.device:
-        """Where the weights are kept."""
+        """Return where the weights are kept between computations."""
         return torch.device("cpu") if self.fsdp_cpu_offload else self.device
 
 
@@ -72,11 +64,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
 
 @contextmanager
 def hold_folder(output_dir: Path) -> Iterator[None]:
-    """Keep other runs out of a run's folder.
-
-    Raises:
-        SetupError: If another process holds it, or it cannot be made.
-    """
+    """Keep other runs out of a run's folder; a SetupError says why it is not possible."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked_folder(output_dir))
@@ -91,14 +79,9 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
 
 
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list[int]]:
-    """Find the first step at which at least each share of the run is done.
+    """Map the first step at which at least a share of the run is done to the shares (1 to 100 percent), both ascending.
 
-    Args:
-        percents (Sequence[int]): shares, 1 to 100.
-        total_steps (int): optimizer steps of the run.
-
-    Returns:
-        dict[int, list[int]]: percents by step, both ascending. In a short run a step may have several.
+    In a short run a step may have several.
     """
     steps: dict[int, list[int]] = {}
     for percent in sorted(set(percents)):

@@ -28,13 +28,13 @@ NF4_MULTIPLE = 64 * 256
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
     """Shard a model layer by layer over the processes of the run; a single process only if the config asks for it.
 
-    Gradients are summed over the processes, not averaged: each process's loss is its share of the whole. Embeddings,
+    Gradients are summed over the processes, not averaged: each process's loss is its share of the total. Embeddings,
     final norm and output projection stay gathered from the forward pass to the end of the backward pass, because the
     loss computes with the projection's weight outside of the model.
 
     Args:
-        model (nn.Module): torchtune model on the meta device, with ``requires_grad`` as in training, checkpointed and
-            compiled; changed in place.
+        model (nn.Module): on the meta device, with ``requires_grad`` as in training, checkpointed and compiled; changed
+            in place.
         cfg (FinetuneConfig): the checked config: its keys ``fsdp_*``.
         run (Run): gives the device.
 
@@ -72,7 +72,7 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assign_parameters(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-    """Assign whole weights, the same on every process, to a model in place; each process keeps its shards."""
+    """Assign complete weights, the same on every process, to a model in place; each process keeps its shards."""
     parameters = parameters_by_name(model)
     shards = ((name, shard_like(parameters[name], value)) for name, value in weights)
     state_dict = {name: shard if shard.device.type == device.type else shard.to(device) for name, shard in shards}
@@ -80,7 +80,7 @@ def assign_parameters(model: nn.Module, weights: Iterable[tuple[str, Tensor]], d
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Cut this process's shard of a parameter out of its whole weight, which is NF4 where the parameter is."""
+    """Cut this process's shard of a parameter out of its complete weight, which is NF4 where the parameter is."""
     if not isinstance(parameter, DTensor):
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -96,7 +96,7 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def whole_tensor(parameter: Tensor) -> Tensor:
-    """Gather a parameter, on the device of its shards and without gradient; every process of the run has to call."""
+    """Gather a parameter, on the device of its shards and without gradient; every process has to call."""
     if not isinstance(parameter, DTensor):
         return parameter.detach()
     shard: Any = local_tensor(parameter)
@@ -109,12 +109,12 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor that may be sharded."""
+    """Return this process's part of a tensor that may be sharded."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def plain_tensors(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors that hold the data, no copies, by name: a quantized tensor is made of several."""
+    """Return the tensors that hold the data, not copied, by name: a quantized tensor consists of several."""
     if not is_traceable_wrapper_subclass(tensor):
         return {name: tensor}
     parts, _ = tensor.__tensor_flatten__()

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from types import UnionType
@@ -37,11 +38,11 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError, cause_of
 from tfidf_tune.training._resume_folder import checkpoint_files
 from tfidf_tune.training._sharding import local_tensor, plain_tensors
-from tfidf_tune.training._state import TrainState
 
 _SETTINGS = "settings.yaml"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -63,14 +64,29 @@ _PROCESS_FILE: dict[str, type | UnionType] = {
 }
 
 
+@dataclass(frozen=True)
+class TrainState:
+    """Everything with a state that a training step reads and changes.
+
+    Attributes:
+        model (nn.Module): torchtune model with weights, ready for training.
+        loss (WeightedCrossEntropyLoss): the objective.
+        optimizer (Optimizer): over all parameters that are trained.
+        lr_scheduler (Any): stepped after each optimizer step that was not skipped, or None.
+        scaler (torch.amp.GradScaler): scales the loss under fp16; a disabled one does nothing.
+    """
+
+    model: nn.Module
+    loss: WeightedCrossEntropyLoss
+    optimizer: Optimizer
+    lr_scheduler: Any
+    scaler: torch.amp.GradScaler
+
+
 def write_snapshot(
     folder: Path, state: TrainState, *, settings: Mapping[str, Any], inputs: Mapping[str, Any], tokens_seen: int
 ) -> None:
-    """Write this process's files into an existing folder; every process has to call.
-
-    Raises:
-        OSError: If a file cannot be written.
-    """
+    """Write the files of this process into an existing folder; every process has to call."""
     world_size, rank = get_world_size_and_rank()
     optimizer = _optimizer_state(state.model, state.optimizer)
     tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
@@ -100,11 +116,7 @@ def write_snapshot(
 
 
 def check_snapshot(folder: Path) -> None:
-    """Check that files which are intact hold all that a run needs; each process reads its share of them.
-
-    Raises:
-        Exception: If they do not; readers of the files raise several types.
-    """
+    """Raise an error if intact files do not hold all that a run needs; each process reads its share of them."""
     world_size, own_rank = get_world_size_and_rank()
     _require_listed(folder, [_SETTINGS, _process_file(0)])
     read_settings(folder)
@@ -119,11 +131,7 @@ def check_snapshot(folder: Path) -> None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of the run that wrote a checkpoint.
-
-    Raises:
-        ValueError: If the file does not hold settings.
-    """
+    """Read the settings of the run that wrote a checkpoint."""
     settings = OmegaConf.load(folder / _SETTINGS)
     if not (isinstance(settings, DictConfig) and settings):
         raise ValueError(f"{_SETTINGS} does not hold keys and values")
@@ -131,11 +139,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """Read the state of a process that is not in shards.
-
-    Raises:
-        ValueError: If the file is damaged, or holds objects other than tensors and plain values.
-    """
+    """Read the state of a process that is not in shards; a ValueError names the damaged file."""
     name = _process_file(rank)
     try:
         content: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)
@@ -150,11 +154,11 @@ def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 
 def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
-    """Restore a freshly built state in place, as far as the number of processes allows; every process has to call.
+    """Restore a freshly built state in place; every process has to call.
 
     Returns:
-        dict[str, Any] | None: for :func:`set_random_states`; None if the number of processes has changed, which is
-        reported on stderr.
+        dict[str, Any] | None: random states for :func:`set_random_states`. None if the number of processes has changed,
+        which is reported on stderr.
 
     Raises:
         TrainingError: If the run has different weights or optimizer state.
@@ -202,7 +206,7 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set all generators to what was saved."""
+    """Restore the states of all random number generators."""
     random.setstate(states["python"])
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
@@ -212,7 +216,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def _random_states() -> dict[str, Any]:
-    """Return the states of all generators that training may draw from, as tensors and plain values."""
+    """Return the states of all generators that training may use, as tensors and plain values."""
     numpy_state: Any = np.random.get_state(legacy=True)
     name, keys, *rest = numpy_state
     return {
@@ -233,15 +237,15 @@ def _require_listed(folder: Path, needed: Sequence[str]) -> None:
 
 
 def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return trained parameters, sharded as they are; the prefix keeps their names apart from the optimizer's."""
+    """Return trained parameters, sharded as they are; the prefix separates their names from the optimizer's."""
     values: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
     return {f"model.{name}": value for name, value in values.items()}
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
-    """Return optimizer state by the names of parameters, without the settings of parameter groups.
+    """Return optimizer state by parameter name, without group settings.
 
-    An optimizer without state gets one only with ``initialize``: creating it takes a step, which the optimizer counts.
+    An optimizer without state gets one only with ``initialize``, because that takes a step, which the optimizer counts.
     """
     if not (optimizer.state or initialize):
         return {}
@@ -250,7 +254,7 @@ def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool
 
 
 def _optimizer_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Select the tensors of an optimizer's state, not copies; a quantized one by its parts."""
+    """Return the tensors of an optimizer's state, not copied; a quantized one by its parts."""
     tensors: dict[str, Tensor] = {}
     for name, value in values.items():
         if not isinstance(value, Tensor):
@@ -275,7 +279,7 @@ def _set_group_settings(optimizer: Optimizer, settings: Sequence[Mapping[str, An
 
 
 def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number, from 1, of the file of this process that each tensor goes into, so that no file is large."""
+    """Assign the tensors of this process to files, numbered from 1, of limited size."""
     numbers, number, size = {}, 1, 0
     for name, value in tensors.items():
         added = local_tensor(value).nbytes
@@ -287,7 +291,7 @@ def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Clone tensors that share memory, which safetensors refuses: codebooks of quantized state do."""
+    """Clone tensors that share memory, as the codebooks of quantized state do: safetensors refuses them."""
     seen: set[int] = set()
     apart = {}
     for name, value in tensors.items():
@@ -302,7 +306,7 @@ def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
 
 
 class _ListedFiles(FileSystem):
-    """Shows PyTorch's reader only the files that the manifest lists."""
+    """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
         return [str(Path(path) / name) for name in checkpoint_files(Path(path))]

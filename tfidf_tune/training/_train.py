@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from tfidf_tune._signals import Interrupted, StopRequest, stop_request
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import (
     Batch,
@@ -26,12 +27,11 @@ from tfidf_tune.training._batches import (
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
-from tfidf_tune.training._interrupt import Interrupted, StopRequest, stop_request
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
-from tfidf_tune.training._state import TrainState
+from tfidf_tune.training._snapshot import TrainState
 from tfidf_tune.weighting import IGNORE_INDEX
 
 
@@ -41,8 +41,7 @@ class StepResult(NamedTuple):
     Attributes:
         metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted, comparable between
             objectives), ``weight_mean``, ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before
-            clipping.
-            Under fp16 also ``loss_scale``, what the next step's loss is multiplied by.
+            clipping; under fp16 also ``loss_scale``, the factor of the next step's loss.
         num_tokens (int): valid label tokens.
         is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss, since gradients
             overflow occasionally.
@@ -78,8 +77,8 @@ def train_step(
         model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
-        batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, and what
-            packed rows have in addition; plain mini-batches go through :func:`agree_on_step` first.
+        batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not
+            yet shifted, and what packed rows have in addition; or those that the processes have already agreed on.
         scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
             does nothing.
         device (torch.device): the model's device.
@@ -144,6 +143,11 @@ def train_step(
     return StepResult(metrics, num_tokens, is_finite, overflowed, skipped=overflowed or is_lost)
 
 
+def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
+    """Build the scaler that keeps fp16 gradients from vanishing; disabled for other dtypes."""
+    return torch.amp.GradScaler(run.device.type, enabled=run.dtype is torch.float16)
+
+
 def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
     """Count the optimizer steps of the run: all epochs, or ``max_steps`` if that is less."""
     total = cfg.epochs * steps_per_epoch(cfg, dataloader)
@@ -161,17 +165,7 @@ def train(
     resume: ResumePoint,
     save: Callable[[Path], None],
 ) -> None:
-    """Train to the end of the run; write milestones and resume checkpoints.
-
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        state (TrainState): model, loss, optimizer, schedule, scaler; restored where the run resumes.
-        dataloader (DataLoader[Batch]): see :func:`~tfidf_tune.training.build_dataloader`.
-        total_steps (int): optimizer steps of the run, see :func:`count_steps`.
-        run (Run): gives device and folder.
-        progress (ProgressLog): takes the metrics; not closed here.
-        resume (ResumePoint): where the run begins, and where it can be resumed.
-        save (Callable[[Path], None]): writes a milestone's checkpoint into the given folder.
+    """Train to the end of the run; write milestones, by ``save(folder)``, and resume checkpoints.
 
     Raises:
         TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
