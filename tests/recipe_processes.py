@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -130,20 +131,21 @@ def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: in
     return ended.output
 
 
-def run_command_line(recipe: str, arguments: Sequence[str], cwd: Path) -> Ended:
-    """Run a recipe by its arguments in a folder, in one process without torchrun."""
+def run_command(function: str, arguments: Sequence[str], cwd: Path, **environment: str) -> Ended:
+    """Call the function of a command, "module:name", with arguments in a folder, in one process without torchrun."""
     log = cwd / "output.txt"
-    process = CONTEXT.Process(target=_run_arguments, args=(recipe, list(arguments), cwd, log))
+    process = CONTEXT.Process(target=_call, args=(function, list(arguments), cwd, log, environment))
     process.start()
     process.join()
     return Ended([process.exitcode], log.read_text(errors="replace"))
 
 
-def _run_arguments(recipe: str, arguments: list[str], cwd: Path, log: Path) -> None:
+def _call(function: str, arguments: list[str], cwd: Path, log: Path, environment: dict[str, str]) -> None:
+    os.environ |= environment
     _begin(log)
     os.chdir(cwd)
-    sys.argv = [recipe, *arguments]
-    importlib.import_module(f"tfidf_tune.recipes.{recipe}").recipe_main()
+    sys.argv = [function, *arguments]
+    pkgutil.resolve_name(function)()
 
 
 def _begin(log: Path) -> None:

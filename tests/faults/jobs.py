@@ -7,9 +7,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from process_hooks import plan_no_memory
 from recipe_processes import Processes, RecipeRun, nothing
 from safetensors.torch import load_file
 from tiny_llama import make_llama, make_tokenizer
@@ -55,7 +57,12 @@ def start(
     if job.lora:
         settings["model.lora_dropout"] = 0.1
     cfg = run_config(folder / "run", *inputs, lora=job.lora, **(settings | overrides))
-    return Processes([RecipeRun(cfg, job.lora)], folder / name, num_processes=job.num_processes, before=before)
+    return Processes(
+        [RecipeRun(cfg, job.lora)],
+        folder / name,
+        num_processes=job.num_processes,
+        before=partial(plan_no_memory, before),
+    )
 
 
 def finish(job: Job, folder: Path, inputs: tuple[Path, Path]) -> dict[str, str]:

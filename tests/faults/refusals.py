@@ -1,10 +1,8 @@
 """A run that must not begin: how it is described and started, and what has to be true of its end."""
 
 import io
-import os
 import re
 import signal
-import subprocess
 import sys
 import traceback
 import warnings
@@ -19,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from recipe_processes import run_command
 from tiny_run import run_config
 
 from tfidf_tune.training import _train
@@ -52,7 +51,7 @@ class BadInput:
         message (str): regular expression of the error message.
         lora (bool): the recipe is lora_finetune, not full_finetune.
         arguments (tuple[str, ...]): of the recipe; ``{folder}`` stands for the row's.
-        command (tuple[str, ...]): starts the recipe in a new process. Default: none, the recipe runs in this one.
+        tune (str): the recipe as ``tune run`` names it, in a new process. Default: none, the recipe runs in this one.
         leaves (Collection[str]): patterns of files of the run that may be new or changed. Default: none.
         needs_training (bool): the error is not known before the first step.
     """
@@ -62,7 +61,7 @@ class BadInput:
     message: str
     lora: bool = False
     arguments: tuple[str, ...] = ("--config", f"{{folder}}/{CONFIG}")
-    command: tuple[str, ...] = ()
+    tune: str = ""
     leaves: Collection[str] = ()
     needs_training: bool = False
 
@@ -92,8 +91,9 @@ def problems_of(row: BadInput, site: Site) -> list[str]:
     (site.folder / CONFIG).write_text(text, errors="surrogateescape")
     before = _contents(site.folder)
     arguments = [argument.format(folder=site.folder) for argument in row.arguments]
-    if row.command:
-        code, stderr, num_steps = *_run_in_process([*row.command, *arguments], site), 0
+    if row.tune:
+        ended = run_command("torchtune._cli.tune:main", ["run", row.tune, *arguments], site.folder.parent)
+        (code,), stderr, num_steps = ended.codes, ended.output, 0
     else:
         code, stderr, num_steps = _run_here(arguments, lora=row.lora)
     after = _contents(site.folder)
@@ -144,12 +144,6 @@ def _run_here(arguments: list[str], *, lora: bool) -> tuple[int, str, int]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return int(code), stderr.getvalue(), train_step.call_count
-
-
-def _run_in_process(command: list[str], site: Site) -> tuple[int, str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=site.folder, capture_output=True, text=True, check=False, env=environment)
-    return ended.returncode, ended.stderr
 
 
 def _contents(folder: Path) -> dict[str, bytes | None]:

@@ -180,7 +180,7 @@ COMMANDS = [
         "tune run",
         changed({"batch_sise": 3}),
         r"^error: config: no key 'batch_sise'; did you mean 'batch_size'\?$",
-        command=(sys.executable, "-m", "torchtune._cli.tune", "run", "tfidf_tune/recipes/full_finetune.py"),
+        tune="tfidf_tune/recipes/full_finetune.py",
     ),
 ]
 

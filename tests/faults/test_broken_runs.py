@@ -112,15 +112,16 @@ def full_disks() -> Iterator[Break]:
             ("a resume checkpoint", "resume checkpoint [^\n]*step_6", {"save_at_percent": [100]}),
         ):
             message = rf"error: {name} could not be written: [^\n]*{{}}[^\n]*step_4[^\n]*"
-            yield Break(
-                f"a quota is met by {what}",
-                job,
-                message.format("File too large"),
-                before=partial(at_call, "_train.train_step", limit_files, nth=STEP),
-                overrides=overrides,
-                newest=4,
-            )
-            if can_mount():
+            if ALL or what == "a resume checkpoint":
+                yield Break(
+                    f"a quota is met by {what}",
+                    job,
+                    message.format("File too large"),
+                    before=partial(at_call, "_train.train_step", limit_files, nth=STEP),
+                    overrides=overrides,
+                    newest=4,
+                )
+            if can_mount() and (ALL or what == "a milestone"):
                 yield Break(
                     f"{what} fills the disk",
                     job,
@@ -154,20 +155,21 @@ def signals() -> Iterator[Break]:
     terminate, hangup = partial(send, signal.SIGTERM), partial(send, signal.SIGHUP)
     load_data = partial(at_call, "_data.instantiate", nth=2)
     yield Break("SIGTERM while data are loaded", FULL, r"ended by SIGTERM\n", partial(load_data, terminate), 143)
-    yield Break(
-        "SIGHUP while data are loaded",
-        FULL,
-        r"ended by SIGHUP\n",
-        partial(hang_up, partial(load_data, hangup), False),
-        129,
-    )
-    yield Break(
-        "SIGTERM while weights are read",
-        FULL,
-        r"ended by SIGTERM\n",
-        partial(at_call, "_checkpointer.HFCheckpointer.load_weights", terminate),
-        143,
-    )
+    if ALL:
+        yield Break(
+            "SIGHUP while data are loaded",
+            FULL,
+            r"ended by SIGHUP\n",
+            partial(hang_up, partial(load_data, hangup), False),
+            129,
+        )
+        yield Break(
+            "SIGTERM while weights are read",
+            FULL,
+            r"ended by SIGTERM\n",
+            partial(at_call, "_checkpointer.HFCheckpointer.load_weights", terminate),
+            143,
+        )
     yield Break(
         "SIGTERM while a resume checkpoint is read",
         FULL,

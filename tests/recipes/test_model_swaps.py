@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 import yaml
-from recipe_processes import run_command_line
+from recipe_processes import run_command
 from tfidf_tune.recipes import full_finetune, lora_finetune
 from tiny_llama import make_tokenizer
 from tiny_models import FAMILY_MODELS, MODELS
@@ -22,6 +22,7 @@ from tfidf_tune.models import FAMILIES
 from tfidf_tune.training import HFCheckpointer
 from tfidf_tune.training._lora import is_adapter
 
+LORA = "tfidf_tune.recipes.lora_finetune:recipe_main"
 MILESTONES = [f"checkpoint_{percent}pct" for percent in (10, 25, 50, 75, 100)]
 TOKENS = torch.arange(1, 31)[None]
 # Config, architecture, and what the builder of that architecture is called where sizes are free.
@@ -74,7 +75,7 @@ def test_a_model_of_the_paper_is_trained_by_its_config(config, make_base, tmp_pa
     base = make_base(PAPER[config][0], width(config))
 
     arguments = ["--config", config, *paths_and_sizes(config, base, tmp_path / "run")]
-    ended = run_command_line("lora_finetune", arguments, cwd=tmp_path)
+    ended = run_command(LORA, arguments, cwd=tmp_path)
 
     assert ended.codes == [0], ended.output
     assert "Warning" not in ended.output
@@ -223,7 +224,7 @@ def test_another_model_needs_one_override_file_and_no_code(name, make_base, tmp_
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(override))
 
-    ended = run_command_line("lora_finetune", ["--config", "mine.yaml", *TEXT], cwd=tmp_path)
+    ended = run_command(LORA, ["--config", "mine.yaml", *TEXT], cwd=tmp_path)
 
     assert ended.codes == [0], ended.output
     for milestone in MILESTONES[:1]:

@@ -1,8 +1,6 @@
 """torchtune's own recipe with our loss: one line of its config changed."""
 
-import os
-import subprocess
-import sys
+from recipe_processes import run_command
 
 
 def test_the_stock_recipe_trains_with_the_drop_in(tmp_path, tiny_checkpoint, text_file):
@@ -22,15 +20,14 @@ def test_the_stock_recipe_trains_with_the_drop_in(tmp_path, tiny_checkpoint, tex
         "batch_size": 2, "seed": 0, "enable_activation_offloading": "False",
     }  # fmt: skip
 
-    finished = subprocess.run(
-        [sys.executable, "-m", "torchtune._cli.tune", "run", "full_finetune_single_device",
-         "--config", "llama2/7B_full_low_memory", *(f"{key}={value}" for key, value in overrides.items())],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_BACKEND": "aot_eager", "HF_DATASETS_CACHE": str(tmp_path)},
+    ended = run_command(
+        "torchtune._cli.tune:main",
+        ["run", "full_finetune_single_device", "--config", "llama2/7B_full_low_memory",
+         *(f"{key}={value}" for key, value in overrides.items())],
+        tmp_path, TORCH_COMPILE_BACKEND="aot_eager",
     )  # fmt: skip
 
-    assert finished.returncode == 0, finished.stderr
+    assert ended.codes == [0], ended.output
     losses = [
         float(line.split("loss:")[1].split()[0]) for line in (tmp_path / "logs" / "log.txt").read_text().splitlines()
     ]
