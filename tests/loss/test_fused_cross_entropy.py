@@ -60,9 +60,10 @@ def test_they_do_for_every_block_size(block_size, monkeypatch):
         assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
 
 
-def test_small_vocabularies_narrow_labels_and_strided_tensors_are_supported():
+def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_supported():
     for vocab_size in (1, 2, 1001):
         hidden, weight, bias = (batch := random_head(600, rows=3, vocab_size=vocab_size)).head
+        batch.labels[1], batch.coefficients[1] = IGNORED, 0.0
         strided = batch._replace(
             head=HeadInput(hidden.transpose(0, 1).contiguous().transpose(0, 1), weight.t().contiguous().t(), bias),
             labels=batch.labels.int().t().contiguous().t(),
