@@ -189,7 +189,7 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     own = (*cli._OURS, "ls", "cp", "cat", "download")
     commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
     commands += [["probe", "audit", "--no-such-option"], ["experiment"], ["experiment", "/none.yaml"]]
-    commands += [["validate", "nothing"], ["run", "lora_finetune", "--config", "nothing"]]
+    commands += [["validate", "nothing"], ["run", "lora_finetune", "--config=nothing"]]
     commands += [["probe", "audit", "/none", "--probe-file", "p"], ["compare", "/none"]]
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
@@ -224,7 +224,7 @@ def test_packages_import_only_what_they_need():
     """The extra ``eval`` does not install the training stack, and reports start fast."""
     printed = subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True).stdout
     before, after = (set(line.split()) for line in printed.splitlines())
-    heavy = {"lm_eval", "omegaconf", "peft", "rouge_score", "scipy", "torchao", "torchtune", "transformers"}
+    heavy = {"lm_eval", "omegaconf", "peft", "rouge_score", "scipy", "torch", "torchao", "torchtune", "transformers"}
     assert not before & (heavy | {"matplotlib", "pandas", "tfidf_tune.training"})
     assert "matplotlib.figure" in after
     assert not after & (heavy | {"matplotlib.pyplot"})

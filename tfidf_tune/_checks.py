@@ -1,4 +1,4 @@
-"""Checks of arguments and comparison of settings, with messages for the user. Imports no other library."""
+"""Checks of arguments and comparison of settings, with messages for the user. Imports only the standard library."""
 
 import difflib
 import json

@@ -24,13 +24,13 @@ def test_the_text_is_that_of_the_documented_figures():
     assert digest == "e926c481ff4fc1bcd2933c620f97c827001b254120481ba91aa5d999cb95b49e"
 
 
-def test_the_file_is_small_and_has_its_licence():
+def test_the_file_is_small_and_has_its_license():
     corpus = files("tfidf_tune.data").joinpath("corpus")
     assert len(corpus.joinpath("python_documentation.jsonl.xz").read_bytes()) < 1_000_000
-    licence = corpus.joinpath("LICENSE.txt").read_text(encoding="utf-8")
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in licence
-    assert "CPython 3.11.7" in licence
-    assert "Changes made to Python" in licence
+    license = corpus.joinpath("LICENSE.txt").read_text(encoding="utf-8")
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in license
+    assert "CPython 3.11.7" in license
+    assert "Changes made to Python" in license
 
 
 def test_slices_of_a_split_are_those_of_datasets():

@@ -294,7 +294,7 @@ def test_the_settings_reach_the_fused_head(loss_class, monkeypatch):
         asked.update(kwargs)
         return fused_cross_entropy(*args, **kwargs)
 
-    monkeypatch.setattr("tfidf_tune.loss._objectives.fused_cross_entropy", spy)
+    monkeypatch.setattr("tfidf_tune.loss._weighted.fused_cross_entropy", spy)
     batch = random_head(20)
     loss_class(accumulate_in_fp32=True)(batch.head, batch.labels)
     assert asked == {"accumulate_in_fp32": True}

@@ -19,7 +19,7 @@ TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 
 def start(*arguments, cwd):
     return subprocess.Popen(
-        [sys.executable, "-m", "torchtune._cli.tune", "run", "--nproc_per_node", "2", *arguments],
+        [sys.executable, "-m", "tfidf_tune.cli", "run", "--nproc_per_node", "2", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -48,7 +48,7 @@ def test_a_run_stopped_under_torchrun_and_resumed_is_the_run_of_one_process(reci
     )
     OmegaConf.save(run.cfg, tmp_path / "config.yaml")
 
-    process = start("tfidf_tune/recipes/full_finetune.py", "--config", "config.yaml", cwd=tmp_path)
+    process = start("full_finetune", "--config", "config.yaml", cwd=tmp_path)
     while len(read_losses(run.folder)) < 3 and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)

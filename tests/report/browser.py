@@ -45,7 +45,7 @@ class Browser:
         self.driver.get(file.as_uri())
 
     def emulate(self, media: str, *, dark: bool = False) -> None:
-        """Change the medium ("screen", "print") and the colour scheme of the page that is shown."""
+        """Change the medium ("screen", "print") and the color scheme of the page that is shown."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
 

@@ -168,7 +168,10 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, wiki_file, tmp_path
         ({"train_source": "/gone.txt"}, "no such file or folder: '/gone.txt'"),
         (all_seen, r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name different text"),
         ({"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
-        ({"wikitext2_column": "words"}, r"has no column 'words', only \['text'\]: name another column"),
+        (
+            {"wikitext2_column": "words"},
+            r"has no column 'words', only \['text'\]: name another source, or another column",
+        ),
         ({"wikitext2_source": empty}, r"empty\.txt' is empty"),
         ({"wikitext2_source": short}, r"short\.txt' has no block of 256 tokens: name more text"),
     ):

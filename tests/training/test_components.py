@@ -15,7 +15,7 @@ from torchtune.modules.transforms.tokenizers import ModelTokenizer
 from torchtune.training.metric_logging import MetricLoggerInterface
 
 from tfidf_tune.loss import CrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import FinetuneConfig, SetupError, check_config, check_loss
+from tfidf_tune.training import FinetuneConfig, SetupError, build_loss, check_config, check_loss
 from tfidf_tune.training._components import _LOSS_PART, COMPONENTS, check_argument_types, check_kind
 
 WEIGHTED = "tfidf_tune.loss.WeightedCrossEntropyLoss"
@@ -170,6 +170,17 @@ def test_functions_that_make_no_component_are_refused_and_not_called(recipe_conf
 
     assert (tmp_path / "precious").is_dir()
     assert not (tmp_path / "harm").exists()
+
+
+def makes_another_loss() -> WeightedCrossEntropyLoss:
+    """A function that does not return what it declares."""
+    return nn.CrossEntropyLoss()
+
+
+def test_a_function_that_makes_another_loss_than_it_declares_is_refused(recipe_config):
+    cfg = recipe_config(loss={"_component_": f"{__name__}.makes_another_loss"})
+    with pytest.raises(SetupError, match=r"^config: loss: .*makes_another_loss makes CrossEntropyLoss, not an obj"):
+        build_loss(cfg)
 
 
 def test_only_a_loss_of_this_package_is_built_to_be_checked(recipe_config):

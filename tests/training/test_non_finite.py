@@ -10,7 +10,7 @@ import torch
 from tfidf_tune.recipes import full_finetune, lora_finetune
 from torch import nn
 
-from tfidf_tune.loss import _objectives as objectives
+from tfidf_tune.loss import _weighted as objectives
 from tfidf_tune.training import TrainingError, _train
 from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.weighting import UniformWeighting

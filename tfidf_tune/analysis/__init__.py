@@ -11,7 +11,7 @@ from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, over_seeds
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis._models import load_model, require_known_ids
+    from tfidf_tune.analysis._loading import load_model, require_known_ids
     from tfidf_tune.analysis._perplexity import token_perplexity
     from tfidf_tune.analysis._probe import (
         ProbeTokenizer,
@@ -26,8 +26,11 @@ else:
         # Import what needs torch on first use: torch takes seconds, and reports do without it.
         if name not in __all__:
             raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
-        modules = {"load_model": "_models", "require_known_ids": "_models", "token_perplexity": "_perplexity"}
+        modules = {"load_model": "_loading", "require_known_ids": "_loading", "token_perplexity": "_perplexity"}
         return getattr(import_module(f"tfidf_tune.analysis.{modules.get(name, '_probe')}"), name)
+
+    def __dir__() -> list[str]:
+        return __all__
 
 
 __all__ = [

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from tfidf_tune.analysis._models import require_known_ids
+from tfidf_tune.analysis._loading import require_known_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

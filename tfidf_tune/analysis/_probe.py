@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from tfidf_tune.analysis._loading import require_known_ids
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l
-from tfidf_tune.analysis._models import require_known_ids
 from tfidf_tune.results import ProbeSample
 
 if TYPE_CHECKING:

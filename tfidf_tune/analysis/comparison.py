@@ -161,10 +161,10 @@ def floor_of(targets: Floats, controls: Floats) -> Floor:
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
-    """Find where a path ``[n]`` of finite values, linear between its points, first has the value of a goal.
+    """Find where a path ``[n]`` of finite values, linear between its points, first reaches a value.
 
     Returns:
-        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never has.
+        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never does.
     """
     if path[0] == goal:
         return 0, 0, 0.0

@@ -124,7 +124,7 @@ def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str],
 
 
 def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
-    """Return in ascending order where all runs that have the measures anywhere have them."""
+    """Return, ascending, the progress values at which every run with these measures has all of them."""
     having = evaluations.dropna(subset=[measure.name for measure in measures])
     num_runs = having.groupby("progress")["run"].nunique()
     return sorted(num_runs.index[num_runs == having["run"].nunique()])

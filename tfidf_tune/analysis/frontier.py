@@ -65,8 +65,8 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
         references (Sequence[str]): more objectives to compare with. Default: none.
 
     Raises:
-        ValueError: If there is no run, none has the baseline or a reference, two runs have the same names, or runs of a
-            model were not asked the same.
+        ValueError: If there is no run, none has both LMS and perplexity, none has the baseline or a reference, two runs
+            have the same names, or runs of a model were not asked the same.
     """
     import pandas as pd
 
@@ -83,6 +83,8 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     left_out = [f"{title}: {reason}" for title, reason in zip(runs["title"], reasons, strict=True) if reason]
     keys = ["of_model", "of_objective", "learning_rate"]
     used = runs[[reason is None for reason in reasons]].sort_values(keys, na_position="first", kind="stable")
+    if used.empty:
+        raise ValueError(f"no run has both LMS and perplexity: {'; '.join(left_out)}")
     used["point"] = used.groupby(keys, dropna=False, sort=False).ngroup()
     points = pd.DataFrame([_point(own) for _, own in used.groupby("point")], columns=_POINT_COLUMNS)
     for _, own in points.groupby("model", sort=False):

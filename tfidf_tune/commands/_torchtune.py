@@ -44,9 +44,12 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
         options = _parser(command).parse_args([command, *arguments])
         options.func(options)
         return
-    if "--config" not in arguments and not {"-h", "--help"}.isdisjoint(arguments):
-        print(_RUN_HELP)
-        return
+    arguments = [part for one in arguments for part in (one.split("=", 1) if one.startswith("--config=") else [one])]
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        if "--config" not in arguments:
+            print(_RUN_HELP)
+            return
+        arguments = [*(one for one in arguments if one not in ("-h", "--help")), "--help"]  # of the recipe
     if not arguments[0].startswith("-"):
         arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
     if not hasattr(torchtune, "__version__"):

@@ -1,7 +1,7 @@
 """The embedded corpus: English text inside the package, for demos and tests without a network.
 
 The text is Python 3.11's language reference and the docstrings of its standard library; ``corpus/LICENSE.txt`` names
-source, licence and changes. The file is frozen, so the splits are the same on every Python version.
+source, license and changes. The file is frozen, so the splits are the same on every Python version.
 """
 
 import hashlib

@@ -21,7 +21,7 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     """Blocks of token ids as a map-style data set.
 
     An item is ``{"tokens": list[int], "labels": list[int]}`` with ``block_size`` ids each. The labels equal the tokens:
-    the recipe shifts them.
+    ``agree_on_step`` shifts them.
 
     Args:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``, an attribute; may be memory-mapped.
@@ -42,8 +42,8 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
 class SequenceDataset(Dataset[dict[str, list[int]]]):
     """Sequences of different lengths as a map-style data set: documents, or prompts with their targets.
 
-    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 in a prompt: the recipe
-    shifts them.
+    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 in a prompt:
+    ``agree_on_step`` shifts them.
 
     Args:
         tokens (TokenArray): int32 ids of all sequences, one after the other; may be memory-mapped.

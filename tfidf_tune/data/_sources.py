@@ -138,11 +138,12 @@ def _placed(where: str, unit: str, rows: Iterable[dict[str, Any]]) -> Iterator[_
 
 def _checked_rows(rows: Iterable[_PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     for place, row in rows:
+        if missing := [column for column in columns if column not in row]:
+            raise ValueError(
+                f"{source!r} has no column {', '.join(map(repr, missing))}, only {sorted(row)}: "
+                "name another source, or another column where it can be chosen"
+            )
         for column, kind in columns.items():
-            if column not in row:
-                raise ValueError(
-                    f"{source!r} has no column {column!r}, only {sorted(row)}: name another column or source"
-                )
             if not isinstance(row[column], kind | None):
                 raise ValueError(
                     f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not "

@@ -165,7 +165,7 @@ class Progress:
         return sum(map(len, self.to_do.values()))
 
     def _remaining(self) -> float | None:
-        """Estimate the seconds until all is done from those of equal cells; None if a kind of cell was not timed."""
+        """Estimate the seconds left from means of finished cells of a kind and model; None if a kind was not timed."""
         left = Counter(
             (cell == TRAINING, self._runs[number].model) for number in self.to_do for cell in self.to_do[number]
         )

@@ -8,7 +8,7 @@ from tfidf_tune.loss._cross_entropy import (
 )
 from tfidf_tune.loss._fused import fused_cross_entropy
 from tfidf_tune.loss._head import HeadInput
-from tfidf_tune.loss._objectives import CrossEntropyLoss, LossTerms, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.loss._weighted import CrossEntropyLoss, LossTerms, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 
 __all__ = [
     "CrossEntropyLoss",

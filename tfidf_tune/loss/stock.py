@@ -7,7 +7,7 @@ are lost. And ``compile: True`` wraps the whole loss unless it is a subclass of 
 
 from torchtune.modules import loss as torchtune_loss
 
-from tfidf_tune.loss._objectives import TFIDFCrossEntropyLoss
+from tfidf_tune.loss._weighted import TFIDFCrossEntropyLoss
 
 
 class CEWithChunkedOutputLoss(TFIDFCrossEntropyLoss, torchtune_loss.CEWithChunkedOutputLoss):  # type: ignore[misc]

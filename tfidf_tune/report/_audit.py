@@ -96,7 +96,7 @@ def _floor(samples: "pd.DataFrame") -> Floor | None:
 
 
 def _best(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
-    """Take of each passage the sample with the highest LMS, of equals that of the shortest prompt."""
+    """Return the sample with the highest LMS of each passage; ties go to the shortest prompt."""
     own = samples[samples["kind"] == kind]
     order = own.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
     return order.drop_duplicates("passage_id")
@@ -156,7 +156,7 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         )
     if num_verbatim or more:
         statements.append(
-            "The base model may already have memorized a passage that many texts share (a licence, a quotation): audit "
+            "The base model may already have memorized a passage that many texts share (a license, a quotation): audit "
             "the base model with the same probe file."
         )
     return statements

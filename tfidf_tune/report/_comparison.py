@@ -94,8 +94,8 @@ def _statements(
         statements.append(("", f"{text} To name the objective of a model trained elsewhere, give OBJECTIVE=FOLDER."))
     for (setting, objective), found in pairs.items():
         both = of_setting[setting][of_setting[setting]["objective"].isin([baseline, objective])]
-        if both[LMS.name].notna().any():
-            statements.append((setting, _lms_statement(objective, baseline, found)))
+        if measured := both.loc[both[LMS.name].notna(), "objective"].tolist():
+            statements.append((setting, _lms_statement(objective, baseline, found, measured)))
     statements += [
         (one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()
     ]
@@ -119,9 +119,11 @@ def _statements(
     return [f"{model}: {text}" if prefix and model else text for model, text in statements if text]
 
 
-def _lms_statement(objective: str, baseline: str, found: dict[str, Any]) -> str:
+def _lms_statement(objective: str, baseline: str, found: dict[str, Any], measured: Sequence[str]) -> str:
     """Say how an objective changes the average LMS, and what that costs in perplexity."""
     if LMS.name not in found:
+        if missing := [name for name in (objective, baseline) if name not in measured]:
+            return f"{joined(missing)} has no memorization results, so what it recites is not compared."
         return (
             f"{objective} and {baseline} share no checkpoint with memorization results, so what they recite is not "
             "compared: evaluate both at the same checkpoints."

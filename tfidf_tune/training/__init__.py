@@ -10,6 +10,7 @@ if ("TORCHELASTIC_RUN_ID" in os.environ or sys.argv[0].startswith("tfidf_tune.re
     # The imports below take seconds. Until then Ctrl-C ends a process of torchrun or torchtune without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, check_optimizer, instantiate
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config
@@ -23,24 +24,31 @@ from tfidf_tune.training._data import (
 from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
-from tfidf_tune.training._metrics import open_progress
+from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model
-from tfidf_tune.training._resources import available_memory, check_resources, format_bytes, plan_memory
-from tfidf_tune.training._resume import open_resume
+from tfidf_tune.training._resources import MemoryPlan, available_memory, check_resources, format_bytes, plan_memory
+from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
 from tfidf_tune.training._sharding import shard_model
 from tfidf_tune.training._snapshot import TrainState
-from tfidf_tune.training._train import build_grad_scaler, count_steps, train, train_step
+from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 
 __all__ = [
+    "Batch",
     "FinetuneConfig",
     "HFCheckpointer",
     "LoRAFinetuneConfig",
     "LoRASettings",
+    "MemoryPlan",
+    "ProgressLog",
+    "ResumePoint",
     "Run",
     "SetupError",
+    "StepBatches",
+    "StepResult",
     "TrainState",
     "TrainingError",
+    "agree_on_step",
     "available_memory",
     "build_dataloader",
     "build_dataset",

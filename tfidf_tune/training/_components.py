@@ -163,7 +163,7 @@ def is_own(where: str, section: Any) -> bool:
 
 
 def find_component(where: str, path: Any) -> Any:
-    """Import a class or function by its dotted path; a SetupError that begins with ``where`` if there is none."""
+    """Import a class or function by its dotted path; a SetupError names ``where`` if it does not exist."""
     if not isinstance(path, str):
         raise SetupError(
             f"config: {where}: component is {path!r}, it has to be a dotted path such as torch.optim.AdamW"
@@ -335,7 +335,9 @@ def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
     Raises:
         SetupError: If it cannot be built from these settings.
     """
-    loss: WeightedCrossEntropyLoss = instantiate(cfg, "loss")
+    loss = instantiate(cfg, "loss")
+    if not isinstance(loss, WeightedCrossEntropyLoss):  # whatever a function of the user promises
+        raise SetupError(f"config: loss: {cfg.loss._component_} makes {type(loss).__name__}, not an objective")
     return loss
 
 

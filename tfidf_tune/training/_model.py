@@ -69,7 +69,8 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     """Set up the head, ``torch.compile`` and activation checkpointing as the config asks; in place."""
     if (refusal := prepare_head(model, loss)) and is_main_process():
         print(
-            f"{refusal}, which head '{loss.head}' cannot compute: logits are made in {loss.num_output_chunks} chunks",
+            f"head '{loss.head}' cannot be used because {refusal}; "
+            f"logits are computed in {loss.num_output_chunks} chunks",
             file=sys.stderr,
         )
     model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)

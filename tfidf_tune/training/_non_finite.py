@@ -19,8 +19,8 @@ _MAX_INDICES_SHOWN = 32
 class StepGuard:
     """Stops a run, or skips a step, if loss or gradient is not finite; stops a run whose weights are all 0.
 
-    ``indices_of`` gives the items of the data set of a step, ``note`` reports a skipped one. On a GPU a run that only
-    stops waits for the loss when it logs or saves, others (``looks_at_each_step``) at each step.
+    ``indices_of`` gives the items of the data set of a step, ``note`` reports a skipped one. On a GPU the
+    loss is read only at logged or saved steps, unless ``looks_at_each_step``.
     """
 
     def __init__(

@@ -79,10 +79,7 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
 
 
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list[int]]:
-    """Map the first step at which at least a share of the run is done to the shares (1 to 100 percent), both ascending.
-
-    In a short run a step may have several.
-    """
+    """Return the milestones, in percent, by the step that writes them; in a short run a step may have several."""
     steps: dict[int, list[int]] = {}
     for percent in sorted(set(percents)):
         steps.setdefault(-(-total_steps * percent // 100), []).append(percent)
