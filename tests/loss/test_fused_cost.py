@@ -11,7 +11,7 @@ from operations import Recorder
 
 import tfidf_tune.loss._fused as module
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, _head, fused_cross_entropy
-from tfidf_tune.training._resources import _LiveBytes
+from tfidf_tune.training._memory_plan import _LiveBytes
 
 NAMES = HeadInput._fields
 PRODUCTS = ("mm", "addmm", "addmm_")

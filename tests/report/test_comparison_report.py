@@ -342,6 +342,11 @@ def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing
     assert columns[2:4] + columns[-2:] == ["Progress %", "Avg Prefix", "Verbatim %", "Seeds"]
 
 
+def test_an_objective_without_memorization_results_is_named():
+    made = report(run("CE", [evaluation(100, targets(4, 2))]), run("TF-IDF", [evaluation(100)]))
+    assert made.statements[0] == "TF-IDF has no memorization results, so what it recites is not compared."
+
+
 def test_without_a_common_model_nothing_is_compared():
     runs = [run(name, [evaluation(samples=targets(4, 4))], model=model) for model, name in (("A", "CE"), ("B", "IDF"))]
     made = report(*runs)

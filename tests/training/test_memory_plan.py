@@ -18,7 +18,8 @@ from torchtune.training import set_activation_checkpointing, set_default_dtype
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.models.gpt_neox import lora_gpt_neox
 from tfidf_tune.training import SetupError, prepare_head, train_adapters_only, train_step
-from tfidf_tune.training._resources import MemoryPlan, _control_group_memory, available_memory, check_fits, plan_memory
+from tfidf_tune.training._memory_plan import MemoryPlan, plan_memory
+from tfidf_tune.training._resources import _control_group_memory, available_memory, check_fits
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

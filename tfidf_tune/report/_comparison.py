@@ -122,8 +122,9 @@ def _statements(
 def _lms_statement(objective: str, baseline: str, found: dict[str, Any], measured: Sequence[str]) -> str:
     """Say how an objective changes the average LMS, and what that costs in perplexity."""
     if LMS.name not in found:
-        if missing := [name for name in (objective, baseline) if name not in measured]:
-            return f"{joined(missing)} has no memorization results, so what it recites is not compared."
+        for name in (objective, baseline):
+            if name not in measured:
+                return f"{name} has no memorization results, so what it recites is not compared."
         return (
             f"{objective} and {baseline} share no checkpoint with memorization results, so what they recite is not "
             "compared: evaluate both at the same checkpoints."

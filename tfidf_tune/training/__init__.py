@@ -24,9 +24,10 @@ from tfidf_tune.training._data import (
 from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
+from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model
-from tfidf_tune.training._resources import MemoryPlan, available_memory, check_resources, format_bytes, plan_memory
+from tfidf_tune.training._resources import available_memory, check_resources
 from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
 from tfidf_tune.training._sharding import shard_model

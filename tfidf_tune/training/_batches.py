@@ -42,12 +42,7 @@ def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: 
         sync_labels (bool): whether to gather the labels of all processes. Default: False.
         stop (int): signal that this process received. Default: 0, none.
     """
-    is_pinned = any(batch["labels"].is_pinned() for batch in batches)  # from there the copy to a GPU is asynchronous
-    shifted = [shift_labels(batch["labels"]) for batch in batches]
-    batches = [
-        {**batch, "labels": labels.pin_memory() if is_pinned else labels}
-        for batch, labels in zip(batches, shifted, strict=True)
-    ]
+    batches = [{**batch, "labels": _pinned_like(batch["labels"], shift_labels(batch["labels"]))} for batch in batches]
     num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
     numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
@@ -61,6 +56,11 @@ def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: 
             for batch, shape in zip(batches, shapes, strict=True)
         ]
     return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), gathered, int(agreed[:, 0, 0].max()))
+
+
+def _pinned_like(labels: Tensor, shifted: Tensor) -> Tensor:
+    """Pin shifted labels where the labels are pinned: from there the copy to a GPU is asynchronous."""
+    return shifted.pin_memory() if labels.is_pinned() else shifted
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
