@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
         parser.error("--reference is for --frontier; without it, --baseline names what is compared with")
     from tfidf_tune.results import load_results, require_runs
 
-    require_runs(options.runs)  # before torch is imported
+    require_runs(options.runs)  # before pandas is imported
     from tfidf_tune.report import (
         comparison_report,
         frontier_report,
