@@ -1,0 +1,3 @@
+"""Token weightings in the Trainer of transformers."""
+
+__all__: list[str] = []
