@@ -1,3 +1,248 @@
-"""Token weightings in the Trainer of transformers."""
+"""Token weightings in the Trainer of transformers.
 
-__all__: list[str] = []
+    from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+
+    trainer = TokenWeightingTrainer(model, args, train_dataset=dataset)  # TF-IDF; or weighting=GoldfishWeighting()
+
+What the Trainer leaves to a loss, and :class:`TokenWeightingMixin` does: labels are shifted; the sum over the tokens is
+divided by ``num_items_in_batch``, the tokens of all mini-batches and processes of an optimizer step; evaluation is the
+Trainer's own.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import Trainer
+from transformers.utils import logging
+
+from tfidf_tune._checks import require_bool
+from tfidf_tune.integrations._checks import check_arguments, check_class, check_first_batch, check_trainer
+from tfidf_tune.integrations._inputs import document_ids_of, has_labels, require_labels, shifted_labels
+from tfidf_tune.integrations._statistics import WeightStatistics
+from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
+from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenWeighting
+from tfidf_tune.weighting._weighting import check_weighting
+
+__all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
+
+_logger = logging.get_logger(__name__)
+
+_OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch")
+
+_Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
+
+
+class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
+    r"""Trains a causal language model on weighted cross-entropy; to be put before a subclass of ``Trainer``.
+
+    .. math::
+        \mathcal{L} = -\frac{1}{M} \sum_i w_i \log P(x_i | x_{<i})
+
+    with M the tokens to predict in all mini-batches and on all processes of an optimizer step, and the weights of each
+    mini-batch. Uniform weights give the loss of the Trainer itself.
+
+        class MyWeightedTrainer(TokenWeightingMixin, MyTrainer): ...
+
+    Evaluation and prediction are those of the Trainer. The state of the weighting is in the Trainer's checkpoints, for
+    each process. The logs get ``cross_entropy``, the unweighted loss, and ``weight_mean``, ``weight_std`` and
+    ``weight_max`` over the tokens since the last log. If the batches have ``position_ids``, a document begins wherever
+    they restart at 0. The special tokens of ``processing_class`` are passed to the weighting.
+
+    Args:
+        *args (Any): those of the Trainer.
+        weighting (TokenWeighting | None): gives the weights. Default: None, :class:`TFIDFWeighting`.
+        fused_head (bool): whether to compute the loss from hidden states and output layer, so that only a fraction of
+            the logits exists at a time. The model has to support ``logits_to_keep``, compute the logits by a plain
+            ``torch.nn.Linear`` and not be sharded. Default: False.
+        **kwargs (Any): those of the Trainer.
+
+    Raises:
+        ValueError: If an argument is not valid, or the Trainer has a setting that would be ignored or a model that
+            cannot be trained this way.
+    """
+
+    def __init__(
+        self, *args: Any, weighting: TokenWeighting | None = None, fused_head: bool = False, **kwargs: Any
+    ) -> None:
+        weighting = TFIDFWeighting() if weighting is None else weighting
+        check_weighting("weighting", weighting)
+        require_bool("fused_head", fused_head)
+        check_class(type(self))
+        check_arguments(kwargs.get("args") or (args[1] if len(args) > 1 else None), kwargs)
+        super().__init__(*args, **kwargs)
+        check_trainer(self, fused_head=fused_head)
+        # The Trainer counts the tokens of a step, and does not divide by the number of mini-batches, only with this.
+        self._model_takes_num_items: bool = self.model_accepts_loss_kwargs
+        self.model_accepts_loss_kwargs = True
+        self.weighting = weighting.to(self.args.device).train()
+        tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
+        if hasattr(tokenizer, "all_special_ids"):
+            weighting.set_special_tokens(tokenizer.all_special_ids)
+        self._fused_head = fused_head
+        # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be copied.
+        self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
+        self._weight_statistics = WeightStatistics(self.args.device)
+        self._is_first_batch = True
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Compute the loss of a mini-batch as the Trainer does, of a model that returns the weighted loss in training.
+
+        Raises:
+            ValueError: If the mini-batch has no labels, the first one shows that they are shifted already or that the
+                logits are not those of the output layer (with ``fused_head``), or the Trainer does not ask the model
+                for the loss.
+        """
+        if not (model.training and torch.is_grad_enabled()):
+            if not self._model_takes_num_items:
+                num_items_in_batch = None
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        require_labels(inputs)
+        if self._is_first_batch:
+            check_first_batch(inputs)
+        weighted = _WeightedModel(model, self._weighted_outputs)
+        result = super().compute_loss(weighted, inputs, return_outputs, num_items_in_batch)
+        if not weighted.is_used:
+            raise ValueError(
+                f"a base of {type(self).__name__} computes the loss itself, so that the weights would be ignored: use "
+                "a trainer that takes the loss from the model"
+            )
+        self._is_first_batch = False
+        return result
+
+    def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        """Call the model without labels, and set the weighted loss in its outputs."""
+        labels = shifted_labels(inputs)
+        num_items_in_batch = inputs.get("num_items_in_batch")
+        kept = {name: value for name, value in inputs.items() if name not in _OF_THE_LOSS}
+        if self._fused_head:
+            kept |= {"logits_to_keep": 1, "output_hidden_states": True}
+        outputs = model(**kept)
+        if getattr(outputs, "logits", None) is None:
+            raise ValueError(
+                f"{type(self.model).__name__} returned no logits in training: switch off kernels that compute the loss "
+                "inside of the model (Liger's fused_linear_cross_entropy, Cut Cross-Entropy)"
+            )
+        # Prompt tuning adds virtual tokens in front, which have no labels.
+        logits = self._head_input(outputs) if self._fused_head else outputs.logits[:, -labels.shape[1] :]
+        terms = self._token_loss.terms(logits, labels, document_ids_of(inputs, labels))
+        num_valid = (labels != IGNORE_INDEX).sum()
+        self._weight_statistics.add(terms.cross_entropy, terms.weights, num_valid)
+        loss = terms.loss if num_items_in_batch is None else terms.loss * (num_valid / num_items_in_batch)
+        if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
+            loss = loss + self.model.config.get_text_config().router_aux_loss_coef * outputs.aux_loss
+        outputs["loss"] = loss
+        return outputs
+
+    def _head_input(self, outputs: Any) -> HeadInput:
+        head = self.model.get_output_embeddings()
+        hidden, weight, bias = outputs.hidden_states[-1], head.weight, head.bias
+        if isinstance(weight, DTensor) or weight.dim() != 2:
+            raise ValueError("fused_head is True, but the output layer is sharded over processes: set it to False")
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+            hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if self._is_first_batch:
+            with torch.no_grad():
+                expected = nn.functional.linear(hidden[:, -1:], weight, bias)
+            tolerance = 1e-3 if hidden.dtype == torch.float32 else 2e-2
+            if not torch.allclose(outputs.logits.float(), expected.float(), rtol=tolerance, atol=tolerance):
+                raise ValueError(
+                    f"fused_head is True, but the logits of {type(self.model).__name__} are not those of its output "
+                    "layer (it may scale them): set it to False"
+                )
+        return HeadInput(hidden, weight, bias)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the statistics of the weights together with the loss."""
+        if "loss" in logs:  # every process logs it
+            logs.update(self._weight_statistics.take(self.accelerator.gather))
+        super().log(logs, *args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        os.makedirs(output_dir, exist_ok=True)  # the main process may not have been here yet
+        torch.save(self.weighting.state_dict(), self._state_file(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not self.weighting.state_dict():
+            return
+        file = self._state_file(checkpoint)
+        if not file.is_file():
+            _logger.warning(
+                f"{checkpoint} has no {file.name}: the weighting begins with an empty state (the checkpoint was "
+                "written without a weighting, or by another number of processes)"
+            )
+            return
+        try:
+            self.weighting.load_state_dict(torch.load(file, map_location=self.args.device, weights_only=True))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{file} does not fit {type(self.weighting).__name__}: {str(error).splitlines()[-1].strip()}. Resume "
+                "with the weighting of the checkpoint, or remove the file to begin with an empty state"
+            ) from error
+
+    def _state_file(self, folder: str) -> Path:
+        suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
+        return Path(folder) / f"token_weighting{suffix}.pth"
+
+
+class _WeightedModel:
+    """The model of a training step: called with labels it returns the weighted loss, else it is the model itself."""
+
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, dict[str, Any]], Any]) -> None:
+        self._model = model
+        self._call = call
+        self.is_used = False
+
+    def __call__(self, **inputs: Any) -> Any:
+        if not has_labels(inputs):
+            return self._model(**inputs)
+        self.is_used = True
+        return self._call(self._model, inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class TokenWeightingTrainer(TokenWeightingMixin, Trainer):  # type: ignore[misc]
+    """The Trainer of transformers with token weights: :class:`TokenWeightingMixin` put before it."""
+
+
+def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
+    """Make a ``compute_loss_func`` for a Trainer whose class cannot be changed.
+
+    Labels are shifted, the sum over the tokens is divided by ``num_items_in_batch``, and evaluation is plain
+    cross-entropy and leaves the weighting unchanged. Unlike with :class:`TokenWeightingMixin`, a row is one document,
+    the state of the weighting is not in the checkpoints, and nothing is added to the logs.
+
+    Args:
+        loss (WeightedCrossEntropyLoss): the objective.
+
+    Returns:
+        Callable[..., Tensor]: called with outputs, labels ``[b, s]`` that are not shifted, and ``num_items_in_batch``.
+    """
+
+    def compute_loss(outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        inputs = {"labels": labels}
+        require_labels(inputs)
+        labels = shifted_labels(inputs)
+        num_valid = (labels != IGNORE_INDEX).sum()
+        count = num_valid if num_items_in_batch is None else num_items_in_batch
+        if torch.is_grad_enabled():
+            weighted: Tensor = loss(outputs.logits, labels)
+            return weighted * (num_valid / count)
+        return token_cross_entropy(outputs.logits, labels).sum() / count
+
+    return compute_loss

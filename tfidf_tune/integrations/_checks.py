@@ -1,0 +1,109 @@
+"""Refuse settings of a Trainer that would be ignored, models and batches that cannot be trained with token weights."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+from transformers.trainer_utils import unwrap_peft_model
+
+from tfidf_tune.weighting import IGNORE_INDEX
+
+
+def check_class(trainer: type) -> None:
+    """Raise a ``ValueError`` for a trainer of TRL that trains on anything else than the cross-entropy of labels."""
+    for base in trainer.__mro__:
+        if base.__module__.startswith("trl.") and base.__name__ not in ("SFTTrainer", "_BaseTrainer"):
+            raise ValueError(
+                f"{base.__name__} has an objective of its own, without the cross-entropy of each label: token weights "
+                "work in transformers.Trainer and in TRL's SFTTrainer"
+            )
+
+
+def check_arguments(args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` for settings that a weighted loss would ignore, before the Trainer is built."""
+    if kwargs.get("compute_loss_func") is not None:
+        raise ValueError("compute_loss_func is set, but the weighted loss takes its place: leave it out")
+    if args is None:
+        return
+    if args.label_smoothing_factor != 0:
+        raise ValueError(
+            f"label_smoothing_factor is {args.label_smoothing_factor}, which the weighted loss does not support: "
+            "set it to 0"
+        )
+    if getattr(args, "loss_type", "nll") != "nll":
+        raise ValueError(f"loss_type is {args.loss_type!r}, an objective of its own: set it to 'nll'")
+
+
+def check_trainer(trainer: Any, *, fused_head: bool) -> None:
+    """Raise a ``ValueError`` if a Trainer, built already, has settings or a model that are not supported."""
+    args, model = trainer.args, trainer.model
+    liger = args.liger_kernel_config or {}
+    if args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
+        raise ValueError(
+            "use_liger_kernel is set with Liger's own loss, which knows no weights: set liger_kernel_config to "
+            '{"fused_linear_cross_entropy": False, "cross_entropy": False}'
+        )
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    if parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
+        raise ValueError(
+            "context or sequence parallelism is on: a process has only a part of each sequence, but weights need whole "
+            "ones; set cp_size and sp_size to 1"
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process would use {args.n_gpu} GPUs by DataParallel, which is not supported: start a process for "
+            "each GPU with torchrun or accelerate launch, or set CUDA_VISIBLE_DEVICES to one"
+        )
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{type(model).__name__} is an encoder-decoder model, whose labels are not shifted: token weights are for "
+            "causal language models"
+        )
+    if _output_layer(model) is None:
+        raise ValueError(
+            f"{type(model).__name__} has no output layer over a vocabulary: token weights are for causal language "
+            "models, see AutoModelForCausalLM"
+        )
+    if fused_head:
+        _check_fused_head(trainer, model)
+
+
+def _check_fused_head(trainer: Trainer, model: nn.Module) -> None:
+    base, head = unwrap_peft_model(model), _output_layer(model)
+    problem = None
+    if "logits_to_keep" not in inspect.signature(base.forward).parameters:
+        problem = f"{type(base).__name__} has no argument logits_to_keep"
+    elif type(head) is not nn.Linear:
+        problem = f"its output layer is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
+    elif getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        problem = f"{type(base).__name__} caps its logits"
+    elif trainer.is_fsdp_enabled:
+        problem = "FSDP shards the output layer"
+    if problem is not None:
+        raise ValueError(f"fused_head is True, but {problem}: set it to False")
+
+
+def _output_layer(model: Any) -> Any:
+    find = getattr(model, "get_output_embeddings", None)
+    return None if find is None else find()
+
+
+def check_first_batch(inputs: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
+
+    A causal language model of transformers shifts the labels itself: it would predict the token after the next one.
+    """
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    if ids is None or labels is None or ids.shape != labels.shape:
+        return
+    valid = labels != IGNORE_INDEX
+    is_same = ~valid | (labels == ids)
+    follows = (~valid | (labels == ids.roll(-1, dims=1)))[:, :-1]
+    if valid[:, :-1].any() and follows.all() and not is_same.all():
+        raise ValueError(
+            "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
+            "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
+        )

@@ -1,0 +1,43 @@
+"""Labels and documents of the batches that a Trainer passes to a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfidf_tune.weighting import shift_labels
+
+
+def has_labels(inputs: Mapping[str, Any]) -> bool:
+    """Return whether a batch has labels, shifted or not."""
+    return inputs.get("labels") is not None or inputs.get("shift_labels") is not None
+
+
+def require_labels(inputs: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` if a training batch has no labels."""
+    if not has_labels(inputs):
+        found = ", ".join(name for name, value in inputs.items() if value is not None) or "nothing"
+        raise ValueError(
+            f"a training batch has no labels, only {found}: use a data collator that makes them, for example "
+            "DataCollatorForLanguageModeling(tokenizer, mlm=False)"
+        )
+
+
+def shifted_labels(inputs: Mapping[str, Any]) -> Tensor:
+    """Return the labels of a batch, integer ``[b, s]``, shifted as a causal language model of transformers does."""
+    shifted = inputs.get("shift_labels")
+    return shift_labels(inputs["labels"]) if shifted is None else shifted
+
+
+def document_ids_of(inputs: Mapping[str, Any], labels: Tensor) -> Tensor | None:
+    """Return the document of its row that each shifted label belongs to, int64 ``[b, s]``.
+
+    A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, are 0. None without them.
+    """
+    positions = inputs.get("position_ids")
+    if positions is None or positions.dim() != 2:  # of images too
+        return None
+    documents = (positions == 0).cumsum(dim=1)
+    # The label at position i is the token at i + 1; the last position has no label.
+    return torch.cat([documents[:, 1:], documents[:, -1:]], dim=1).expand_as(labels)

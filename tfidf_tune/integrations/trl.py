@@ -1,0 +1,63 @@
+"""Token weightings in the SFTTrainer of TRL.
+
+    from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
+
+    trainer = TokenWeightingSFTTrainer("model", train_dataset=dataset)  # TF-IDF; or weighting=GoldfishWeighting()
+
+TRL's loss is the sum of the log-probabilities of the labels, which the model returns without ever holding all logits.
+They are multiplied by the weights on their way to it, so that everything else is TRL's own.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from trl import SFTTrainer
+
+from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
+from tfidf_tune.integrations.transformers import TokenWeightingMixin
+from tfidf_tune.weighting import Predictions, TokenBatch, TokenWeighting
+
+__all__ = ["TokenWeightingSFTTrainer"]
+
+
+class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore[misc]
+    """TRL's SFTTrainer with token weights, see :class:`~tfidf_tune.integrations.transformers.TokenWeightingMixin`.
+
+    Padded, packed and padding-free batches, completions only, PEFT: all that SFTTrainer does with ``loss_type="nll"``.
+
+    Args:
+        *args (Any): those of SFTTrainer.
+        weighting (TokenWeighting | None): gives the weights. Default: None, :class:`TFIDFWeighting`.
+        **kwargs (Any): those of SFTTrainer.
+
+    Raises:
+        ValueError: If an argument is not valid, or a setting of SFTTrainer would be ignored.
+    """
+
+    def __init__(self, *args: Any, weighting: TokenWeighting | None = None, **kwargs: Any) -> None:
+        if "fused_head" in kwargs:
+            raise ValueError("fused_head is for transformers' Trainer: SFTTrainer never holds all logits, leave it out")
+        super().__init__(*args, weighting=weighting, **kwargs)
+
+    def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        """Call the model, and multiply the log-probabilities in its outputs by the weights."""
+        if not inputs.get("fused_lm_head"):  # older releases take the loss from the model
+            return super()._weighted_outputs(model, inputs)
+        outputs = model(**inputs)
+        labels, log_probs = shifted_labels(inputs), outputs.log_probs  # [b, s] and [b, s - 1]
+        num_valid = outputs.label_mask.sum()
+        # The last label is ignored. Prompt tuning adds virtual tokens in front, which have no labels.
+        first = log_probs.shape[1] - (labels.shape[1] - 1)
+        predictions = Predictions(*(_like(labels, part[:, first:]) for part in (log_probs, outputs.entropy)))
+        vocab_size = self.model.get_output_embeddings().weight.shape[0]
+        weights = self.weighting(TokenBatch(labels, document_ids_of(inputs, labels), vocab_size, predictions))
+        cross_entropy = -predictions.log_probability.sum() / num_valid.clamp_min(1)
+        self._weight_statistics.add(cross_entropy, weights, num_valid)
+        outputs["log_probs"] = log_probs * F.pad(weights[:, :-1], (first, 0))
+        return outputs
+
+
+def _like(labels: Tensor, values: Tensor) -> Tensor:
+    """Return values of all but the last label, float32 ``[b, s]`` without gradient."""
+    return F.pad(values.detach().float(), (0, labels.shape[1] - values.shape[1]))
