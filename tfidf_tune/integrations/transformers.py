@@ -78,7 +78,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         check_trainer(self, fused_head=fused_head)
         # The Trainer counts the tokens of a step, and does not divide by the number of mini-batches, only with this.
         self._model_takes_num_items: bool = self.model_accepts_loss_kwargs
-        self.model_accepts_loss_kwargs = True
+        self.model_accepts_loss_kwargs: bool = True
         self.weighting = weighting.to(self.args.device).train()
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         if hasattr(tokenizer, "all_special_ids"):
