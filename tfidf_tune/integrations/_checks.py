@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.trainer_utils import unwrap_peft_model
 
@@ -76,12 +77,12 @@ def _check_fused_head(trainer: Trainer, model: nn.Module) -> None:
     problem = None
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         problem = f"{type(base).__name__} has no argument logits_to_keep"
-    elif type(head) is not nn.Linear:
-        problem = f"its output layer is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
+    elif trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
+        problem = "the output layer is sharded over processes"
+    elif type(head) is not nn.Linear:  # with an adapter, or quantized
+        problem = f"the output layer is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
     elif getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
         problem = f"{type(base).__name__} caps its logits"
-    elif trainer.is_fsdp_enabled:
-        problem = "FSDP shards the output layer"
     if problem is not None:
         raise ValueError(f"fused_head is True, but {problem}: set it to False")
 

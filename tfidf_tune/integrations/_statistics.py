@@ -13,10 +13,11 @@ class WeightStatistics:
         self._sums = torch.zeros(4, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
         self._largest = torch.zeros(1, device=device)
 
-    def add(self, cross_entropy: Tensor, weights: Tensor, num_valid: Tensor) -> None:
-        """Add the mean cross-entropy and the weights, ``[b, s]``, of a mini-batch of ``num_valid`` tokens."""
+    def add(self, cross_entropy: Tensor, weights: Tensor, valid: Tensor) -> None:
+        """Add the mean cross-entropy of a mini-batch, its weights, and where it has labels, ``[b, s]`` both."""
+        num_valid = valid.sum()
         # Deviations from 1, where most weights are: small differences would be lost in a mean of squares.
-        deviations = (weights - 1).square_().sum() - (weights.numel() - num_valid)  # 1 at each ignored position
+        deviations = ((weights - 1).square_() * valid).sum()
         self._sums += torch.stack([num_valid, cross_entropy * num_valid, weights.sum(), deviations])
         torch.maximum(self._largest, weights.max(), out=self._largest)
 

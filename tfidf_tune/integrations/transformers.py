@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.utils import logging
 
@@ -136,9 +135,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         # Prompt tuning adds virtual tokens in front, which have no labels.
         logits = self._head_input(outputs) if self._fused_head else outputs.logits[:, -labels.shape[1] :]
         terms = self._token_loss.terms(logits, labels, document_ids_of(inputs, labels))
-        num_valid = (labels != IGNORE_INDEX).sum()
-        self._weight_statistics.add(terms.cross_entropy, terms.weights, num_valid)
-        loss = terms.loss if num_items_in_batch is None else terms.loss * (num_valid / num_items_in_batch)
+        valid = labels != IGNORE_INDEX
+        self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
+        loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
             loss = loss + self.model.config.get_text_config().router_aux_loss_coef * outputs.aux_loss
         outputs["loss"] = loss
@@ -147,8 +146,6 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     def _head_input(self, outputs: Any) -> HeadInput:
         head = self.model.get_output_embeddings()
         hidden, weight, bias = outputs.hidden_states[-1], head.weight, head.bias
-        if isinstance(weight, DTensor) or weight.dim() != 2:
-            raise ValueError("fused_head is True, but the output layer is sharded over processes: set it to False")
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -185,8 +182,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 "written without a weighting, or by another number of processes)"
             )
             return
+        state = torch.load(file, map_location="cpu", weights_only=True)
         try:
-            self.weighting.load_state_dict(torch.load(file, map_location=self.args.device, weights_only=True))
+            self.weighting.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(
                 f"{file} does not fit {type(self.weighting).__name__}: {str(error).splitlines()[-1].strip()}. Resume "

@@ -16,7 +16,7 @@ from trl import SFTTrainer
 
 from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin
-from tfidf_tune.weighting import Predictions, TokenBatch, TokenWeighting
+from tfidf_tune.weighting import IGNORE_INDEX, Predictions, TokenBatch, TokenWeighting
 
 __all__ = ["TokenWeightingSFTTrainer"]
 
@@ -46,14 +46,14 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
             return super()._weighted_outputs(model, inputs)
         outputs = model(**inputs)
         labels, log_probs = shifted_labels(inputs), outputs.log_probs  # [b, s] and [b, s - 1]
-        num_valid = outputs.label_mask.sum()
+        valid = labels != IGNORE_INDEX
         # The last label is ignored. Prompt tuning adds virtual tokens in front, which have no labels.
         first = log_probs.shape[1] - (labels.shape[1] - 1)
         predictions = Predictions(*(_like(labels, part[:, first:]) for part in (log_probs, outputs.entropy)))
         vocab_size = self.model.get_output_embeddings().weight.shape[0]
         weights = self.weighting(TokenBatch(labels, document_ids_of(inputs, labels), vocab_size, predictions))
-        cross_entropy = -predictions.log_probability.sum() / num_valid.clamp_min(1)
-        self._weight_statistics.add(cross_entropy, weights, num_valid)
+        cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
+        self._weight_statistics.add(cross_entropy, weights, valid)
         outputs["log_probs"] = log_probs * F.pad(weights[:, :-1], (first, 0))
         return outputs
 

@@ -1,0 +1,119 @@
+"""Runs of the recipe, of transformers' Trainer and of TRL's SFTTrainer, on the same rows in the same order."""
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from fork_server import CONTEXT
+from recipe_processes import RecipeRun
+from torch.distributed import TCPStore
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
+from trl import SFTConfig, SFTTrainer
+
+LEARNING_RATE = 3e-3
+MAX_GRAD_NORM = 1.0
+
+
+def load(checkpoint: Path, **options: Any) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, **options)
+
+
+def make_trainer(
+    trainer_class: type[Trainer],
+    checkpoint: Path | PreTrainedModel,
+    folder: Path,
+    rows: list[dict[str, Any]],
+    *,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> Trainer:
+    """Build a trainer of transformers or TRL, on a CPU, that logs each step and reads the rows in order.
+
+    Args:
+        trainer_class (type[Trainer]): with or without weights.
+        checkpoint (Path | PreTrainedModel): the model with its tokenizer, or a model.
+        folder (Path): of the run.
+        rows (list[dict[str, Any]]): ``input_ids`` and ``labels``; packed rows with ``position_ids`` for transformers
+            and ``seq_lengths`` for TRL.
+        settings (dict[str, Any] | None): fields of the arguments of the run. Default: None.
+        **options (Any): arguments of the class.
+    """
+    is_trl, is_packed = issubclass(trainer_class, SFTTrainer), "seq_lengths" in rows[0]
+    common = {
+        "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
+        "train_sampling_strategy": "sequential", "max_grad_norm": MAX_GRAD_NORM, "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant", "per_device_train_batch_size": 4, "activation_checkpointing": False,
+        "bf16": False,
+    }  # fmt: skip
+    if is_trl:
+        of_trl = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}, "padding_free": is_packed}
+        args = SFTConfig(str(folder), **(common | of_trl | (settings or {})))
+    else:
+        args = TrainingArguments(str(folder), **(common | (settings or {})))
+    dropped = "position_ids" if is_trl else "seq_lengths"
+    rows = [{name: value for name, value in row.items() if name != dropped} for row in rows]
+    model = load(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
+    if not is_trl:
+        # The Trainer's own adds an attention mask, with which models ignore the documents of a packed row.
+        collator = default_data_collator if is_packed else DataCollatorForSeq2Seq(tokenizer)
+        options = {"data_collator": collator} | options
+    return trainer_class(model, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, **options)
+
+
+def logs_of(trainer: Trainer) -> list[dict[str, float]]:
+    """Return what a trainer logged for its steps."""
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def run_recipe(cfg: Any) -> list[dict[str, float]]:
+    """Run the full recipe; return its metrics."""
+    folder = RecipeRun(cfg).here()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def ragged_rows(num_rows: int, *, seed: int = 0, vocab_size: int = 320) -> list[dict[str, list[int]]]:
+    """Rows of 3 to 40 random tokens, the first third of which is a prompt without labels."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for length in torch.randint(3, 41, (num_rows,), generator=generator).tolist():
+        ids = torch.randint(1, vocab_size, (length,), generator=generator).tolist()
+        rows.append({"input_ids": ids, "labels": [-100] * (length // 3) + ids[length // 3 :]})
+    return rows
+
+
+def in_processes(work: Callable[[Path], Any], folder: Path, num_processes: int = 2) -> list[Any]:
+    """Call a function of a module in processes with a group; return what it returned in each, by ``torch.save``."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    arguments = [
+        (work.__module__, work.__name__, folder, rank, num_processes, store.port) for rank in range(num_processes)
+    ]
+    processes = [CONTEXT.Process(target=_work, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * num_processes
+    return [torch.load(folder / f"returned_{rank}.pt", weights_only=False) for rank in range(num_processes)]
+
+
+def _work(module: str, name: str, folder: Path, rank: int, num_processes: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes), "MASTER_ADDR": "localhost",
+        "LOCAL_WORLD_SIZE": str(num_processes), "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    torch.save(getattr(importlib.import_module(module), name)(folder), folder / f"returned_{rank}.pt")

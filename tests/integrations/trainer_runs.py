@@ -1,0 +1,113 @@
+"""Runs of the trainers that are made in one process and in two."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from hosts import load, logs_of, make_trainer, ragged_rows
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import Trainer
+from transformers.distributed import DistributedConfig
+from trl import SFTTrainer
+
+from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
+from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
+
+STEPS = 3
+RESUMED_AT, TOTAL = 2, 4
+WEIGHTED = {Trainer: TokenWeightingTrainer, SFTTrainer: TokenWeightingSFTTrainer}
+
+
+def world_size() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def stock_and_uniform(folder: Path) -> dict[str, Any]:
+    """Losses and gradient norms of stock trainers, and of ours with uniform weights; and what they evaluate to."""
+    found = {}
+    for stock, accumulation in product(WEIGHTED, (1, 8)):
+        settings = {
+            "max_steps": STEPS, "gradient_accumulation_steps": accumulation, "eval_strategy": "steps", "eval_steps": 2,
+        }  # fmt: skip
+        for name, options in ((stock, {}), (WEIGHTED[stock], {"weighting": UniformWeighting()})):
+            options["eval_dataset"] = _eval_rows()
+            trainer = make_trainer(
+                name, folder / "tiny", folder / "out", ragged_rows(200), settings=settings, **options
+            )
+            trainer.train()
+            logs = [(entry["loss"], entry["grad_norm"]) for entry in logs_of(trainer)]
+            evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+            found[f"{stock.__name__} {accumulation} {'weighted' if options.get('weighting') else 'stock'}"] = (
+                logs,
+                evaluated,
+            )
+    return found
+
+
+def resumed_runs(folder: Path) -> dict[str, Any]:
+    """Logs, weights and windows of an uninterrupted run and of one that is resumed from its checkpoint."""
+    found = {}
+    for name, trainer_class in (("Trainer", TokenWeightingTrainer), ("SFTTrainer", TokenWeightingSFTTrainer)):
+        runs = {}
+        for is_resumed in (False, True):
+            settings = {
+                "max_steps": TOTAL,
+                "gradient_accumulation_steps": 2,
+                "save_strategy": "steps",
+                "save_steps": RESUMED_AT,
+            }
+            trainer = make_trainer(
+                trainer_class, folder / "tiny", folder / name, ragged_rows(100), settings=settings,
+                weighting=TFIDFWeighting(num_batches=3),
+            )  # fmt: skip
+            trainer.train(
+                resume_from_checkpoint=str(folder / name / f"checkpoint-{RESUMED_AT}") if is_resumed else None
+            )
+            runs[is_resumed] = [
+                [{key: value for key, value in entry.items() if key in _COMPARED} for entry in logs_of(trainer)],
+                {key: value.clone() for key, value in trainer.model.state_dict().items()},
+                {key: value.clone() for key, value in trainer.weighting.state_dict().items()},
+            ]
+        found[name] = runs
+    return found
+
+
+def shared_window(folder: Path) -> list[list[float]]:
+    """Metrics with a window of all processes, on eight rows a step however many processes there are."""
+    settings = {"max_steps": STEPS, "per_device_train_batch_size": 8 // world_size()}
+    trainer = make_trainer(
+        TokenWeightingTrainer, folder / "tiny", folder / "out", ragged_rows(100), settings=settings,
+        weighting=TFIDFWeighting(num_batches=2, sync=True),
+    )  # fmt: skip
+    trainer.train()
+    return [[entry[key] for key in _COMPARED] for entry in logs_of(trainer)]
+
+
+def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
+    """Whether weights are sharded by FSDP2, and the metrics of such a run."""
+    model = load(folder / "tiny", distributed_config=DistributedConfig(fsdp_size=world_size()))
+    settings = {"max_steps": STEPS, "per_device_train_batch_size": 8 // world_size()}
+    trainer = make_trainer(
+        TokenWeightingTrainer, model, folder / "out", ragged_rows(100), settings=settings,
+        weighting=TFIDFWeighting(num_batches=2, sync=True),
+    )  # fmt: skip
+    trainer.train()
+    weight: Tensor = model.get_output_embeddings().weight
+    return isinstance(weight, DTensor), [[entry[key] for key in _COMPARED] for entry in logs_of(trainer)]
+
+
+def all_in_two(folder: Path) -> dict[str, Any]:
+    """All of these, in one process of a group."""
+    return {work.__name__: work(folder) for work in (stock_and_uniform, resumed_runs, shared_window, sharded)}
+
+
+_COMPARED = ("loss", "grad_norm", "cross_entropy", "weight_mean", "weight_std", "weight_max")
+
+
+def _eval_rows() -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(ragged_rows(10, seed=1))
