@@ -101,9 +101,9 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
     if ids is None or labels is None or ids.shape != labels.shape:
         return
     valid = labels != IGNORE_INDEX
-    is_same = ~valid | (labels == ids)
-    follows = (~valid | (labels == ids.roll(-1, dims=1)))[:, :-1]
-    if valid[:, :-1].any() and follows.all() and not is_same.all():
+    pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
+    follows = labels[:, :-1] == ids[:, 1:]
+    if pairs.any() and follows[pairs].all() and not (labels == ids)[valid].all():
         raise ValueError(
             "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
             "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"

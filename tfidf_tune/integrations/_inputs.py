@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tfidf_tune.weighting import shift_labels
+from tfidf_tune.weighting import IGNORE_INDEX, shift_labels
 
 
 def has_labels(inputs: Mapping[str, Any]) -> bool:
@@ -24,20 +25,28 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
         )
 
 
-def shifted_labels(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the labels of a batch, integer ``[b, s]``, shifted as a causal language model of transformers does."""
-    shifted = inputs.get("shift_labels")
-    return shift_labels(inputs["labels"]) if shifted is None else shifted
+def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
+    """Return the labels of a batch, integer ``[b, num_positions]``, shifted as causal language models do.
+
+    Prompt tuning puts virtual tokens in front of the ``s`` tokens of the inputs. They have no labels.
+    """
+    if inputs.get("shift_labels") is None:
+        return shift_labels(_pad(inputs["labels"], num_positions, IGNORE_INDEX))
+    return _pad(inputs["shift_labels"], num_positions, IGNORE_INDEX)
 
 
 def document_ids_of(inputs: Mapping[str, Any], labels: Tensor) -> Tensor | None:
-    """Return the document of its row that each shifted label belongs to, int64 ``[b, s]``.
+    """Return the document of its row that each of the :func:`shifted_labels` belongs to, int64 ``[b, num_positions]``.
 
     A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, are 0. None without them.
     """
     positions = inputs.get("position_ids")
     if positions is None or positions.dim() != 2:  # of images too
         return None
-    documents = (positions == 0).cumsum(dim=1)
+    documents = _pad((positions == 0).cumsum(dim=1), labels.shape[1], 0)
     # The label at position i is the token at i + 1; the last position has no label.
     return torch.cat([documents[:, 1:], documents[:, -1:]], dim=1).expand_as(labels)
+
+
+def _pad(tensor: Tensor, num_positions: int, value: int) -> Tensor:
+    return F.pad(tensor, (num_positions - tensor.shape[1], 0), value=value)

@@ -121,7 +121,6 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model without labels, and set the weighted loss in its outputs."""
-        labels = shifted_labels(inputs)
         num_items_in_batch = inputs.get("num_items_in_batch")
         kept = {name: value for name, value in inputs.items() if name not in _OF_THE_LOSS}
         if self._fused_head:
@@ -132,8 +131,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 f"{type(self.model).__name__} returned no logits in training: switch off kernels that compute the loss "
                 "inside of the model (Liger's fused_linear_cross_entropy, Cut Cross-Entropy)"
             )
-        # Prompt tuning adds virtual tokens in front, which have no labels.
-        logits = self._head_input(outputs) if self._fused_head else outputs.logits[:, -labels.shape[1] :]
+        logits = self._head_input(outputs) if self._fused_head else outputs.logits
+        labels = shifted_labels(inputs, (logits.hidden if isinstance(logits, HeadInput) else logits).shape[1])
         terms = self._token_loss.terms(logits, labels, document_ids_of(inputs, labels))
         valid = labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
@@ -235,7 +234,7 @@ def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
     def compute_loss(outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         inputs = {"labels": labels}
         require_labels(inputs)
-        labels = shifted_labels(inputs)
+        labels = shifted_labels(inputs, outputs.logits.shape[1])
         num_valid = (labels != IGNORE_INDEX).sum()
         count = num_valid if num_items_in_batch is None else num_items_in_batch
         if torch.is_grad_enabled():

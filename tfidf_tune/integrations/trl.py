@@ -10,8 +10,7 @@ They are multiplied by the weights on their way to it, so that everything else i
 
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from trl import SFTTrainer
 
 from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
@@ -45,19 +44,15 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         if not inputs.get("fused_lm_head"):  # older releases take the loss from the model
             return super()._weighted_outputs(model, inputs)
         outputs = model(**inputs)
-        labels, log_probs = shifted_labels(inputs), outputs.log_probs  # [b, s] and [b, s - 1]
-        valid = labels != IGNORE_INDEX
-        # The last label is ignored. Prompt tuning adds virtual tokens in front, which have no labels.
-        first = log_probs.shape[1] - (labels.shape[1] - 1)
-        predictions = Predictions(*(_like(labels, part[:, first:]) for part in (log_probs, outputs.entropy)))
+        log_probs = outputs.log_probs  # of all but the last position
+        labels = shifted_labels(inputs, log_probs.shape[1] + 1)
+        document_ids = document_ids_of(inputs, labels)
+        labels, document_ids = labels[:, :-1], None if document_ids is None else document_ids[:, :-1]
+        predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
         vocab_size = self.model.get_output_embeddings().weight.shape[0]
-        weights = self.weighting(TokenBatch(labels, document_ids_of(inputs, labels), vocab_size, predictions))
+        weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions))
+        valid = labels != IGNORE_INDEX
         cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
         self._weight_statistics.add(cross_entropy, weights, valid)
-        outputs["log_probs"] = log_probs * F.pad(weights[:, :-1], (first, 0))
+        outputs["log_probs"] = log_probs * weights
         return outputs
-
-
-def _like(labels: Tensor, values: Tensor) -> Tensor:
-    """Return values of all but the last label, float32 ``[b, s]`` without gradient."""
-    return F.pad(values.detach().float(), (0, labels.shape[1] - values.shape[1]))

@@ -1,0 +1,209 @@
+"""What the mixin adds to the Trainer of transformers, and what it refuses."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from hosts import load, logs_of, make_trainer, ragged_rows
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer
+
+from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
+from tfidf_tune.loss import CrossEntropyLoss
+from tfidf_tune.weighting import FocalWeighting, TFIDFWeighting, UniformWeighting
+
+COMPARED = ("loss", "cross_entropy", "grad_norm", "weight_std")
+
+
+def tiny(model_type, checkpoint, **settings):
+    """A random model of an architecture, with the vocabulary and tokenizer of the tiny Llama."""
+    sizes = {
+        "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **(sizes | settings))
+    config.name_or_path = str(checkpoint)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def train(trainer_class, model, folder, *, settings=None, rows=None, **options):
+    settings = {"max_steps": 3, "gradient_accumulation_steps": 2} | (settings or {})
+    trainer = make_trainer(trainer_class, model, folder, rows or ragged_rows(40), settings=settings, **options)
+    trainer.train()
+    return trainer
+
+
+def metrics(trainer, names=COMPARED):
+    return torch.tensor([[entry[name] for name in names] for entry in logs_of(trainer)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("weighting", [TFIDFWeighting, FocalWeighting])
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weighting, lora):
+    found = []
+    for fused_head in (False, True):
+        model = load(tiny_checkpoint)
+        if lora:
+            torch.manual_seed(0)
+            model = get_peft_model(model, LoraConfig(target_modules="all-linear", r=4, task_type="CAUSAL_LM"))
+        found.append(train(TokenWeightingTrainer, model, tmp_path, weighting=weighting(), fused_head=fused_head))
+
+    torch.testing.assert_close(metrics(found[1]), metrics(found[0]), rtol=1e-4, atol=1e-6)
+    for (name, weights), fused in zip(found[0].model.named_parameters(), found[1].model.parameters(), strict=True):
+        torch.testing.assert_close(fused, weights, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_the_balance_of_experts_stays_in_the_loss(tiny_checkpoint, tmp_path):
+    """A mixture of experts adds an auxiliary loss, which is in the stock Trainer's loss too."""
+    found = []
+    for trainer_class, options in ((Trainer, {}), (TokenWeightingTrainer, {"weighting": UniformWeighting()})):
+        model = tiny(
+            "mixtral", tiny_checkpoint, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5
+        )
+        found.append(metrics(train(trainer_class, model, tmp_path, **options), ("loss", "grad_norm")))
+
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def test_prompt_tuning_with_uniform_weights_is_the_stock_trainer(tiny_checkpoint, tmp_path):
+    """Virtual tokens have no labels; the last of them predicts the first token."""
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in ragged_rows(40)]
+    found = []
+    for trainer_class, options in ((Trainer, {}), (TokenWeightingTrainer, {"weighting": UniformWeighting()})):
+        torch.manual_seed(0)
+        config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+        model = get_peft_model(load(tiny_checkpoint), config)
+        found.append(metrics(train(trainer_class, model, tmp_path, rows=rows, **options), ("loss", "grad_norm")))
+
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def test_evaluation_is_plain_and_changes_nothing(tiny_checkpoint, tmp_path):
+    """Between steps, with a window and with a model that counts no items."""
+    rows = ragged_rows(10, seed=1)
+    without = train(TokenWeightingTrainer, tiny_checkpoint, tmp_path)
+    settings = {"eval_strategy": "steps", "eval_steps": 1}
+    between = train(TokenWeightingTrainer, tiny_checkpoint, tmp_path, settings=settings, eval_dataset=rows)
+
+    assert torch.equal(metrics(between), metrics(without))
+    assert all(
+        torch.equal(value, without.weighting.state_dict()[name])
+        for name, value in between.weighting.state_dict().items()
+    )
+    stock = make_trainer(Trainer, between.model, tmp_path, rows)
+    assert between.evaluate()["eval_loss"] == stock.evaluate(rows)["eval_loss"]
+
+
+def test_losses_of_a_bare_function_and_of_trainer_loss(tiny_checkpoint, tmp_path):
+    """The bare function is what the documentation warns of."""
+
+    def bare(loss):
+        return lambda outputs, labels, num_items_in_batch=None: loss(outputs.logits[:, :-1], labels[:, 1:])
+
+    found, windows = {}, {}
+    for name, make in (("bare", bare), ("trainer_loss", trainer_loss)):
+        loss = TFIDFCrossEntropyLoss()
+        settings = {"gradient_accumulation_steps": 4}
+        trainer = train(Trainer, tiny_checkpoint, tmp_path, settings=settings, compute_loss_func=make(loss))
+        found[name], before = metrics(trainer, ("loss", "grad_norm")), int(loss.weighting.window.num_updates)
+        trainer.evaluate(ragged_rows(8))
+        windows[name] = int(loss.weighting.window.num_updates) - before
+    mixin = train(TokenWeightingTrainer, tiny_checkpoint, tmp_path, settings={"gradient_accumulation_steps": 4})
+
+    torch.testing.assert_close(found["trainer_loss"], metrics(mixin, ("loss", "grad_norm")), rtol=1e-5, atol=0)
+    assert (found["bare"][0, 0] / found["trainer_loss"][0, 0]).item() == pytest.approx(4, rel=0.1)
+    assert windows == {"bare": 1, "trainer_loss": 0}
+
+
+class WithoutModelLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(input_ids=inputs["input_ids"]).logits
+        return CrossEntropyLoss()(logits[:, :-1], inputs["labels"][:, 1:])
+
+
+class MixedIn(TokenWeightingMixin, WithoutModelLoss):
+    pass
+
+
+SHIFTED = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} for row in ragged_rows(20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weighting": "tfidf"}, "weighting is 'tfidf': it has to be a weighting"),
+        ({"fused_head": 1}, "fused_head is 1: set it to true or false"),
+        ({"compute_loss_func": print}, "compute_loss_func is set"),
+        ({"settings": {"label_smoothing_factor": 0.1}}, "label_smoothing_factor is 0.1"),
+        ({"rows": [{"input_ids": [1, 2, 3]}] * 8}, "a training batch has no labels, only .*input_ids"),
+        ({"rows": SHIFTED}, "the labels are shifted already"),
+        ({"trainer_class": MixedIn}, "a base of MixedIn computes the loss itself"),
+        ({"model": "t5"}, "T5ForConditionalGeneration is an encoder-decoder model"),
+        ({"model": "classifier"}, "LlamaForSequenceClassification has no output layer over a vocabulary"),
+        ({"model": "gemma2", "fused_head": True}, "fused_head is True, but Gemma2ForCausalLM caps its logits"),
+        ({"model": "granite", "fused_head": True}, "logits of GraniteForCausalLM are not those of its output layer"),
+        ({"model": "lora_head", "fused_head": True}, "fused_head is True, but the output layer is a peft.*Linear"),
+    ],
+)
+def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):
+    options = {"model": tiny_checkpoint, "trainer_class": TokenWeightingTrainer, **options}
+    model, trainer_class = options.pop("model"), options.pop("trainer_class")
+    if model == "t5":
+        config = transformers.T5Config(vocab_size=320, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+        model = transformers.T5ForConditionalGeneration(config)
+        model.config.name_or_path = str(tiny_checkpoint)
+    elif model == "classifier":
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(tiny_checkpoint)
+    elif model == "lora_head":
+        model = get_peft_model(load(tiny_checkpoint), LoraConfig(target_modules=["lm_head"], task_type="CAUSAL_LM"))
+    elif isinstance(model, str):
+        model = tiny(model, tiny_checkpoint, **({"logits_scaling": 8.0} if model == "granite" else {}))
+
+    with pytest.raises(ValueError, match=message):
+        train(trainer_class, model, tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"args": {"use_liger_kernel": True}}, "use_liger_kernel is set with Liger's own loss"),
+        ({"args": {"_n_gpu": 2}}, "one process would use 2 GPUs"),
+        ({"parallelism": {"cp_enabled": True, "sp_enabled": False}}, "context or sequence parallelism"),
+        ({"parallelism": {"cp_enabled": False, "sp_enabled": True}}, "context or sequence parallelism"),
+    ],
+)
+def test_settings_of_gpus_are_refused(tiny_checkpoint, tmp_path, monkeypatch, changed, message):
+    """Settings that the Trainer does not accept on a CPU, or without a package, are set once it is built."""
+    plain_init = Trainer.__init__
+
+    def init(self, *args, **kwargs):
+        plain_init(self, *args, **kwargs)
+        for name, value in changed.get("args", {}).items():
+            object.__setattr__(self.args, name, value)
+        if "parallelism" in changed:
+            self.accelerator.state.parallelism_config = SimpleNamespace(**changed["parallelism"])
+
+    monkeypatch.setattr(Trainer, "__init__", init)
+    with pytest.raises(ValueError, match=message):
+        make_trainer(TokenWeightingTrainer, tiny_checkpoint, tmp_path, ragged_rows(8))
+
+
+def test_a_state_of_another_weighting_is_refused(tiny_checkpoint, tmp_path, caplog, monkeypatch):
+    saved = {"save_strategy": "steps", "save_steps": 3}
+    train(TokenWeightingTrainer, tiny_checkpoint, tmp_path, settings=saved)
+    folder = tmp_path / "checkpoint-3"
+    other = make_trainer(
+        TokenWeightingTrainer, tiny_checkpoint, tmp_path, ragged_rows(40), weighting=TFIDFWeighting(num_batches=5),
+        settings={"max_steps": 4},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"token_weighting.pth does not fit TFIDFWeighting: .*16 batches, this one 5"):
+        other.train(resume_from_checkpoint=str(folder))
+
+    (folder / "token_weighting.pth").unlink()
+    monkeypatch.setattr(logging.getLogger("tfidf_tune"), "propagate", True)
+    other.train(resume_from_checkpoint=str(folder))
+    assert "the weighting begins with an empty state" in caplog.text
