@@ -62,6 +62,38 @@ new = torch.randint(11, (2, 8))
 assert torch.equal(restored(logits, new), loss(logits, new))
 """
 
+BESIDE_A_TRAINER = """
+import importlib.util, sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import tfidf_tune.analysis, tfidf_tune.data, tfidf_tune.results
+
+for name in ("datasets", "pandas", "zstandard", "torchtune", "omegaconf", "lm_eval", "scipy"):
+    assert importlib.util.find_spec(name) is None, name
+for module in (tfidf_tune.analysis, tfidf_tune.data, tfidf_tune.results):
+    for name in module.__all__:
+        getattr(module, name)
+tokenizer = Tokenizer(models.WordLevel({"[END]": 0, "[UNK]": 1, "the": 2, "river": 3}, unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[END]").save_pretrained(sys.argv[1])
+for tokenizer in map(tfidf_tune.data.HFTokenizer, (sys.argv[1], AutoTokenizer.from_pretrained(sys.argv[1]))):
+    assert tfidf_tune.data.tokenizer_name(tokenizer) == sys.argv[1]
+    passage = tfidf_tune.data.Passage(
+        id="target-0000",
+        kind="target",
+        text="the river",
+        token_ids=tokenizer.encode("the river", add_eos=False),
+        num_injections=1,
+        positions=[],
+        source="mine",
+        tokenizer=sys.argv[1],
+        tokenizer_fingerprint=tfidf_tune.data.tokenizer_fingerprint(tokenizer),
+    )
+    tfidf_tune.data.write_probe_file(sys.argv[1] + "/probe.jsonl", [passage])
+    assert tfidf_tune.data.read_probe_file(sys.argv[1] + "/probe.jsonl") == [passage]
+    tfidf_tune.analysis.check_passages(tokenizer, [passage], 1)
+"""
+
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
@@ -136,23 +168,36 @@ def requirements_of(*names):
     return found.values()
 
 
-@pytest.fixture(scope="module")
-def python_of_core(distributions, tmp_path_factory):
-    """Python of an environment that holds the wheel, torch, numpy and what these need, linked from this one."""
-    folder = tmp_path_factory.mktemp("core")
+def make_environment(folder, wheel, *names):
+    """Python of an environment that holds the wheel, some distributions and what these need, linked from this one."""
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    for each in requirements_of("torch", "numpy"):
+    for each in requirements_of(*names):
         for top in {file.parts[0] for file in each.files} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(each.locate_file(top)).resolve())
-    zipfile.ZipFile(distributions[1]).extractall(site)
+    zipfile.ZipFile(wheel).extractall(site)
     return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def python_of_core(distributions, tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("core"), distributions[1], "torch", "numpy")
 
 
 def test_the_core_works_with_torch_and_numpy_only(python_of_core):
     # -I: the working directory and PYTHONPATH are not searched
     ended = subprocess.run([python_of_core, "-I", "-c", CORE], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_probe_files_and_tokenizers_work_with_transformers_only(distributions, tmp_path):
+    """What the monitor needs beside a trainer whose pins allow no more than its own packages."""
+    python = make_environment(tmp_path / "environment", distributions[1], "torch", "numpy", "transformers")
+
+    command = [python, "-I", "-c", BESIDE_A_TRAINER, tmp_path / "tokenizer"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

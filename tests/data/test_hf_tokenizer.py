@@ -141,6 +141,19 @@ def test_the_fingerprint_survives_saving(tokenizer, tmp_path):
     assert hf_tokenizer(str(tmp_path / "saved")).fingerprint == tokenizer.fingerprint
 
 
+@pytest.mark.parametrize("kind", ["tokenizer", "sp_tokenizer"])
+def test_a_loaded_tokenizer_is_taken_as_it_is_in_whatever_way_it_was_used(kind, request, tmp_path):
+    ours = request.getfixturevalue(kind)
+    ours.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    loaded(TEXT, truncation=True, max_length=3)  # a fast tokenizer keeps such settings
+
+    from_object = hf_tokenizer(loaded)
+
+    assert (from_object.name, from_object.fingerprint) == (str(tmp_path), ours.fingerprint)
+    assert from_object.encode(TEXT) == ours.encode(TEXT)
+
+
 def test_the_fingerprint_depends_on_vocabulary_and_encoding(tokenizer, embedded_tokenizer_folder, tmp_path):
     def changed(name, change):
         shutil.copytree(embedded_tokenizer_folder, tmp_path / name)

@@ -316,7 +316,7 @@ def test_the_hub_is_the_default_source(tokenizer, tmp_path, monkeypatch):
         calls.append((source, name, split))
         return iter([squad_row() | news_row()])
 
-    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     for build, arguments in itertools.product((squad_dataset, cnn_dailymail_dataset), ({}, names)):
         assert len(build(tokenizer, cache_dir=str(tmp_path), **arguments)) == 1
     other = ("a/b", "c", "test")

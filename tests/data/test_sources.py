@@ -66,10 +66,10 @@ def test_any_other_source_is_streamed_from_the_hub(monkeypatch):
     def missing(*args, **kwargs):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'owner/name' doesn't exist")
 
-    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     assert list(load_documents("owner/name", name="config", split="test")) == TEXTS
     assert calls == [(("owner/name", "config"), {"split": "test", "streaming": True})]
-    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", missing)
+    monkeypatch.setattr("datasets.load_dataset", missing)
     with pytest.raises(ValueError, match=r"data set 'owner/name' \(name 'c', split 'test'\).*doesn't exist"):
         list(load_documents("owner/name", name="c", split="test"))
 
@@ -138,7 +138,7 @@ def test_running_out_of_memory_while_reading_is_reported_with_the_position(tmp_p
         raise MemoryError
 
     (tmp_path / "a.txt").write_text("a\n")
-    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(ValueError, match=r"a\.txt': memory ran out while line 2 was read, it may be very long: split"):
         list(load_documents(str(tmp_path / "a.txt")))
 

@@ -56,8 +56,8 @@ class RecordingTFIDF(TFIDFWeighting):
 def make(trainer_class, checkpoint, folder, kind, **options):
     dataset, settings = KINDS[kind]
     common = {
-        "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no", "max_steps": 3,
-        "activation_checkpointing": False, "bf16": False,
+        "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
+        "max_steps": 3, "activation_checkpointing": False, "bf16": False,
     }  # fmt: skip
     torch.manual_seed(0)
     return trainer_class(

@@ -173,7 +173,7 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
         calls.append((source, name, split))
         return iter(NEWS_ROWS)
 
-    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     documents(tokenizer=str(tokenizers["plain"]))
     names = {"cnn_dailymail_source": "a/b", "cnn_dailymail_name": "c", "cnn_dailymail_split": "d"}
     documents(tokenizer=str(tokenizers["plain"]), **names)

@@ -172,7 +172,7 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
         calls.append((source, name, split))
         return iter(SQUAD_ROWS)
 
-    monkeypatch.setattr("tfidf_tune.data._sources.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     documents(tokenizer=str(tokenizers["plain"]))
     documents(tokenizer=str(tokenizers["plain"]), squad_source="a/b", squad_name="c", squad_split="d")
     assert calls == [("rajpurkar/squad", None, "validation"), ("a/b", "c", "d")]

@@ -11,7 +11,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from datasets import ReadInstruction
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -39,6 +38,8 @@ def embedded_documents(split: str) -> list[str]:
     Raises:
         ValueError: If the split does not exist or the slice is empty.
     """
+    from datasets import ReadInstruction
+
     splits = _splits()
     try:
         slices = ReadInstruction.from_spec(split).to_absolute({name: len(texts) for name, texts in splits.items()})

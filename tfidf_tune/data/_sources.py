@@ -5,9 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import load_dataset
-from zstandard import ZstdDecompressor
-
 from tfidf_tune._files import file_sha256, looks_like_path
 from tfidf_tune.data._cache import digest
 from tfidf_tune.data._embedded import embedded_documents
@@ -116,6 +113,8 @@ def _local_rows(files: list[Path]) -> Iterator[_PlacedRow]:
 
 
 def _streamed(failure: str, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+    from datasets import load_dataset
+
     # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile: 800 GB).
     try:
         yield from load_dataset(*args, **kwargs, streaming=True)
@@ -163,6 +162,8 @@ def _check_length(value: Any, place: str) -> None:
 
 def _is_complete_zstandard(file: Path) -> bool:
     """Return whether a file ends at the end of a frame; readers take a truncated file for a shorter one."""
+    from zstandard import ZstdDecompressor
+
     frame = None
     with file.open("rb") as compressed:
         while chunk := compressed.read(1 << 16):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer, LlamaTokenizer
+from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerBase
 
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.data._cache import digest
@@ -123,12 +123,13 @@ class HFTokenizer:
     In configs it is the component ``tfidf_tune.data.hf_tokenizer``.
 
     Args:
-        path (str): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece ``tokenizer.model``.
-            A ``tokenizer.model`` without further tokenizer files is read as Llama's.
+        path (str | PreTrainedTokenizerBase): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece
+            ``tokenizer.model``. A ``tokenizer.model`` without further tokenizer files is read as Llama's.
+            Or the tokenizer itself, as ``transformers`` has loaded it.
         max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
 
     Attributes:
-        name (str): the given ``path``.
+        name (str): the given ``path``, or the ``name_or_path`` of the given tokenizer.
         vocab_size (int): number of tokens, including added ones.
         max_token_id (int): largest id; above ``vocab_size - 1`` if the ids have gaps.
         bos_id (int | None): beginning of sequence.
@@ -147,16 +148,15 @@ class HFTokenizer:
         >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
     """
 
-    def __init__(self, path: str, max_seq_len: int | None = None) -> None:
+    def __init__(self, path: str | PreTrainedTokenizerBase, max_seq_len: int | None = None) -> None:
         if max_seq_len is not None and max_seq_len < 1:
             raise ValueError(f"max_seq_len is {max_seq_len}, it has to be at least 1, or null for no truncation")
-        self._hf = _load(path)
+        self._hf, self.name = _load(path)
         if self._hf.eos_token_id is None:
             raise ValueError(
-                f"the tokenizer {path!r} has no EOS token, which ends every document: "
+                f"the tokenizer {self.name!r} has no EOS token, which ends every document: "
                 'set "eos_token" in its tokenizer_config.json to a token of its vocabulary'
             )
-        self.name = path
         self.max_seq_len = max_seq_len
         self.vocab_size: int = len(self._hf)
         self.bos_id: int | None = self._hf.bos_token_id
@@ -230,7 +230,10 @@ hf_tokenizer = HFTokenizer
 """The name of :class:`HFTokenizer` as a component of configs."""
 
 
-def _load(path: str) -> Any:
+def _load(path: str | PreTrainedTokenizerBase) -> tuple[Any, str]:
+    """Return a tokenizer and its name."""
+    if isinstance(path, PreTrainedTokenizerBase):
+        return path, path.name_or_path
     folder = Path(path).expanduser()
     if looks_like_path(path) and not folder.is_dir():
         raise FileNotFoundError(
@@ -242,7 +245,7 @@ def _load(path: str) -> Any:
     # From tokenizer.model only, AutoTokenizer leaves out SentencePiece's leading space.
     loader = LlamaTokenizer if only_sentencepiece else AutoTokenizer
     try:
-        return loader.from_pretrained(str(folder) if folder.is_dir() else path)
+        return loader.from_pretrained(str(folder) if folder.is_dir() else path), path
     except Exception as error:  # each tokenizer library has its own errors
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "

@@ -7,7 +7,6 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
-from transformers.trainer_utils import unwrap_peft_model
 
 from tfidf_tune.weighting import IGNORE_INDEX
 
@@ -72,8 +71,9 @@ def check_trainer(trainer: Any, *, fused_head: bool) -> None:
         _check_fused_head(trainer, model)
 
 
-def _check_fused_head(trainer: Trainer, model: nn.Module) -> None:
-    base, head = unwrap_peft_model(model), _output_layer(model)
+def _check_fused_head(trainer: Trainer, model: Any) -> None:
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    head = _output_layer(model)
     problem = None
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         problem = f"{type(base).__name__} has no argument logits_to_keep"

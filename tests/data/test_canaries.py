@@ -1,0 +1,287 @@
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from data_fakes import passage
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+from trl import SFTConfig, SFTTrainer
+
+from tfidf_tune.analysis import probe
+from tfidf_tune.data import (
+    HFTokenizer,
+    InjectedCanaries,
+    embedded_documents,
+    hf_tokenizer,
+    read_probe_file,
+    tokenizer_fingerprint,
+)
+
+BLOCK = 56
+NUM_ROWS = 60
+TEXTS = [f"The secret of {name} is {name * 3}." for name in ("anna", "bert", "carla", "dora", "emil", "fritz")]
+SETTINGS = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+
+pytestmark = pytest.mark.filterwarnings(
+    # SFTTrainer turns its own default on under the old name.
+    "ignore:`gradient_checkpointing` is deprecated:FutureWarning",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(embedded_tokenizer_folder, sentencepiece_folder, tmp_path_factory):
+    """As transformers loads them: byte-level BPE, and SentencePiece, which adds a space before a text, with BOS."""
+    folder = tmp_path_factory.mktemp("saved")
+    hf_tokenizer(str(sentencepiece_folder)).save_pretrained(folder)
+    return {
+        "byte_level": AutoTokenizer.from_pretrained(embedded_tokenizer_folder),
+        "sentencepiece": AutoTokenizer.from_pretrained(folder, add_bos_token=True),
+    }
+
+
+def make_model(tokenizer):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    """Text, and columns of all kinds that a host may keep."""
+    features = Features(
+        {
+            "id": Value("int32"),
+            "text": Value("large_string"),
+            "label": ClassLabel(names=["good", "bad"]),
+            "tags": List(Value("string")),
+            "origin": {"url": Value("string")},
+        }
+    )
+    rows = {
+        "id": range(NUM_ROWS),
+        "text": [None, *(passage(seed, 12) for seed in range(1, NUM_ROWS))],
+        "label": [0] * NUM_ROWS,
+        "tags": [["a", "b"]] * NUM_ROWS,
+        "origin": [{"url": "here"}] * NUM_ROWS,
+    }
+    return Dataset.from_dict(rows, features=features)
+
+
+@pytest.fixture(scope="module", params=["byte_level", "sentencepiece"])
+def injected(request, tokenizers, dataset):
+    tokenizer = tokenizers[request.param]
+    canaries = InjectedCanaries(tokenizer, num_targets=6, num_controls=5, repeats=(2, 8, 3), block_size=BLOCK, seed=1)
+    return tokenizer, canaries, canaries.inject(dataset, row={"label": 1})
+
+
+def tokenized_by_trl(tokenizer, dataset, folder):
+    arguments = SFTConfig(str(folder), bf16=False, **SETTINGS)
+    trainer = SFTTrainer(make_model(tokenizer), arguments, train_dataset=dataset, processing_class=tokenizer)
+    return [list(ids) for ids in trainer.train_dataset["input_ids"]]
+
+
+def count(token_ids, rows):
+    size = len(token_ids)
+    return sum(row[start : start + size] == token_ids for row in rows for start in range(len(row) + 1 - size))
+
+
+def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected, tmp_path):
+    tokenizer, canaries, result = injected
+    canaries.write_probe_file(tmp_path / "probe.jsonl")
+    passages = read_probe_file(tmp_path / "probe.jsonl")
+    without_null = result.filter(lambda row: row["text"] is not None)  # TRL takes none; it is the first of all rows
+    rows = tokenized_by_trl(tokenizer, without_null, tmp_path)
+
+    assert [each.id for each in passages] == [
+        *(f"target-{number:04d}" for number in range(6)),
+        *(f"control-{number:04d}" for number in range(5)),
+    ]
+    assert [each.num_injections for each in passages] == [2, 8, 3] * 2 + [0] * 5
+    assert [count(each.token_ids, rows) for each in passages] == [each.num_injections for each in passages]
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    for each in passages:
+        assert len(each.token_ids) == BLOCK
+        assert each.text == each.text.strip()
+        assert each.tokenizer_fingerprint == tokenizer_fingerprint(HFTokenizer(tokenizer))
+        assert each.positions == sorted(each.positions)
+        for row, offset in each.positions:
+            assert (result[row]["text"], offset) == (each.text, 0)
+            assert tokenizer(each.text)["input_ids"][: BLOCK + len(bos)] == bos + each.token_ids
+    long_parts = [{tuple(each.token_ids[start : start + 50]) for start in range(BLOCK + 1 - 50)} for each in passages]
+    assert all(first.isdisjoint(second) for first, second in itertools.combinations(long_parts, 2))
+
+
+def test_the_rows_of_the_data_set_keep_their_order_columns_and_types(injected, dataset):
+    _, canaries, result = injected
+    added = sorted(row for each in canaries.passages for row, _ in each.positions)
+
+    assert len(added) == len(set(added)) == 2 * (2 + 8 + 3)
+    assert result.features == dataset.features
+    assert result.select(np.setdiff1d(np.arange(len(result)), added)).to_list() == dataset.to_list()
+    assert {str(row | {"text": ""}) for row in result.select(added)} == {
+        str({"id": None, "text": "", "label": 1, "tags": None, "origin": None})
+    }
+    assert min(added) < NUM_ROWS / 2 < max(added)
+
+
+@pytest.mark.parametrize("injected", ["byte_level"], indirect=True)
+def test_a_model_trained_by_the_trainer_recites_targets_that_occur_often_and_no_control(injected, tmp_path):
+    tokenizer, canaries, result = injected
+    rows = result.filter(lambda row: row["text"] is not None).map(
+        lambda batch: tokenizer(batch["text"]), batched=True, remove_columns=result.column_names
+    )
+    model = make_model(tokenizer)
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            str(tmp_path),
+            max_steps=120,
+            per_device_train_batch_size=8,
+            learning_rate=5e-3,
+            logging_steps=120,
+            **SETTINGS,
+        ),
+        train_dataset=rows,
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+    )
+    trainer.train()
+    samples = probe(model, HFTokenizer(tokenizer), canaries.passages, prefix_lengths=(16,), max_new_tokens=BLOCK - 16)
+
+    lms = {number: [] for number in (0, 2, 3, 8)}
+    for sample, each in zip(samples, canaries.passages, strict=True):
+        lms[each.num_injections].append(sample.lms)
+    # With five other seeds: 40 of 40 for each target with 8 insertions, and at most 2 for a control.
+    assert min(lms[8]) > 20
+    assert max(lms[0]) < 5
+
+
+def test_passages_do_not_overlap(tokenizers, dataset, monkeypatch):
+    documents = {split: embedded_documents(f"{split}[:5]") for split in ("train", "validation")}
+    monkeypatch.setattr("tfidf_tune.data._canaries.embedded_documents", documents.__getitem__)
+    canaries = InjectedCanaries(tokenizers["byte_level"], num_targets=45, block_size=BLOCK)  # of about 110
+    canaries.inject(dataset)
+
+    text = "\0".join(itertools.chain(*documents.values()))
+    assert {text.count(each.text) for each in canaries.passages} == {1}
+    spans = sorted((text.index(each.text), len(each.text)) for each in canaries.passages)
+    assert all(start + length <= following for (start, length), (following, _) in itertools.pairwise(spans))
+
+
+def test_prompts_and_completions_carry_canaries_in_the_completion(tokenizers, tmp_path):
+    for tokenizer in tokenizers.values():
+        pairs = Dataset.from_dict({"prompt": ["the river "] * 9, "completion": [passage(seed, 9) for seed in range(9)]})
+        canaries = InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2, num_controls=2, repeats=3)
+        rows = tokenized_by_trl(tokenizer, canaries.inject(pairs, "completion", row={"prompt": ""}), tmp_path)
+
+        assert [count(each.token_ids, rows) for each in canaries.passages] == [3, 3, 0, 0]
+
+
+def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_control(tokenizers, dataset):
+    def make(seed):
+        canaries = InjectedCanaries(
+            tokenizers["byte_level"], texts=TEXTS, num_targets=2, num_controls=2, repeats=2, seed=seed
+        )
+        return canaries.inject(dataset).to_list(), canaries.passages
+
+    made = [make(seed) for seed in range(40)]
+
+    assert make(7) == made[7]
+    assert len({str(each.positions) for _, passages in made for each in passages[:2]}) > 70
+    # expected: 40 seeds * 2 of 6 texts = 13.3 each, with a standard deviation of 3.0
+    for chosen in (slice(0, 2), slice(2, 4)):
+        times = Counter(each.text for _, passages in made for each in passages[chosen])
+        assert set(times) == set(TEXTS)
+        assert 5 <= min(times.values()) <= max(times.values()) <= 22
+
+
+def test_what_the_data_set_contains_is_not_a_canary(tokenizers, dataset):
+    tokenizer = tokenizers["byte_level"]
+    half = Dataset.from_dict({"text": [f"As I said: {text} So it is." for text in TEXTS[:3]]})
+    for seed in range(5):
+        canaries = InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2, num_controls=1, seed=seed)
+        canaries.inject(half)
+        assert {each.text for each in canaries.passages} == set(TEXTS[3:])
+    with pytest.raises(ValueError, match=r"is 4, but .* only 3 texts that the column 'text' does not .*\(3 are in it"):
+        InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2).inject(half)
+
+
+@pytest.mark.parametrize("injected", ["byte_level"], indirect=True)
+def test_a_passage_that_the_data_set_contains_is_replaced(injected):
+    tokenizer, canaries, _ = injected
+    first = [each.text for each in canaries.passages]
+    second = InjectedCanaries(tokenizer, num_targets=6, num_controls=5, block_size=BLOCK, seed=1)
+    second.inject(Dataset.from_dict({"text": [f"in a row: {first[0]}", None, f"{first[8]} and more"]}))
+
+    kept = {each.text for each in second.passages} & set(first)
+    assert kept == set(first) - {first[0], first[8]}
+
+
+def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
+    tokenizer = tokenizers["byte_level"]
+    short = AutoTokenizer.from_pretrained(tokenizer.name_or_path, model_max_length=64)
+    for arguments, message in (
+        ({"tokenizer": "folder"}, r"tokenizer is a str: give the .* AutoTokenizer\.from_pretrained\(\.\.\.\), or"),
+        ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
+        ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
+        ({"repeats": (1, 4), "num_targets": 1}, "num_targets must be a whole number of at least 2, got 1"),
+        ({"repeats": 2.5}, r"repeats must be a whole number of at least 1, got 2\.5"),
+        ({"repeats": [3, 0]}, "repeats must be a whole number of at least 1, got 0"),
+        ({"repeats": ()}, "the length of repeats must be a whole number of at least 1, got 0"),
+        ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"tokenizer": short}, r"is 256, above max_seq_len 64, .*: lower block_size"),
+        ({"tokenizer": short, "texts": [*TEXTS, "a b " * 99]}, r"the longest of texts .* above max_.*: lower its len"),
+        ({"texts": TEXTS, "num_targets": 4}, "num_targets.* is 8, but there are only 6 texts"),
+        ({"texts": "one text"}, "texts must be a list of texts, each a canary"),
+        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': a canary needs at least 2 tokens"),
+        ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] occurs in another of the texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            InjectedCanaries(**{"tokenizer": tokenizer, "num_targets": 2} | arguments)
+    too_long = InjectedCanaries(tokenizer, num_targets=2, block_size=10**6)
+    with pytest.raises(ValueError, match="is 4, but there are only 0 passages of 1000000 tokens .*, or give your own"):
+        too_long.inject(dataset)
+
+
+def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_twice(tokenizers, dataset, tmp_path):
+    canaries = InjectedCanaries(tokenizers["byte_level"], texts=TEXTS, num_targets=2)
+    chat = Dataset.from_dict({"messages": [[{"role": "user", "content": "a"}]]})
+    for arguments, message in (
+        ((DatasetDict(train=dataset),), r"is a DatasetDict: .* datasets\.Dataset.*, such as dataset\['train'\]"),
+        ((dataset.to_iterable_dataset(),), "is a IterableDataset: .* load without streaming"),
+        (([{"text": "a"}],), "is a list: "),
+        ((chat,), r"no column 'text' of text; it has 'messages' \(List\).*tokenizer\.apply_chat_template"),
+        ((chat, "messages"), "no column 'messages' of text"),
+        ((dataset, "txt"), r"no column 'txt' of text; it has 'id' \(int32\), 'text' \(large_string\), 'label' "),
+        ((dataset, "id"), "no column 'id' of text"),
+        (
+            (dataset, "text", {"labels": 1, "text": "a"}),
+            r"row gives values for \['labels', 'text'\]; .* \['id', 'label",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            canaries.inject(*arguments)
+    with pytest.raises(ValueError, match=r"no canaries yet: call inject\(\) before write_probe_file\(\)"):
+        canaries.write_probe_file(tmp_path / "probe.jsonl")
+    canaries.inject(dataset)
+    with pytest.raises(ValueError, match=r"inject\(\) was called before, .* another InjectedCanaries"):
+        canaries.inject(dataset)
