@@ -72,8 +72,7 @@ def check_trainer(trainer: Any, *, fused_head: bool) -> None:
 
 
 def _check_fused_head(trainer: Trainer, model: Any) -> None:
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
-    head = _output_layer(model)
+    base, head = base_model(model), _output_layer(model)
     problem = None
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         problem = f"{type(base).__name__} has no argument logits_to_keep"
@@ -108,3 +107,8 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
             "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
             "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
         )
+
+
+def base_model(model: Any) -> Any:
+    """Return the model without the adapters of PEFT."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

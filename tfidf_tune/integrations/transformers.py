@@ -20,7 +20,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from tfidf_tune._checks import require_bool
-from tfidf_tune.integrations._checks import check_arguments, check_class, check_first_batch, check_trainer
+from tfidf_tune.integrations._checks import base_model, check_arguments, check_class, check_first_batch, check_trainer
 from tfidf_tune.integrations._inputs import document_ids_of, has_labels, require_labels, shifted_labels
 from tfidf_tune.integrations._statistics import WeightStatistics
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
@@ -32,6 +32,8 @@ __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 _logger = logging.get_logger(__name__)
 
 _OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch")
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # where the Trainer's model computes its logits
 
 _Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
 
@@ -105,12 +107,16 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if not (model.training and torch.is_grad_enabled()):
             if not self._model_takes_num_items:
                 num_items_in_batch = None
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return super().compute_loss(
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            )
         require_labels(inputs)
         if self._is_first_batch:
             check_first_batch(inputs)
         weighted = _WeightedModel(model, self._weighted_outputs)
-        result = super().compute_loss(weighted, inputs, return_outputs, num_items_in_batch)
+        result = super().compute_loss(
+            weighted, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+        )
         if not weighted.is_used:
             raise ValueError(
                 f"a base of {type(self).__name__} computes the loss itself, so that the weights would be ignored: use "
@@ -124,15 +130,16 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         num_items_in_batch = inputs.get("num_items_in_batch")
         kept = {name: value for name, value in inputs.items() if name not in _OF_THE_LOSS}
         if self._fused_head:
-            kept |= {"logits_to_keep": 1, "output_hidden_states": True}
-        outputs = model(**kept)
+            outputs, hidden = self._call_for_hidden_states(model, kept)
+        else:
+            outputs, hidden = model(**kept), None
         if getattr(outputs, "logits", None) is None:
             raise ValueError(
                 f"{type(self.model).__name__} returned no logits in training: switch off kernels that compute the loss "
                 "inside of the model (Liger's fused_linear_cross_entropy, Cut Cross-Entropy)"
             )
-        logits = self._head_input(outputs) if self._fused_head else outputs.logits
-        labels = shifted_labels(inputs, (logits.hidden if isinstance(logits, HeadInput) else logits).shape[1])
+        logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
+        labels = shifted_labels(inputs, (outputs.logits if hidden is None else hidden).shape[1])
         terms = self._token_loss.terms(logits, labels, document_ids_of(inputs, labels))
         valid = labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
@@ -142,12 +149,21 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         outputs["loss"] = loss
         return outputs
 
-    def _head_input(self, outputs: Any) -> HeadInput:
+    def _call_for_hidden_states(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """Call the model for the logits of the last position only; return its outputs and the final hidden states."""
+        found: list[Tensor] = []
+        # Not output_hidden_states: of every layer, which accelerate would convert to float32 under autocast.
+        hook = base_model(self.model).base_model.register_forward_hook(lambda _, __, output: found.append(output[0]))
+        try:
+            return model(**inputs, logits_to_keep=1), found[0]
+        finally:
+            hook.remove()
+
+    def _head_input(self, outputs: Any, hidden: Tensor) -> HeadInput:
         head = self.model.get_output_embeddings()
-        hidden, weight, bias = outputs.hidden_states[-1], head.weight, head.bias
-        if torch.is_autocast_enabled(hidden.device.type):
-            dtype = torch.get_autocast_dtype(hidden.device.type)
-            hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        weight, bias = head.weight, head.bias
+        dtype = _AUTOCAST.get(self.accelerator.mixed_precision, weight.dtype)
+        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if self._is_first_batch:
             with torch.no_grad():
                 expected = nn.functional.linear(hidden[:, -1:], weight, bias)
