@@ -84,4 +84,4 @@ def test_thirty_steps_are_equal(objective, section, recipe_config, tiny_checkpoi
     if objective != "CE":
         assert recipe[:, 4].max() > 0.03, "weights differ"
     for name, found in values.items():
-        np.testing.assert_allclose(found, recipe, rtol=1e-3, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found, recipe, rtol=1e-5, atol=1e-6, err_msg=name)
