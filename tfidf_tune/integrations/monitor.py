@@ -85,7 +85,6 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
         self._every_n_steps = every_n_steps
         self._keeps = stop_above is not None and when_above == "keep"
-        self._kept_step: int | None = None
         self._was_above = False
 
     def on_train_begin(
@@ -137,18 +136,19 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
 
     def _keep(self, args: "TrainingArguments", state: "TrainerState", metrics: dict[str, float]) -> None:
         is_above = self._probe.is_above(metrics)
+        folder = Path(args.output_dir) / _BELOW_THRESHOLD
+        if is_above and state.global_step == 0 and args.should_save:
+            remove_folder(folder)  # of another run
         if not is_above:
-            self._save_below_threshold(Path(args.output_dir), is_writer=args.should_save)
-            self._kept_step = state.global_step
+            self._save(folder, is_writer=args.should_save)
         elif not self._was_above:
-            kept = f"{_BELOW_THRESHOLD} keeps the model of step {self._kept_step}"
-            kept = "no earlier model of this run was kept" if self._kept_step is None else kept
+            kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
             _report(state, f"step {state.global_step}: {self._probe.verdict(metrics)}; {kept}")
         self._was_above = is_above
 
-    def _save_below_threshold(self, output_dir: Path, *, is_writer: bool) -> None:
+    def _save(self, folder: Path, *, is_writer: bool) -> None:
         """Write the model into a temporary folder, and rename that when it is complete."""
-        folder, temporary = output_dir / _BELOW_THRESHOLD, output_dir / f".{_BELOW_THRESHOLD}"
+        temporary = folder.with_name(f".{folder.name}")
         wait_for_everyone = self._trainer.accelerator.wait_for_everyone
         if is_writer:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
