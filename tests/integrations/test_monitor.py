@@ -223,6 +223,20 @@ def test_training_does_not_begin_above_a_threshold_that_would_end_it(make_traine
     assert not (Path(trainer.args.output_dir) / "below_threshold").exists()
 
 
+def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    snippet = page.partition("## The monitor\n")[2].partition("```python\n")[2].partition("```")[0]
+    passages = [replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)]
+    write_probe_file(tmp_path / "probe.jsonl", passages)
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(max_steps=1)
+
+    exec(snippet, {"trainer": trainer})
+    trainer.train()
+
+    assert [*measurements(trainer)] == [0, 1]
+
+
 def test_what_another_callback_ends_is_measured_at_its_end(make_trainer, probe_file):
     class End(transformers.TrainerCallback):
         def on_epoch_end(self, args, state, control, **kwargs):
