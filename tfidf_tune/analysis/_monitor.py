@@ -176,7 +176,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([*devices]))
-        if "torch._dynamo" in sys.modules:  # it takes seconds to import
+        # It takes seconds to import, and before torch 2.6 has no stance.
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         model.eval()
         try:
