@@ -34,6 +34,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             resume = training.open_resume(cfg, run)
             dataset = training.build_dataset(cfg, tokenizer)
             resume.check_inputs(dataset, checkpointer)
+            monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
             training.check_resources(cfg, model, loss, dataset, run, checkpointer)
             dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
 
@@ -57,6 +58,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
                 run=run,
                 progress=progress,
                 resume=resume,
+                monitor=monitor,
                 save=partial(save, model),
             )
 

@@ -12,6 +12,7 @@ from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, over_see
 
 if TYPE_CHECKING:
     from tfidf_tune.analysis._loading import load_model, require_known_ids
+    from tfidf_tune.analysis._monitor import MemorizationProbe, MonitoredModel, evaluating
     from tfidf_tune.analysis._perplexity import token_perplexity
     from tfidf_tune.analysis._probe import (
         ProbeTokenizer,
@@ -26,7 +27,14 @@ else:
         # Import what needs torch on first use: torch takes seconds, and reports do without it.
         if name not in __all__:
             raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
-        modules = {"load_model": "_loading", "require_known_ids": "_loading", "token_perplexity": "_perplexity"}
+        modules = {
+            "load_model": "_loading",
+            "require_known_ids": "_loading",
+            "token_perplexity": "_perplexity",
+            "MemorizationProbe": "_monitor",
+            "MonitoredModel": "_monitor",
+            "evaluating": "_monitor",
+        }
         return getattr(import_module(f"tfidf_tune.analysis.{modules.get(name, '_probe')}"), name)
 
     def __dir__() -> list[str]:
@@ -36,12 +44,15 @@ else:
 __all__ = [
     "Frontiers",
     "Interval",
+    "MemorizationProbe",
+    "MonitoredModel",
     "ProbeTokenizer",
     "bootstrap_interval",
     "check_passages",
     "compare_at_equal_perplexity",
     "compare_continuation",
     "compare_objectives",
+    "evaluating",
     "evaluation_table",
     "greedy_continuations",
     "load_model",

@@ -7,13 +7,14 @@ are the token ids of the passage: no text is tokenized again, no BOS is added.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from tfidf_tune.analysis._loading import require_known_ids
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l
+from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
 from tfidf_tune.results import ProbeSample
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ _TOKENS_BETWEEN_CHECKS = 16
 class ProbeTokenizer(Protocol):
     """The part of a tokenizer that the probe uses.
 
-    Its ``fingerprint``, if it has one, must be that of the passages, and its ``vocab_size`` larger than all their ids.
+    If it can encode or has a ``fingerprint``, that must be the one of the passages, and its ``vocab_size``, if it has
+    one, larger than all their ids.
     """
 
     @property
@@ -103,7 +105,7 @@ def probe(
     return samples
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode, which models in training cannot take
 def greedy_continuations(
     model: "PreTrainedModel", prompts: Sequence[Sequence[int]], num_tokens: int, *, eos_id: int | None = None
 ) -> list[list[int]]:
@@ -189,7 +191,8 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
         ValueError: If a passage has no ids after the prompt, comes from another tokenizer, or has an id that the
             tokenizer does not have.
     """
-    fingerprint = getattr(tokenizer, "fingerprint", None)
+    identified: Any = tokenizer if hasattr(tokenizer, "fingerprint") or hasattr(tokenizer, "encode") else None
+    fingerprint = identified and tokenizer_fingerprint(identified)
     last_id = getattr(tokenizer, "max_token_id", getattr(tokenizer, "vocab_size", math.inf) - 1)
     for passage in passages:
         if len(passage.token_ids) <= num_prompt:
@@ -200,7 +203,8 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
         if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
             raise ValueError(
                 f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
-                f"the given tokenizer has {fingerprint!r}: probe with the tokenizer {passage.tokenizer!r}."
+                f"the given tokenizer, {tokenizer_name(identified)!r}, has {fingerprint!r}: probe with the tokenizer "
+                f"{passage.tokenizer!r}."
             )
         if (highest := max(passage.token_ids)) > last_id:
             raise ValueError(

@@ -27,6 +27,7 @@ from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapt
 from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model
+from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
 from tfidf_tune.training._resources import available_memory, check_resources
 from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
@@ -40,6 +41,7 @@ __all__ = [
     "HFCheckpointer",
     "LoRAFinetuneConfig",
     "LoRASettings",
+    "MemorizationMonitor",
     "MemoryPlan",
     "ProgressLog",
     "ResumePoint",
@@ -56,6 +58,7 @@ __all__ = [
     "build_grad_scaler",
     "build_loss",
     "build_model",
+    "build_monitor",
     "build_optimizer",
     "build_tokenizer",
     "check_config",

@@ -36,6 +36,28 @@ _Positive = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0)]
 _FSDPDtype = Literal["bf16", "fp32"]
 
 
+class MonitorConfig(BaseModel):
+    """Keys of the section ``memorization_monitor``."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    probe_file: str
+    """Targets and controls: the file that the data set of the run writes, or another."""
+    every_n_steps: _Count
+    """Optimizer steps between two measurements; the start and the end of the run are measured, too."""
+    prefix_length: _Count = 50
+    """Tokens of a passage that are the prompt."""
+    max_new_tokens: _Count = 128
+    """Most tokens that are generated and compared."""
+    batch_size: _Count = 32
+    """Passages in a forward pass."""
+    stop_above: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0)] | None = None
+    """Threshold for the mean LMS of the targets, in tokens."""
+    when_above: Literal["stop", "keep"] = "stop"
+    """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` goes on, and the folder
+    ``below_threshold`` keeps the model of the last measurement that was not above it."""
+
+
 class FinetuneConfig(BaseModel):
     """Keys of both recipes, named as in torchtune where it has the same key.
 
@@ -78,6 +100,8 @@ class FinetuneConfig(BaseModel):
     """Number of resume checkpoints that are kept; 0 writes none. Checkpoints of milestones are all kept."""
     resume_from_checkpoint: bool = False
     """Resume from the newest intact resume checkpoint of output_dir; without one, start from the beginning."""
+    memorization_monitor: MonitorConfig | None = None
+    """Measures memorization during training, see :class:`MonitorConfig`. Null: no measurement."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """What to do if loss or gradient is NaN or infinite: ``stop`` ends the run, ``skip`` leaves the step out, which
     on a GPU waits for each step's loss."""
@@ -206,12 +230,20 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
         message = plainer(problem["msg"].removeprefix("Value error, "))
         if not problem["loc"]:
             raise SetupError(f"config: {message}") from error
-        key, *indices = problem["loc"]
-        if type(None) in getattr(schema.model_fields[str(key)].annotation, "__args__", ()):
+        key, *inner = problem["loc"]
+        name = f"{key}{''.join(f'.{part}' if isinstance(part, str) else f'[{part}]' for part in inner)}"
+        if problem["type"] == "extra_forbidden":
+            raise SetupError(
+                f"config: no key {name!r}{suggestion(str(inner[-1]), MonitorConfig.model_fields)}"
+            ) from error
+        if problem["type"] == "missing":
+            raise SetupError(f"config: missing {name}") from error
+        if not any(isinstance(part, str) for part in inner) and type(None) in getattr(
+            schema.model_fields[str(key)].annotation, "__args__", ()
+        ):
             message += ", or null"
         if key == "dtype" and problem["input"] == "fp16":
             message += "; fp16 needs the recipe lora_finetune"
-        name = f"{key}{''.join(f'[{index}]' for index in indices)}"
         raise SetupError(f"config: {where}{name} is {problem['input']!r}, {message[0].lower()}{message[1:]}") from error
 
 

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,15 @@ from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import require_writable
-from tfidf_tune.data import InjectedCorpusDataset, collate_packed, injected_corpus_dataset, is_packed, write_probe_file
+from tfidf_tune.data import (
+    InjectedCorpusDataset,
+    Passage,
+    collate_packed,
+    injected_corpus_dataset,
+    is_packed,
+    read_probe_file,
+    write_probe_file,
+)
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import Batch
 from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate, sections
@@ -110,10 +118,28 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
     """Write the injected passages of a data set of :func:`build_dataset` to the file that the config names."""
     if is_main_process():
-        parts = dataset._datasets if OmegaConf.is_list(cfg.dataset) else [dataset]
-        for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
-            if _writes_probe_file(where, section):
-                write_probe_file(section.probe_file, part.passages)
+        for file, passages in _probe_files(cfg, dataset):
+            write_probe_file(file, passages)
+
+
+def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
+    """Return the passages of a probe file, also of one that :func:`write_probe_files` has yet to write.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not a probe file.
+    """
+    path = Path(probe_file).expanduser()
+    of_this_run = dict(_probe_files(cfg, dataset))
+    return of_this_run[path] if path in of_this_run else read_probe_file(path)
+
+
+def _probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
+    """Yield the files that the run writes, and the passages that belong into them."""
+    parts = dataset._datasets if OmegaConf.is_list(cfg.dataset) else [dataset]
+    for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
+        if _writes_probe_file(where, section):
+            yield Path(section.probe_file).expanduser(), part.passages
 
 
 def _writes_probe_file(where: str, section: Any) -> bool:

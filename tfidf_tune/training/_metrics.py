@@ -126,10 +126,14 @@ class ProgressLog:
         values["tokens_per_second_per_gpu"] = tokens_per_second
         if self.memory_device is not None:
             values |= training.get_memory_stats(device=self.memory_device)
-        for logger in self.loggers:
-            logger.log_dict(values, step=step)
+        self.log(step, values)
         self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
         self.restart_clock()
+
+    def log(self, step: int, metrics: Mapping[str, torch.Tensor | float]) -> None:
+        """Write an entry of a step, which may have others."""
+        for logger in self.loggers:
+            logger.log_dict(metrics, step=step)
 
     def note(self, text: str) -> None:
         """Print a line above the progress bar."""

@@ -74,7 +74,9 @@ def check_resources(
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
     size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
     size += getattr(checkpointer, "companion_bytes", 0)
-    number, number_to_resume = len(set(cfg.save_at_percent)), cfg.keep_last_n_checkpoints
+    # A threshold of the monitor adds the checkpoint that it keeps, or the one that it ends the run with.
+    has_threshold = cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
+    number, number_to_resume = len(set(cfg.save_at_percent)) + has_threshold, cfg.keep_last_n_checkpoints
     needed, checkpoints = number * size, f"{number} checkpoints of {format_bytes(size)}"
     if number_to_resume:
         needed += (number_to_resume + 1) * plan.saved_to_resume  # one more than are kept, while the newest is written

@@ -39,6 +39,7 @@ _FREE_KEYS = (
     "keep_last_n_checkpoints",
     "log_every_n_steps",
     "log_peak_memory_stats",
+    "memorization_monitor",
     "metric_logger",
     "on_non_finite",
     "output_dir",

@@ -14,6 +14,7 @@ from tfidf_tune.training._distributed import connect_processes, is_main_process,
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 RESUME_FOLDER = "resume"
+BELOW_THRESHOLD = "below_threshold"
 _DEVICES = ("cpu", "cuda")
 
 
@@ -106,8 +107,9 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
             f"output_dir {output_dir} already holds a run that can be resumed, from {', '.join(resumable)} of its "
             f"folder {RESUME_FOLDER}: set resume_from_checkpoint=True, choose another output_dir, or move them away"
         )
-    if milestones and not resume:
+    written = milestones or BELOW_THRESHOLD * (output_dir / BELOW_THRESHOLD).exists()
+    if written and not resume:
         raise SetupError(
-            f"output_dir {output_dir} already holds {milestones}: choose another output_dir, or move them away"
+            f"output_dir {output_dir} already holds {written}: choose another output_dir, or move them away"
         )
     require_writable("output_dir", output_dir)

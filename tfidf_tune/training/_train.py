@@ -28,6 +28,7 @@ from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._metrics import ProgressLog
+from tfidf_tune.training._monitor import MemorizationMonitor
 from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
@@ -164,12 +165,13 @@ def train(
     progress: ProgressLog,
     resume: ResumePoint,
     save: Callable[[Path], None],
+    monitor: MemorizationMonitor | None = None,
 ) -> None:
     """Train to the end of the run; write milestones, by ``save(folder)``, and resume checkpoints.
 
     Raises:
         TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
-            any scale, or a checkpoint cannot be written.
+            any scale, a checkpoint cannot be written, or the model is above the monitor's threshold from the start.
         Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
     state.model.train()
@@ -188,6 +190,10 @@ def train(
     steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
     with stop_request() as request, _naming_last_checkpoint(resume):
         progress.start()
+        if monitor is not None and resume.step == 0 and (verdict := monitor.measure(0, state.model, progress, save)):
+            raise TrainingError(
+                f"before training {verdict}: choose a higher threshold, or targets that the model does not know yet"
+            )
         resume.restore_random_states()
         next_batches = partial(_next_step, steps, request, sync_labels=state.loss.weighting.sync)
         batches = next_batches()
@@ -211,18 +217,32 @@ def train(
             is_regular_save = cfg.save_every_n_steps is not None and step % cfg.save_every_n_steps == 0
             saves_resume = resume.is_kept and (step in milestones or is_regular_save)
             saves = saves_resume or step in milestones
-            if not saves:
+            measures = monitor is not None and monitor.is_due(step, total_steps)
+            if not (saves or measures):
                 batches = next_batches()  # before metrics are read, which waits for a GPU
-            if saves or guard.looks_at_each_step or progress.is_due(step):
+            if saves or measures or guard.looks_at_each_step or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
+            verdict = monitor.measure(step, state.model, progress, save) if monitor is not None and measures else None
+            ends = verdict is not None and step < total_steps
+            percents = milestones.get(step, [])
+            if ends:
+                percents = percents or [-(-100 * step // total_steps)]  # rounded up: not the name of an earlier one
+                saves, saves_resume = True, resume.is_kept
             if saves:
                 require_finite(state.model, step)
-                for percent in milestones.get(step, ()):
+                for percent in percents:
                     save(run.output_dir / milestone_name(percent))
                 if saves_resume:
                     resume.save(step, state, progress)
                 progress.restart_clock()
+            if ends:
+                progress.note(
+                    f"the run ends after step {step} of {total_steps}: {verdict}; {milestone_name(percents[-1])} is "
+                    f"written; {resume.last_checkpoint()}"
+                )
+                return
+            if saves or measures:
                 batches = next_batches()  # after the checkpoint, which an error in the data must not prevent
             if batches.stop and step < total_steps:
                 if resume.is_kept and not saves_resume:

@@ -1,0 +1,340 @@
+"""The monitor in transformers' Trainer and TRL's SFTTrainer: what it logs, what it leaves alone, what ends training."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+import trl
+from processes import on_every_rank
+from tiny_llama import VOCAB_SIZE
+
+from tfidf_tune.analysis import load_model, probe
+from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file, tokenizer_fingerprint, write_probe_file
+from tfidf_tune.integrations.monitor import MemorizationCallback
+
+pytestmark = [
+    # TRL sets it in its own arguments.
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
+    # PEFT 0.18 reads an attribute that transformers 5 has renamed.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+NUM_TOKENS, PREFIX = 40, 8
+EVERY = 4
+MEASURED = {f"memorization_{kind}_{name}" for kind in ("target", "control") for name in ("lms", "prefix_match", "nll")}
+
+
+@pytest.fixture(scope="module")
+def probe_file(tmp_path_factory, tiny_checkpoint, text_file):
+    """Four targets and four controls of 40 tokens."""
+    tokenizer = hf_tokenizer(str(tiny_checkpoint))
+    texts = text_file.read_text().splitlines()[:8]
+    passages = [
+        Passage(
+            id=f"{kind}-{number}", kind=kind, text=text, token_ids=tokenizer.encode(text, add_eos=False)[:NUM_TOKENS],
+            num_injections=0, positions=[], source="grammar", tokenizer=tokenizer.name,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        )
+        for number, text in enumerate(texts)
+        for kind in ["target" if number < 4 else "control"]
+    ]  # fmt: skip
+    file = tmp_path_factory.mktemp("probe") / "probe.jsonl"
+    write_probe_file(file, passages)
+    return file
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tiny_checkpoint, probe_file):
+    """Make a trainer on the targets: ``make_trainer("name", kind="SFTTrainer", max_steps=20)``."""
+
+    def make(name="run", *, kind="Trainer", lora=False, tokenizer=tiny_checkpoint, **settings):
+        return trainer_on(tiny_checkpoint, probe_file, tmp_path / name, kind, lora, tokenizer, **settings)
+
+    return make
+
+
+def trainer_on(checkpoint, probe_file, output_dir, kind="Trainer", lora=False, tokenizer=None, **settings):
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, attention_dropout=0.1)
+    if lora:
+        torch.manual_seed(0)
+        model = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.1, target_modules="all-linear"))
+    rows = [{"input_ids": passage.token_ids} for passage in read_probe_file(probe_file) if passage.kind == "target"]
+    arguments = {
+        "output_dir": str(output_dir), "per_device_train_batch_size": 2, "max_steps": 10, "logging_steps": 2,
+        "learning_rate": 2e-2, "use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
+    } | settings  # fmt: skip
+    given = {"processing_class": tokenizer and transformers.AutoTokenizer.from_pretrained(tokenizer)}
+    if kind == "SFTTrainer":
+        return trl.SFTTrainer(
+            model, trl.SFTConfig(**arguments), train_dataset=datasets.Dataset.from_list(rows), **given
+        )
+    rows = [row | {"labels": row["input_ids"]} for row in rows]
+    return transformers.Trainer(model, transformers.TrainingArguments(**arguments), train_dataset=rows, **given)
+
+
+def monitor(trainer, probe_file, every_n_steps=EVERY, **settings):
+    settings = {"prefix_length": PREFIX, "batch_size": 3} | settings
+    trainer.add_callback(MemorizationCallback(probe_file, every_n_steps, trainer=trainer, **settings))
+    return trainer
+
+
+def measurements(trainer):
+    return {entry["step"]: entry for entry in trainer.state.log_history if MEASURED & entry.keys()}
+
+
+def of_training(trainer):
+    """The trainer's own entries, without times."""
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
+        for entry in trainer.state.log_history
+        if not MEASURED & entry.keys()
+    ]
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def assert_equal(first, second):
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_checkpointing": True},
+        {"kind": "SFTTrainer"},
+        {"kind": "SFTTrainer", "lora": True, "bf16": True},
+    ],
+    ids=str,
+)
+def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_file, settings):
+    """Dropout is on. The monitor measures at steps with and without an entry of the trainer, and at the last."""
+    alone = make_trainer("alone", **settings)
+    alone.train()
+    expected, state = weights(alone), torch.get_rng_state()
+    monitored = monitor(make_trainer("monitored", **settings), probe_file)
+
+    monitored.train()
+
+    assert of_training(monitored) == of_training(alone)
+    assert_equal(weights(monitored), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [*measurements(monitored)] == [0, 4, 8, 10]
+    assert all(entry.keys() == {*MEASURED, "epoch", "step"} for entry in measurements(monitored).values())
+    first, *_, last = measurements(monitored).values()
+    assert last["memorization_target_nll"] < first["memorization_target_nll"] - 0.1
+
+
+def test_the_numbers_are_those_of_the_probe_on_the_checkpoint(make_trainer, probe_file, tiny_checkpoint):
+    trainer = monitor(make_trainer(max_steps=40, save_steps=40, save_strategy="steps"), probe_file, 40)
+    trainer.train()
+
+    samples = probe(
+        load_model(f"{trainer.args.output_dir}/checkpoint-40"),
+        hf_tokenizer(str(tiny_checkpoint)),
+        read_probe_file(probe_file),
+        prefix_lengths=(PREFIX,),
+    )
+    final = measurements(trainer)[40]
+    for kind in ("target", "control"):
+        chosen = [sample for sample in samples if sample.kind == kind]
+        assert final[f"memorization_{kind}_lms"] == np.mean([sample.lms for sample in chosen])
+        assert final[f"memorization_{kind}_prefix_match"] == np.mean([sample.prefix_match for sample in chosen])
+    assert final["memorization_target_lms"] > 2 * final["memorization_control_lms"]
+
+
+def test_a_run_that_the_threshold_ends_can_be_resumed(make_trainer, probe_file, capsys):
+    """The resumed run has another threshold and ends as a run without a monitor; its log says once what ended it."""
+    settings = {"max_steps": 24, "save_strategy": "steps", "save_steps": 100}
+    alone = make_trainer("alone", **settings)
+    alone.train()
+    stopped = monitor(make_trainer("stopped", **settings), probe_file, stop_above=2.5)
+    stopped.train()
+
+    step = stopped.state.global_step
+    assert 0 < step < 24
+    assert [*measurements(stopped)] == [*range(0, step + 1, EVERY)]
+    above = [entry["memorization_target_lms"] > 2.5 for entry in measurements(stopped).values()]
+    assert above == [False] * (len(above) - 1) + [True]
+    mean = measurements(stopped)[step]["memorization_target_lms"]
+    assert (
+        capsys.readouterr().err.count(
+            f"training stops after step {step}: the targets' mean LMS is {mean:.1f} tokens, above stop_above=2.5\n"
+        )
+        == 1
+    )
+
+    resumed = monitor(make_trainer("stopped", **settings), probe_file)
+    resumed.train(resume_from_checkpoint=f"{stopped.args.output_dir}/checkpoint-{step}")
+
+    assert [*measurements(resumed)] == [*range(0, 25, EVERY)]
+    assert measurements(resumed)[step] == measurements(stopped)[step]
+    assert_equal(weights(resumed), weights(alone))
+
+
+@pytest.mark.parametrize(("lora", "stop_above"), [(False, 3), (True, 0.9)])
+def test_the_last_model_below_the_threshold_is_kept(
+    make_trainer, probe_file, tiny_checkpoint, capsys, lora, stop_above
+):
+    trainer = make_trainer(lora=lora, max_steps=20, learning_rate=5e-2 if lora else 2e-2)
+    leftover = Path(trainer.args.output_dir) / ".below_threshold"
+    leftover.mkdir(parents=True)
+    (leftover / "of a run that was killed").touch()
+    monitor(trainer, probe_file, stop_above=stop_above, when_above="keep").train()
+
+    assert trainer.state.global_step == 20
+    lms = {step: entry["memorization_target_lms"] for step, entry in measurements(trainer).items()}
+    step = max(step for step, mean in lms.items() if mean <= stop_above)
+    assert 0 < step < 20
+    assert {path.name for path in Path(trainer.args.output_dir).iterdir()} == {"below_threshold"}
+    kept = Path(trainer.args.output_dir) / "below_threshold"
+    samples = probe(
+        load_model(kept, base=tiny_checkpoint if lora else None),
+        hf_tokenizer(str(kept)),
+        [passage for passage in read_probe_file(probe_file) if passage.kind == "target"],
+        prefix_lengths=(PREFIX,),
+    )
+    assert np.mean([sample.lms for sample in samples]) == lms[step]
+    assert (
+        f"step {step + EVERY}: the targets' mean LMS is {lms[step + EVERY]:.1f} tokens, above stop_above={stop_above}; "
+        f"the last model below it is in {kept}\n"
+    ) in capsys.readouterr().err
+
+
+def test_training_does_not_begin_above_a_threshold_that_would_end_it(make_trainer, probe_file, capsys):
+    with pytest.raises(
+        ValueError, match="before training the targets' mean LMS is .* tokens, above stop_above=0: choos"
+    ):
+        monitor(make_trainer(), probe_file, stop_above=0).train()
+    trainer = monitor(make_trainer(max_steps=1), probe_file, stop_above=0, when_above="keep")
+    (Path(trainer.args.output_dir) / "below_threshold").mkdir(parents=True)  # of another run
+    trainer.train()
+
+    assert trainer.state.global_step == 1
+    assert "above stop_above=0; no model was below it\n" in capsys.readouterr().err
+    assert not (Path(trainer.args.output_dir) / "below_threshold").exists()
+
+
+def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    snippet = page.partition("## The monitor\n")[2].partition("```python\n")[2].partition("```")[0]
+    passages = [replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)]
+    write_probe_file(tmp_path / "probe.jsonl", passages)
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(max_steps=1)
+
+    exec(snippet, {"trainer": trainer})
+    trainer.train()
+
+    assert [*measurements(trainer)] == [0, 1]
+
+
+def test_what_another_callback_ends_is_measured_at_its_end(make_trainer, probe_file):
+    class End(transformers.TrainerCallback):
+        def on_epoch_end(self, args, state, control, **kwargs):
+            control.should_training_stop = True
+
+    trainer = monitor(make_trainer(), probe_file)
+    trainer.add_callback(End())
+    trainer.train()
+
+    assert [*measurements(trainer)] == [0, 2]
+
+
+@pytest.fixture(scope="module")
+def other_tokenizer(tmp_path_factory, tiny_checkpoint):
+    folder = tmp_path_factory.mktemp("other")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_checkpoint)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps must be a whole number of at least 1, got 0"),
+        ({"when_above": "end"}, "when_above is 'end': possible are stop, keep"),
+        ({"prefix_length": NUM_TOKENS}, f"'target-0' has {NUM_TOKENS} tokens, none after the first {NUM_TOKENS} "),
+        ({"stop_above": 100}, "stop_above is 100: .* from 0 to 32"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused(make_trainer, probe_file, settings, message):
+    with pytest.raises(ValueError, match=message):
+        monitor(make_trainer(), probe_file, **settings)
+
+
+def test_a_probe_file_that_does_not_fit_is_refused(make_trainer, probe_file, other_tokenizer, tmp_path):
+    passages = read_probe_file(probe_file)
+    trainer = make_trainer()
+    files = {"controls": passages[4:], "long": [replace(passages[0], token_ids=passages[0].token_ids * 2)]}
+    for name, content in files.items():
+        write_probe_file(tmp_path / name, content)
+
+    with pytest.raises(FileNotFoundError, match="no such probe file"):
+        monitor(trainer, tmp_path / "absent")
+    with pytest.raises(ValueError, match="none of the 4 passages of the probe file is a target"):
+        monitor(trainer, tmp_path / "controls")
+    with pytest.raises(
+        ValueError, match="up to 80 tokens, the model has 64 positions: lower max_new_tokens or prefix_"
+    ):
+        monitor(trainer, tmp_path / "long")
+    # The names of both.
+    message = f"given tokenizer, '{other_tokenizer}', has .*: probe with the tokenizer '{passages[0].tokenizer}'"
+    with pytest.raises(ValueError, match=message):
+        monitor(make_trainer(tokenizer=other_tokenizer), probe_file)
+    with pytest.raises(
+        ValueError, match="trainer has no tokenizer .*: give it the one of the model, processing_class="
+    ):
+        monitor(make_trainer(tokenizer=None), probe_file)
+    trainer.processing_class.eos_token = None
+    with pytest.raises(ValueError, match=r"has no EOS: set tokenizer.eos_token"):
+        monitor(trainer, probe_file)
+
+
+def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
+    trainer = make_trainer()
+    trainer.model.resize_token_embeddings(VOCAB_SIZE // 8)
+    with pytest.raises(ValueError, match="the model the ids 0 to 39: take the tokenizer that belongs to the model"):
+        monitor(trainer, probe_file)
+    trainer = make_trainer()
+    trainer.model = peft.get_peft_model(
+        trainer.model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    )
+    with pytest.raises(ValueError, match="not measured under prompt tuning .*: use LoRA or another method of PEFT"):
+        monitor(trainer, probe_file)
+    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": VOCAB_SIZE}
+    trainer.model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+    with pytest.raises(
+        ValueError, match="T5ForConditionalGeneration has an encoder and a decoder: memorization is meas"
+    ):
+        monitor(trainer, probe_file)
+
+
+def test_two_processes_are_measured_in_lockstep_and_one_writes(tmp_path, tiny_checkpoint, probe_file):
+    results = on_every_rank(2, tmp_path, train_on_rank, tiny_checkpoint, probe_file, tmp_path / "run")
+
+    assert results[0] == results[1]
+    assert [*results[0]] == [0, 4, 8, 10]
+    kept = load_model(tmp_path / "run" / "below_threshold")
+    passages = read_probe_file(probe_file)
+    samples = probe(kept, hf_tokenizer(str(tiny_checkpoint)), passages, prefix_lengths=(PREFIX,))
+    lms = np.mean([sample.lms for sample in samples if sample.kind == "target"])
+    assert lms == results[0][10]["memorization_target_lms"]
+
+
+def train_on_rank(rank, checkpoint, probe_file, output_dir):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    trainer = trainer_on(checkpoint, probe_file, output_dir, tokenizer=checkpoint, per_device_train_batch_size=1)
+    assert trainer.args.world_size == 2
+    monitor(trainer, probe_file, stop_above=30, when_above="keep").train()
+    return measurements(trainer)

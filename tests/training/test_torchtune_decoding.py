@@ -1,0 +1,64 @@
+"""Logits and greedy text of the models that recipes train, as the monitor takes them."""
+
+import pytest
+import torch
+from tiny_llama import VOCAB_SIZE
+from tiny_models import FAMILY_MODELS, MODELS
+from torchtune import modules
+from torchtune.training import set_activation_checkpointing
+
+from tfidf_tune.analysis import evaluating
+from tfidf_tune.loss import CrossEntropyLoss
+from tfidf_tune.training import prepare_head
+from tfidf_tune.training._monitor import _TorchtuneModel
+
+NUM_PROMPT, NUM_NEW = 7, 20
+
+
+def random_model(name, dim=64, **settings):
+    """Weights wide enough that greedy text does not fall into a loop at once."""
+    torch.manual_seed(0)
+    model = MODELS[name].build(dim, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2 and type(parameter.data) is torch.Tensor:
+                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
+    return model
+
+
+def greedy_by_definition(model, prompts):
+    """A forward pass over all ids for each new one."""
+    ids = torch.tensor(prompts)
+    for _ in range(NUM_NEW):
+        ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], dim=1)
+    return ids[:, NUM_PROMPT:].tolist()
+
+
+CASES = {
+    **{name: (name, {}) for name in FAMILY_MODELS},
+    "adapters": ("llama", {"lora": True, "lora_dropout": 0.5}),
+    "nf4": ("llama", {"lora": True, "dim": 256, "quantize_base": True}),
+}
+
+
+@pytest.mark.parametrize("head", ["fused", "chunked"])
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_text_is_that_of_the_definition(case, head):
+    name, settings = CASES[case]
+    model = random_model(name, **settings)
+    prompts = torch.randint(VOCAB_SIZE, (3, NUM_PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad(), evaluating(model):
+        expected = greedy_by_definition(model, prompts)
+        logits = model(torch.tensor(prompts))
+    prepare_head(model, CrossEntropyLoss(head=head))
+    set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+    decoder = _TorchtuneModel(model, torch.device("cpu"), torch.float32)
+
+    with torch.no_grad(), evaluating(model):
+        found = decoder.continuations(prompts, NUM_NEW)
+        last = decoder.logits(torch.tensor(prompts), 3)
+
+    assert found == expected
+    assert len({token for row in expected for token in row}) > 9  # no loops, which any decoding would get right
+    torch.testing.assert_close(last, logits[:, -3:])
+    assert not model.caches_are_setup()

@@ -1,0 +1,208 @@
+"""Memorization of a model while it is trained: a few numbers of a probe file, and no trace in the training.
+
+The numbers are those of :func:`~tfidf_tune.analysis.probe` for one prefix length. Less is computed: a forward pass over
+the passages themselves gives their likelihood, and shows which continuations greedy decoding would recite as a whole.
+Only the others are decoded.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match
+from tfidf_tune.analysis._probe import check_passages
+
+if TYPE_CHECKING:
+    from tfidf_tune.analysis._probe import ProbeTokenizer
+    from tfidf_tune.data import Passage
+
+Value = TypeVar("Value")
+_IGNORED = -100
+
+
+class MonitoredModel(Protocol):
+    """What a measurement needs of a causal language model in eval mode, without gradients."""
+
+    def logits(self, ids_bs: Tensor, num_last: int, /) -> Tensor:
+        """Return the logits ``[b, num_last, v]`` after each of the last ids of ``[b, s]``, int64 on the CPU."""
+
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int, /) -> list[list[int]]:
+        """Return ``num_tokens`` greedy ids after each prompt; prompts have one length."""
+
+
+class MemorizationProbe:
+    """Targets and controls, and how they are measured.
+
+    Args:
+        passages (Sequence[Passage]): of a probe file.
+        tokenizer (ProbeTokenizer): the one that the model is trained with; its EOS ends a continuation.
+        prefix_length (int): tokens of a passage that are the prompt. Default: 50.
+        max_new_tokens (int): most tokens that are generated and compared. Default: 128.
+        batch_size (int): passages in a forward pass. Default: 32.
+        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
+
+    Raises:
+        ValueError: If a setting is out of range, there is no target, or a passage is too short or of another tokenizer.
+    """
+
+    def __init__(
+        self,
+        passages: Sequence["Passage"],
+        tokenizer: "ProbeTokenizer",
+        *,
+        prefix_length: int = 50,
+        max_new_tokens: int = 128,
+        batch_size: int = 32,
+        stop_above: float | None = None,
+    ) -> None:
+        check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        if not any(passage.kind == "target" for passage in passages):
+            raise ValueError(
+                f"none of the {len(passages)} passages of the probe file is a target: take one with passages of the "
+                "training text"
+            )
+        check_passages(tokenizer, passages, prefix_length)
+        end = prefix_length + max_new_tokens
+        self._kinds = [passage.kind for passage in passages]
+        self._prompts = [passage.token_ids[:prefix_length] for passage in passages]
+        self._references = [passage.token_ids[prefix_length:end] for passage in passages]
+        self._eos_id = tokenizer.eos_id
+        self._batch_size = batch_size
+        self._stop_above = stop_above
+        longest = max(map(len, self._references))
+        if stop_above is not None:
+            meaning = "it is a threshold for the mean LMS of the targets, in tokens"
+            reason = f"the longest continuation has {longest} tokens"
+            require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
+        self.num_positions: int = prefix_length + longest
+        """Tokens of the longest prompt with its continuation."""
+        self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
+
+    def is_above(self, metrics: dict[str, float]) -> bool:
+        """Return whether the targets' mean LMS is above the threshold."""
+        return self._stop_above is not None and metrics["memorization_target_lms"] > self._stop_above
+
+    def verdict(self, metrics: dict[str, float]) -> str:
+        """Say that the mean LMS is above the threshold."""
+        return (
+            f"the targets' mean LMS is {metrics['memorization_target_lms']:.1f} tokens, above stop_above="
+            f"{self._stop_above:g}"
+        )
+
+    @torch.no_grad()  # not inference_mode: FSDP2 would keep its buffers, which training then cannot use
+    def measure(self, model: MonitoredModel) -> dict[str, float]:
+        """Measure the memorization of a model.
+
+        With several processes all have to call; they make the same forward passes, in the same order, and get the
+        numbers of the first.
+
+        Args:
+            model (MonitoredModel): within :func:`evaluating`.
+
+        Returns:
+            dict[str, float]: ``memorization_target_lms`` and ``memorization_target_prefix_match``, means over the
+                targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
+                and the same with ``control``, if there are controls.
+        """
+        nll: list[float] = []
+        is_recited: list[bool] = []
+        for chosen in self._batches(range(len(self._prompts))):
+            sums, recited = self._score(model, chosen)
+            nll += sums
+            is_recited += recited
+        continuations = list(self._references)
+        for chosen in self._batches(_of_first_process([i for i, known in enumerate(is_recited) if not known])):
+            longest = max(len(self._references[i]) for i in chosen)
+            generated = model.continuations([self._prompts[i] for i in chosen], longest)
+            for i, ids in zip(chosen, generated, strict=True):
+                continuations[i] = ids[: len(self._references[i])]
+        return _of_first_process(self._metrics(continuations, nll))
+
+    def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> tuple[list[float], list[bool]]:
+        """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
+        longest = max(len(self._references[i]) for i in chosen)
+        # Filled up on the right, which in a causal model changes nothing before it.
+        rows = [self._prompts[i] + self._references[i] for i in chosen]
+        width = len(self._prompts[0]) + longest - 1
+        ids_bs = torch.tensor([(row + [row[-1]] * longest)[:width] for row in rows])
+        logits_bnv = model.logits(ids_bs, longest)
+        labels_bn = torch.tensor(
+            [self._references[i] + [_IGNORED] * (longest - len(self._references[i])) for i in chosen],
+            device=logits_bnv.device,
+        )
+        matches = ((logits_bnv.argmax(dim=-1) == labels_bn) | (labels_bn == _IGNORED)).all(dim=1)
+        # Row by row, because logits in float32 can be large.
+        sums = [
+            F.cross_entropy(logits.float(), labels, ignore_index=_IGNORED, reduction="sum")
+            for logits, labels in zip(logits_bnv, labels_bn, strict=True)
+        ]
+        return torch.stack(sums).tolist(), matches.tolist()
+
+    def _metrics(self, continuations: Sequence[list[int]], nll: Sequence[float]) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for kind in dict.fromkeys(("target", *self._kinds)):
+            chosen = [i for i, found in enumerate(self._kinds) if found == kind]
+            pairs = [(self._before_eos(continuations[i]), self._references[i]) for i in chosen]
+            num_tokens = sum(len(reference) for _, reference in pairs)
+            metrics |= {
+                f"memorization_{kind}_lms": sum(longest_memorized_substring(*pair) for pair in pairs) / len(pairs),
+                f"memorization_{kind}_prefix_match": sum(longest_prefix_match(*pair) for pair in pairs) / len(pairs),
+                f"memorization_{kind}_nll": sum(nll[i] for i in chosen) / num_tokens,
+            }
+        return metrics
+
+    def _before_eos(self, ids: list[int]) -> list[int]:
+        return ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
+
+    def _batches(self, indices: Sequence[int]) -> Iterator[Sequence[int]]:
+        return (indices[first : first + self._batch_size] for first in range(0, len(indices), self._batch_size))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode for the block, without any effect on the training that goes on after it.
+
+    After the block each module is in the mode that it was in, random states are those of before, and the layers of
+    FSDP2 are sharded again. Compiled code is not used, and so not compiled again for other shapes.
+    """
+    was_training = {module: module.training for module in model.modules()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([*devices]))
+        # It takes seconds to import, and before torch 2.6 has no stance.
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in was_training.items():
+                module.training = mode
+            _shard_again(model)
+
+
+def _shard_again(model: nn.Module) -> None:
+    """Undo what a forward pass without backward pass leaves behind: complete weights, where FSDP2 shards them."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule  # slow to import
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _of_first_process(value: Value) -> Value:
+    """Return the first process's value on all: rounding may differ, but they have to do the same."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]

@@ -1,0 +1,226 @@
+"""The monitor: memorization measured while a ``Trainer`` of transformers, TRL or Axolotl trains.
+
+Targets and controls come from a probe file, as training on the injected corpus or ``tfidf-tune probe make`` writes it.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+from transformers import TrainerCallback
+
+from tfidf_tune._checks import require_choice, require_integer
+from tfidf_tune._files import remove_folder
+from tfidf_tune.analysis import MemorizationProbe, evaluating, greedy_continuations
+from tfidf_tune.data import HFTokenizer, read_probe_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, Trainer, TrainerControl, TrainerState, TrainingArguments
+
+_BELOW_THRESHOLD = "below_threshold"
+
+
+class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
+    """Measures the memorization of a probe file during training and adds it to the trainer's own logs.
+
+    Before the first optimizer step, every ``every_n_steps`` and at the end of training the logs get::
+
+        memorization_target_lms           mean longest memorized substring of the targets, in tokens
+        memorization_target_prefix_match  mean number of tokens recited without an error
+        memorization_target_nll           mean -ln P of a token of their continuations
+
+    and the same of the controls, as ``memorization_control_...``. LMS and prefix match are those of
+    :func:`tfidf_tune.analysis.probe`. Training itself is not changed: weights and losses are bit for bit those of a run
+    without the callback, until the threshold ends it.
+
+    With several processes each computes the whole probe, as sharded models need it. A resumed run goes on with the next
+    measurement::
+
+        trainer.add_callback(MemorizationCallback("probe.jsonl", every_n_steps=50, trainer=trainer))
+
+    Args:
+        probe_file (str | Path): targets and controls.
+        every_n_steps (int): optimizer steps between two measurements.
+        trainer (Trainer): the trainer that gets the callback: transformers', or one derived from it.
+        prefix_length (int): tokens of a passage that are the prompt. Default: 50.
+        max_new_tokens (int): most tokens that are generated and compared. Default: 128.
+        batch_size (int): passages in a forward pass. Default: 32.
+        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
+        when_above (Literal["stop", "keep"]): what happens above the threshold: "stop" ends training with a checkpoint;
+            "keep" goes on, and ``below_threshold`` in the trainer's ``output_dir`` keeps the model of the last
+            measurement that was not above it. Default: "stop".
+
+    Raises:
+        FileNotFoundError: If there is no probe file.
+        ValueError: If a setting is out of range, or the probe file does not fit the trainer's tokenizer or model.
+    """
+
+    def __init__(
+        self,
+        probe_file: str | Path,
+        every_n_steps: int,
+        *,
+        trainer: "Trainer",
+        prefix_length: int = 50,
+        max_new_tokens: int = 128,
+        batch_size: int = 32,
+        stop_above: float | None = None,
+        when_above: Literal["stop", "keep"] = "stop",
+    ) -> None:
+        require_integer("every_n_steps", every_n_steps, 1)
+        require_choice("when_above", when_above, ("stop", "keep"))
+        self._probe = MemorizationProbe(
+            read_probe_file(probe_file),
+            _tokenizer_of(trainer),
+            prefix_length=prefix_length,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            stop_above=stop_above,
+        )
+        _check_model(trainer.model, self._probe)
+        self._trainer = trainer
+        self._every_n_steps = every_n_steps
+        self._keeps = stop_above is not None and when_above == "keep"
+        self._was_above = False
+
+    def on_train_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
+    ) -> None:
+        """Measure the model that training starts from.
+
+        Raises:
+            ValueError: If it is above the threshold that would end training.
+        """
+        if state.global_step > 0:  # resumed
+            return
+        metrics = self._measure(args, state, control)
+        if self._probe.is_above(metrics) and not self._keeps:
+            raise ValueError(
+                f"before training {self._probe.verdict(metrics)}: choose a higher threshold, or targets that the model "
+                "does not know yet"
+            )
+
+    def on_step_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
+    ) -> None:
+        """Measure if it is due, or if this step is the last."""
+        if state.global_step % self._every_n_steps and not control.should_training_stop:
+            return
+        metrics = self._measure(args, state, control)
+        if self._probe.is_above(metrics) and not self._keeps and not control.should_training_stop:
+            control.should_training_stop = control.should_save = True
+            _report(state, f"training stops after step {state.global_step}: {self._probe.verdict(metrics)}")
+
+    def on_train_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
+    ) -> None:
+        """Measure the final model, if something else ended training after a step without a measurement."""
+        logged = (entry for entry in state.log_history if "memorization_target_lms" in entry)
+        if all(entry["step"] != state.global_step for entry in logged):
+            self._measure(args, state, control)
+
+    def _measure(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl") -> dict[str, float]:
+        should_log = control.should_log
+        with evaluating(self._trainer.model):
+            metrics = self._probe.measure(_TransformersModel(self._trainer.model))
+            # In train mode TRL's trainers would add the means of their own metrics to these, and forget them.
+            self._trainer.log(dict(metrics))
+        control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
+        if self._keeps:
+            self._keep(args, state, metrics)
+        return metrics
+
+    def _keep(self, args: "TrainingArguments", state: "TrainerState", metrics: dict[str, float]) -> None:
+        is_above = self._probe.is_above(metrics)
+        folder = Path(args.output_dir) / _BELOW_THRESHOLD
+        if is_above and state.global_step == 0 and args.should_save:
+            remove_folder(folder)  # of another run
+        if not is_above:
+            self._save(folder, is_writer=args.should_save)
+        elif not self._was_above:
+            kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
+            _report(state, f"step {state.global_step}: {self._probe.verdict(metrics)}; {kept}")
+        self._was_above = is_above
+
+    def _save(self, folder: Path, *, is_writer: bool) -> None:
+        """Write the model into a temporary folder, and rename that when it is complete."""
+        temporary = folder.with_name(f".{folder.name}")
+        wait_for_everyone = self._trainer.accelerator.wait_for_everyone
+        if is_writer:
+            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        wait_for_everyone()
+        self._trainer.save_model(str(temporary), _internal_call=True)  # otherwise it would be pushed to the hub
+        wait_for_everyone()
+        if is_writer:
+            if not any(path for kind in ("*.safetensors", "*.bin") for path in temporary.glob(kind)):
+                raise ValueError(
+                    f"the trainer saved no weights into {temporary}: when_above='keep' needs complete weights, under "
+                    "FSDP the state dict type FULL_STATE_DICT"
+                )
+            remove_folder(folder)
+            temporary.replace(folder)
+        wait_for_everyone()
+
+
+class _TransformersModel:
+    """A model of transformers or PEFT, as a measurement needs it."""
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self._model = model
+
+    def logits(self, ids_bs: Tensor, num_last: int) -> Tensor:
+        ids_bs = ids_bs.to(next(self._model.parameters()).device)
+        logits: Tensor = self._model(input_ids=ids_bs, use_cache=False, logits_to_keep=num_last).logits
+        return logits
+
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        return greedy_continuations(self._model, prompts, num_tokens)
+
+
+def _tokenizer_of(trainer: "Trainer") -> HFTokenizer:
+    """Return the trainer's tokenizer with the fingerprint that probe files have."""
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    if tokenizer is None:
+        raise ValueError(
+            "the trainer has no tokenizer to compare the probe file with: give it the one of the model, "
+            "processing_class=tokenizer"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no EOS: set tokenizer.eos_token")
+    return HFTokenizer(tokenizer)
+
+
+def _check_model(model: "PreTrainedModel", probe: MemorizationProbe) -> None:
+    """Refuse a model that the probe cannot be measured on, before training."""
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} has an encoder and a decoder: memorization is measured on causal language models"
+        )
+    if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
+        raise ValueError(
+            "memorization is not measured under prompt tuning and its relatives, which prepend virtual tokens: use "
+            "LoRA or another method of PEFT"
+        )
+    if probe.max_token_id >= config.vocab_size:
+        raise ValueError(
+            f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to {config.vocab_size - 1}: "
+            "take the tokenizer that belongs to the model"
+        )
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and probe.num_positions > limit:
+        raise ValueError(
+            f"a prompt and its continuation have up to {probe.num_positions} tokens, the model has {limit} positions: "
+            "lower max_new_tokens or prefix_length"
+        )
+
+
+def _report(state: "TrainerState", message: str) -> None:
+    if state.is_world_process_zero:
+        print(message, file=sys.stderr)
+
+
+__all__ = ["MemorizationCallback"]

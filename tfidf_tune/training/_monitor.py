@@ -1,0 +1,149 @@
+"""The monitor: memorization of a probe file, measured while a recipe trains."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from torchtune.modules import local_kv_cache
+
+from tfidf_tune.analysis import MemorizationProbe, evaluating
+from tfidf_tune.loss import HeadInput
+from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
+from tfidf_tune.training._data import read_passages
+from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._metrics import ProgressLog
+from tfidf_tune.training._non_finite import require_finite
+from tfidf_tune.training._run import BELOW_THRESHOLD, Run
+
+
+class MemorizationMonitor:
+    """Measures memorization every so many steps, for models of torchtune as :func:`prepare_model` prepares them.
+
+    Args:
+        probe (MemorizationProbe): what is measured.
+        cfg (FinetuneConfig): the checked config, with ``memorization_monitor``.
+        run (Run): device, dtype and folder of the run.
+    """
+
+    def __init__(self, probe: MemorizationProbe, cfg: FinetuneConfig, run: Run) -> None:
+        section: Any = cfg.memorization_monitor
+        self._probe = probe
+        self._run = run
+        self._every_n_steps: int = section.every_n_steps
+        self._keeps: bool = section.stop_above is not None and section.when_above == "keep"
+        self._cache_dtype = mixed_precision_dtype(cfg.fsdp_param_dtype) or run.dtype
+        self._was_above = False
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        """Return whether a step, or the start as step 0, is followed by a measurement."""
+        return step % self._every_n_steps == 0 or step == total_steps
+
+    def measure(self, step: int, model: nn.Module, progress: ProgressLog, save: Callable[[Path], None]) -> str | None:
+        """Measure a model after a step without a trace in its training; every process of the run has to call.
+
+        Args:
+            step (int): the step, or 0 before the first.
+            model (nn.Module): a prepared model.
+            progress (ProgressLog): gets the numbers.
+            save (Callable[[Path], None]): writes the model into a folder.
+
+        Returns:
+            str | None: why the run has to end, if so.
+
+        Raises:
+            TrainingError: If a model to be kept is not finite, or cannot be written.
+        """
+        is_fp16 = self._run.dtype is torch.float16
+        with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
+            metrics = self._probe.measure(_TorchtuneModel(model, self._run.device, self._cache_dtype))
+        progress.log(step, metrics)
+        is_above = self._probe.is_above(metrics)
+        below_threshold = self._run.output_dir / BELOW_THRESHOLD
+        if self._keeps and not is_above:
+            require_finite(model, step)
+            save(below_threshold)
+        elif self._keeps and not self._was_above:
+            kept = f"the last model below it is in {below_threshold}"
+            kept = kept if below_threshold.exists() else "no model was below it"
+            progress.note(f"step {step}: {self._probe.verdict(metrics)}; {kept}")
+        self._was_above = is_above
+        progress.restart_clock()
+        return self._probe.verdict(metrics) if is_above and not self._keeps else None
+
+
+def build_monitor(
+    cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, model: nn.Module, run: Run
+) -> MemorizationMonitor | None:
+    """Build the monitor of the config, if it has one; the model may be on the meta device.
+
+    Raises:
+        SetupError: If the probe file does not exist, or does not fit the tokenizer, the model or the settings.
+    """
+    section: Any = cfg.memorization_monitor
+    if section is None:
+        return None
+    with setup_errors("config: memorization_monitor"):
+        settings = {name: section[name] for name in ("prefix_length", "max_new_tokens", "batch_size", "stop_above")}
+        probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, **settings)
+    model_: Any = model
+    if probe.num_positions > model_.max_seq_len:
+        raise SetupError(
+            f"config: memorization_monitor: a prompt and its continuation have up to {probe.num_positions} tokens, the "
+            f"model takes at most {model_.max_seq_len}: lower max_new_tokens or prefix_length"
+        )
+    if not hasattr(model, "setup_caches"):
+        raise SetupError(
+            f"config: memorization_monitor: a {type(model).__name__} has no KV caches to generate text with: set it to "
+            "null"
+        )
+    return MemorizationMonitor(probe, cfg, run)
+
+
+class _TorchtuneModel:
+    """A model of torchtune, perhaps sharded, that returns what the loss takes."""
+
+    def __init__(self, model: Any, device: torch.device, cache_dtype: torch.dtype) -> None:
+        self._model = model
+        self._device = device
+        self._cache_dtype = cache_dtype
+
+    def logits(self, ids_bs: Tensor, num_last: int) -> Tensor:
+        return _last_logits(self._model(ids_bs.to(self._device)), num_last)
+
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        ids_bs = torch.tensor(prompts, device=self._device)
+        num_rows, num_positions = len(prompts), ids_bs.shape[1] + num_tokens
+        may_attend = torch.ones(num_positions, num_positions, dtype=torch.bool, device=self._device).tril()
+        positions = torch.arange(num_positions, device=self._device)
+        generated: list[Tensor] = []
+        with local_kv_cache(
+            self._model,
+            batch_size=num_rows,
+            device=self._device,
+            dtype=self._cache_dtype,
+            decoder_max_seq_len=num_positions,
+        ):
+            start = 0
+            for _ in range(num_tokens):
+                end = start + ids_bs.shape[1]
+                output = self._model(
+                    ids_bs,
+                    mask=may_attend[start:end].expand(num_rows, -1, -1),
+                    input_pos=positions[start:end].expand(num_rows, -1),
+                )
+                ids_bs = _last_logits(output, 1).argmax(dim=-1)
+                generated.append(ids_bs)
+                start = end
+        return torch.cat(generated, dim=1).tolist()
+
+
+def _last_logits(output: Any, num_last: int) -> Tensor:
+    """Return the logits ``[b, num_last, v]`` of what a prepared model returns."""
+    if isinstance(output, HeadInput):
+        return F.linear(output.hidden[:, -num_last:], output.weight, output.bias)
+    logits: Tensor = torch.cat(output, dim=1) if isinstance(output, list) else output
+    return logits[:, -num_last:]
