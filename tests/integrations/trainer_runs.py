@@ -75,15 +75,20 @@ def resumed_runs(folder: Path) -> dict[str, Any]:
     return found
 
 
-def shared_window(folder: Path) -> list[list[float]]:
+def shared_window(folder: Path, *, fused_head: bool = False) -> list[list[float]]:
     """Metrics with a window of all processes, on eight rows a step however many processes there are."""
     settings = {"max_steps": STEPS, "per_device_train_batch_size": 8 // world_size()}
     trainer = make_trainer(
         TokenWeightingTrainer, folder / "tiny", folder / "out", ragged_rows(100), settings=settings,
-        weighting=TFIDFWeighting(num_batches=2, sync=True),
+        weighting=TFIDFWeighting(num_batches=2, sync=True), fused_head=fused_head,
     )  # fmt: skip
     trainer.train()
     return [[entry[key] for key in _COMPARED] for entry in logs_of(trainer)]
+
+
+def shared_window_fused(folder: Path) -> list[list[float]]:
+    """The same through the fused head, whose weight is used outside of the wrapped model."""
+    return shared_window(folder, fused_head=True)
 
 
 def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
@@ -101,7 +106,8 @@ def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
 
 def all_in_two(folder: Path) -> dict[str, Any]:
     """All of these, in one process of a group."""
-    return {work.__name__: work(folder) for work in (stock_and_uniform, resumed_runs, shared_window, sharded)}
+    runs = (stock_and_uniform, resumed_runs, shared_window, shared_window_fused, sharded)
+    return {work.__name__: work(folder) for work in runs}
 
 
 _COMPARED = ("loss", "grad_norm", "cross_entropy", "weight_mean", "weight_std", "weight_max")
