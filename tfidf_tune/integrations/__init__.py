@@ -1,1 +1,1 @@
-"""The objectives and the monitor in other trainers: a module for each, which imports that trainer and needs no extra."""
+"""The objectives and the monitor in other trainers: a module for each, which needs that trainer and no extra."""
