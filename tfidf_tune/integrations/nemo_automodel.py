@@ -76,6 +76,8 @@ class TokenWeightingRecipe(TrainFinetuneRecipeForNextTokenPrediction):  # type: 
         """Build everything that the recipe needs, after a check of the config."""
         self._check_config()
         super().setup()
+        if self.tokenizer is not None:
+            self.loss_fn.weighting.set_special_tokens(self.tokenizer.all_special_ids)
 
     def _check_config(self) -> None:
         target = self.cfg.get("loss_fn._target_", None)

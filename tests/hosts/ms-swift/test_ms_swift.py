@@ -52,6 +52,15 @@ class ReferenceLoss(BaseLoss):
         return (each * self.weighting(labels[:, 1:].contiguous())).sum() / num_items_in_batch
 
 
+class SpecialTokens(UniformWeighting):
+    """Uniform weights that keep the special tokens which they get."""
+
+    found = None
+
+    def set_special_tokens(self, token_ids):
+        SpecialTokens.found = [*token_ids]
+
+
 @pytest.fixture
 def run(folder, tmp_path, monkeypatch):
     """Run ``swift sft``; return losses, gradient norms, losses of evaluation and the parameters at the end."""
@@ -99,11 +108,12 @@ def run(folder, tmp_path, monkeypatch):
 
 def test_uniform_weights_are_stock_ms_swift(run):
     stock = run("stock")
-    register_loss("uniform", UniformWeighting())
+    register_loss("uniform", SpecialTokens())
     ours = run("ours", "uniform")
 
     assert [*map(len, ours[:2])] == [NUM_STEPS, NUM_STEPS // 2]
     assert_close(ours, stock, rtol=1e-5, atol=1e-6)
+    assert SpecialTokens.found == [0]  # <|endoftext|>
 
 
 def test_weights_are_those_of_the_labels(run):

@@ -23,7 +23,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from tfidf_tune.integrations.nemo_automodel import TokenWeightedCrossEntropy, TokenWeightingRecipe
-from tfidf_tune.weighting import MiLeWeighting, Predictions, TFIDFWeighting
+from tfidf_tune.weighting import MiLeWeighting, Predictions, TFIDFWeighting, UniformWeighting
 
 NUM_STEPS, ACCUMULATED = 4, 2
 OURS = yaml.safe_load(snippet("trainers.md", "NeMo AutoModel", "yaml"))
@@ -114,6 +114,15 @@ def run(folder, tmp_path, monkeypatch):
     return run
 
 
+class SpecialTokens(UniformWeighting):
+    """Uniform weights that keep the special tokens which they get."""
+
+    found = None
+
+    def set_special_tokens(self, token_ids):
+        SpecialTokens.found = [*token_ids]
+
+
 def with_weighting(**section):
     sections = copy.deepcopy(OURS)
     sections["loss_fn"]["weighting"] = section
@@ -136,11 +145,12 @@ class ReferenceLoss(MaskedCrossEntropy):
 
 def test_uniform_weights_are_the_stock_recipe(run):
     stock = run(STOCK, "stock")
-    ours = run(with_weighting(_target_="tfidf_tune.weighting.UniformWeighting"), "ours")
+    ours = run(with_weighting(_target_=f"{__name__}.SpecialTokens"), "ours")
 
     assert [step for step, *_ in ours[0]] == [*range(NUM_STEPS)]
     assert len(ours[1]) == NUM_STEPS
     assert_close(ours, stock, rtol=1e-5, atol=1e-6)
+    assert SpecialTokens.found == [0]  # <|endoftext|>
 
 
 def test_weights_are_those_of_the_labels(run):

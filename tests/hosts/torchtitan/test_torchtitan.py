@@ -127,14 +127,24 @@ class ReferenceLoss(BaseLoss):
         return (each * weights).sum() / global_valid_tokens, {}
 
 
+class SpecialTokens(UniformWeighting):
+    """Uniform weights that keep the special tokens which they get."""
+
+    found = None
+
+    def set_special_tokens(self, token_ids):
+        SpecialTokens.found = [*token_ids]
+
+
 def test_uniform_weights_are_stock_torchtitan(make_config):
     stock = train(make_config())
-    ours = train(with_token_weighting(make_config(), UniformWeighting()))
+    ours = train(with_token_weighting(make_config(), SpecialTokens()))
 
     assert len(ours.steps) == NUM_STEPS
     assert ours.validation
     assert_close(ours.steps, stock.steps, rtol=1e-5, atol=1e-6)
     assert_close(ours.validation, stock.validation, rtol=1e-5, atol=1e-6)
+    assert SpecialTokens.found == [0]  # <|endoftext|>
 
 
 @pytest.mark.parametrize("num_chunks", [8, 1])
