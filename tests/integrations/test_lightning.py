@@ -32,7 +32,8 @@ def make_module(finetuning_class, tiny_checkpoint):
 
     def make(loss=None):
         module = finetuning_class(AutoModelForCausalLM.from_pretrained(tiny_checkpoint))
-        module.loss = module.loss if loss is None else loss
+        if loss is not None:
+            module.loss = loss
         module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.3)
         return module
 
