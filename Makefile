@@ -3,7 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test faults lint types docs package resolve benchmark clean
+# Trainers with an environment of their own; make test-trainers HOSTS="torchtitan ms-swift" tests some.
+HOSTS ?= $(patsubst tests/hosts/%/requirements.txt,%,$(wildcard tests/hosts/*/requirements.txt))
+TRAINERS := .venv-trainers
+TORCH := $(shell grep '^torch==' constraints.txt)
+SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type f -not -name '*.pyc')
+
+.PHONY: install demo test test-trainers faults lint types docs package resolve benchmark clean
 
 install: $(VENV)/installed
 
@@ -18,6 +24,33 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+# Each trainer of tests/hosts, at the version of its requirements.txt, with our wheel; needs a package index.
+test-trainers: $(HOSTS:%=test-trainer-%)
+
+test-trainer-%: $(TRAINERS)/%/ready
+	$(TRAINERS)/$*/bin/pytest -c tests/hosts/pytest.ini --confcutdir tests/hosts tests/hosts/$*
+
+$(TRAINERS)/%/ready: $(TRAINERS)/%/host $(TRAINERS)/wheel/built
+	$(TRAINERS)/$*/bin/pip uninstall --quiet --yes tfidf-tune
+	$(TRAINERS)/$*/bin/pip install --quiet --disable-pip-version-check $(TRAINERS)/wheel/*.whl
+	touch $@
+
+# torch in a call of its own: a build for CPUs that pip has at hand then stays.
+$(TRAINERS)/%/host: tests/hosts/%/requirements.txt constraints.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(TORCH) --requirement $<
+	touch $@
+
+$(TRAINERS)/wheel/built: $(SOURCES) | install
+	rm -rf build $(@D)
+	$(BIN)/python -m build --no-isolation --wheel --outdir $(@D)
+	touch $@
+
+# Environments are kept although the rules above make them on the way to others.
+.PRECIOUS: $(TRAINERS)/%/host $(TRAINERS)/%/ready
 
 faults: install
 	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults
@@ -47,4 +80,4 @@ benchmark: install
 	for script in weights fused_head training_step probe; do $(BIN)/python benchmarks/$$script.py || exit; done
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

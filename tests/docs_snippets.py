@@ -1,0 +1,17 @@
+"""Code blocks of the documentation, which the tests run as they are printed."""
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def snippet(page: str, heading: str, language: str = "python") -> str:
+    """Return the first fenced block of a language below a ``##`` heading of a page, before the next one."""
+    sections = dict(
+        re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S)
+    )
+    assert heading in sections, f"{page} has no section '{heading}', only {[*sections]}"
+    found = re.search(rf"^```{language}\n(.*?)^```", sections[heading], re.M | re.S)
+    assert found, f"the section '{heading}' of {page} has no block of {language}"
+    return found[1]

@@ -1,0 +1,149 @@
+"""The module of the documentation in Lightning's own Trainer: weights, accumulation, validation, checkpoints."""
+
+import lightning
+import pytest
+import torch
+import torch.nn.functional as F
+from docs_snippets import snippet
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+from tfidf_tune.loss import CrossEntropyLoss
+from tfidf_tune.weighting import TFIDFWeighting
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The '[a-z_]+' does not have many workers"),  # the data is in memory
+    # Lightning's own use of torch.
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
+NUM_STEPS, ACCUMULATED = 4, 2
+
+
+@pytest.fixture(scope="module")
+def finetuning_class():
+    namespace = {}
+    exec(snippet("trainers.md", "Lightning"), namespace)
+    return namespace["Finetuning"]
+
+
+@pytest.fixture
+def make_module(finetuning_class, tiny_checkpoint):
+    """Make a module that trains the tiny model by SGD, so that gradients of another size are seen."""
+
+    def make(loss=None):
+        module = finetuning_class(AutoModelForCausalLM.from_pretrained(tiny_checkpoint))
+        if loss is not None:
+            module.loss = loss
+        module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.3)
+        return module
+
+    return make
+
+
+def batches(seed, count):
+    """Mini-batches of different lengths, with ignored positions, from few tokens, so that many repeat."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for index in range(count):
+        ids = torch.randint(1, 12, (2, 9 + 3 * (index % 3)), generator=generator)
+        labels = ids.clone()
+        labels[0, : 1 + index % 4] = -100
+        made.append({"input_ids": ids, "labels": labels})
+    return made
+
+
+EPOCH = batches(0, NUM_STEPS * ACCUMULATED // 2)
+
+
+class Recorder(lightning.Callback):
+    def __init__(self):
+        self.losses, self.validation = [], []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].item() * ACCUMULATED)
+
+    def on_validation_end(self, trainer, module):
+        self.validation.append(trainer.callback_metrics["val_loss"].item())
+
+
+def fit(module, folder, steps=NUM_STEPS, *, validate=True, checkpoint=None):
+    recorder = Recorder()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        accumulate_grad_batches=ACCUMULATED,
+        callbacks=[recorder],
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        limit_val_batches=1.0 if validate else 0,
+        logger=False,
+        max_steps=steps,
+        num_sanity_val_steps=1 if validate else 0,
+        val_check_interval=ACCUMULATED,
+    )
+    data = DataLoader(EPOCH, batch_size=None)
+    trainer.fit(module, data, DataLoader(batches(1, 2), batch_size=None), ckpt_path=checkpoint)
+    return recorder, trainer
+
+
+def by_hand(model, weighting):
+    """The losses of a loop without Lightning, from unreduced cross-entropies; ``model`` is trained."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    losses = []
+    for index, batch in enumerate(EPOCH + EPOCH):
+        logits, labels = model(batch["input_ids"]).logits[:, :-1], batch["labels"][:, 1:]
+        each = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+        weights = weighting(labels.contiguous()) if weighting else (labels != -100).float()
+        loss = (weights * each).sum() / (labels != -100).sum()
+        (loss / ACCUMULATED).backward()
+        losses.append(loss.item())
+        if (index + 1) % ACCUMULATED == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_losses_and_parameters_are_those_of_a_loop_by_hand(make_module, tmp_path, weighted):
+    module = make_module(None if weighted else CrossEntropyLoss())
+    reference = make_module().model
+    expected = by_hand(reference, TFIDFWeighting(num_batches=16) if weighted else None)
+
+    recorder, _ = fit(module, tmp_path)
+
+    torch.testing.assert_close(recorder.losses, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(module.model.state_dict(), reference.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_validation_is_plain_and_leaves_the_window_alone(make_module, tmp_path):
+    plain, weighted, alone = make_module(CrossEntropyLoss()), make_module(), make_module()
+    first = fit(plain, tmp_path / "a", 1)[0].validation[0]
+    recorder, _ = fit(weighted, tmp_path / "b")
+    without, _ = fit(alone, tmp_path / "c", validate=False)
+
+    assert recorder.validation
+    assert recorder.losses == without.losses
+    assert weighted.loss.weighting.window.num_updates == NUM_STEPS * ACCUMULATED
+    untrained = make_module()
+    untrained.loss.weighting.load_state_dict(weighted.loss.weighting.state_dict())
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    found = trainer.validate(untrained, DataLoader(batches(1, 2), batch_size=None), verbose=False)[0]["val_loss"]
+    expected = trainer.validate(
+        make_module(CrossEntropyLoss()), DataLoader(batches(1, 2), batch_size=None), verbose=False
+    )[0]["val_loss"]
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert first != found
+
+
+def test_a_resumed_run_is_identical(make_module, tmp_path):
+    whole = make_module()
+    expected, _ = fit(whole, tmp_path / "whole")
+    _, trainer = fit(make_module(), tmp_path / "half", NUM_STEPS // 2)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = make_module()
+    recorder, _ = fit(resumed, tmp_path / "half", checkpoint=tmp_path / "half.ckpt")
+
+    assert recorder.losses == expected.losses[NUM_STEPS // 2 * ACCUMULATED :]
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
