@@ -77,7 +77,7 @@ resolve: package
 	$(BIN)/python benchmarks/resolve.py dist/*.whl
 
 benchmark: install
-	for script in weights fused_head training_step probe; do $(BIN)/python benchmarks/$$script.py || exit; done
+	for script in weights fused_head training_step probe trainers; do $(BIN)/python benchmarks/$$script.py || exit; done
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -6,12 +6,12 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def snippet(page: str, heading: str, language: str = "python") -> str:
-    """Return the first fenced block of a language below a ``##`` heading of a page, before the next one."""
+def snippet(page: str, heading: str, language: str = "python", number: int = 0) -> str:
+    """Return a fenced block of a language below a ``##`` heading of a page, by default the first."""
     sections = dict(
         re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S)
     )
     assert heading in sections, f"{page} has no section '{heading}', only {[*sections]}"
-    found = re.search(rf"^```{language}\n(.*?)^```", sections[heading], re.M | re.S)
-    assert found, f"the section '{heading}' of {page} has no block of {language}"
-    return found[1]
+    found = re.findall(rf"^```{language}\n(.*?)^```", sections[heading], re.M | re.S)
+    assert len(found) > number, f"the section '{heading}' of {page} has {len(found)} blocks of {language}"
+    return found[number]

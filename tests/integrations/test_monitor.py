@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 import trl
+from docs_snippets import snippet
 from processes import on_every_rank
 from tiny_llama import VOCAB_SIZE
 
@@ -224,14 +225,12 @@ def test_training_does_not_begin_above_a_threshold_that_would_end_it(make_traine
 
 
 def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
-    snippet = page.partition("## The monitor\n")[2].partition("```python\n")[2].partition("```")[0]
     passages = [replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)]
     write_probe_file(tmp_path / "probe.jsonl", passages)
     monkeypatch.chdir(tmp_path)
     trainer = make_trainer(max_steps=1)
 
-    exec(snippet, {"trainer": trainer})
+    exec(snippet("trainers.md", "The monitor"), {"trainer": trainer})
     trainer.train()
 
     assert [*measurements(trainer)] == [0, 1]

@@ -1,0 +1,76 @@
+"""The snippets of docs/trainers.md run as they stand there; those of some trainers have tests of their own."""
+
+import pytest
+from datasets import Dataset
+from docs_snippets import snippet
+from hosts import load, logs_of, make_trainer, ragged_rows
+from tiny_llama import make_llama, make_tokenizer
+from transformers import Trainer
+from trl import SFTTrainer
+
+from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
+
+TEXTS = Dataset.from_dict(
+    {"text": ["the old sailor watched a paper boat", "my neighbour forgot the evening train"] * 8}
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, text_file):
+    """A model with room for canaries of 256 tokens."""
+    return make_tokenizer(make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=512), text_file)
+
+
+@pytest.fixture
+def names(checkpoint, tmp_path, monkeypatch):
+    """What the snippets take for granted, for a trainer of transformers or TRL."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(stock, **settings):
+        like = make_trainer(stock, checkpoint, tmp_path / "run", ragged_rows(20), settings={"max_steps": 2, **settings})
+        like.args.dataset_kwargs = None  # TRL prepares the data itself
+        dataset = TEXTS if stock is SFTTrainer else like.train_dataset
+        return {"model": load(checkpoint), "args": like.args, "dataset": dataset, "tokenizer": like.processing_class}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("heading", "stock", "weighted"),
+    [("transformers", Trainer, TokenWeightingTrainer), ("TRL", SFTTrainer, TokenWeightingSFTTrainer)],
+)
+def test_trainers(names, heading, stock, weighted):
+    code, given = snippet("trainers.md", heading), names(stock)
+    if stock is Trainer:  # whose default collator takes rows of one length
+        given["dataset"] = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
+    exec(code, given)
+
+    assert len(code.splitlines()) == 5
+    assert type(given["trainer"]) is weighted
+    assert len(logs_of(given["trainer"])) == 2
+    assert all(entry["weight_std"] > 0 for entry in logs_of(given["trainer"]))
+
+
+def test_canaries_with_the_monitor(names):
+    given = names(SFTTrainer) | {"SFTTrainer": SFTTrainer}
+    exec(snippet("trainers.md", "Canaries"), given)
+    given["trainer"].train()
+
+    measured = [entry for entry in given["trainer"].state.log_history if "memorization_target_lms" in entry]
+    assert [entry["step"] for entry in measured] == [0, 2]
+
+
+def test_the_two_traps_and_trainer_loss(names):
+    given = names(Trainer, gradient_accumulation_steps=4) | {
+        "Trainer": Trainer, "TFIDFCrossEntropyLoss": TFIDFCrossEntropyLoss,
+    }  # fmt: skip
+    given["dataset"] = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
+    losses = []
+    for number in (0, 1):
+        given["model"] = load(given["model"].config.name_or_path)
+        exec(snippet("trainers.md", "If the class cannot be changed", number=number), given)
+        given["trainer"].train()
+        losses.append(logs_of(given["trainer"])[0]["loss"])
+    assert losses[0] == pytest.approx(4 * losses[1], rel=0.05)
