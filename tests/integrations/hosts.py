@@ -59,7 +59,12 @@ def make_trainer(
         "bf16": False,
     }  # fmt: skip
     if is_trl:
-        of_trl = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}, "padding_free": is_packed}
+        of_trl = {
+            "loss_type": "nll",
+            "max_length": None,
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+            "padding_free": is_packed,
+        }
         args = SFTConfig(str(folder), **(common | of_trl | (settings or {})))
     else:
         args = TrainingArguments(str(folder), **(common | (settings or {})))

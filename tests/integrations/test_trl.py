@@ -57,6 +57,7 @@ def make(trainer_class, checkpoint, folder, kind, **options):
     dataset, settings = KINDS[kind]
     common = {
         "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
+        "loss_type": "nll",
         "max_steps": 3, "activation_checkpointing": False, "bf16": False,
     }  # fmt: skip
     torch.manual_seed(0)
@@ -125,7 +126,7 @@ def test_other_objectives_are_refused(tiny_checkpoint, tmp_path):
     model = load(tiny_checkpoint)
     with pytest.raises(ValueError, match="DPOTrainer has an objective of its own"):
         WeightedDPO(model, arguments(tmp_path, DPOConfig), **options)
-    with pytest.raises(ValueError, match="loss_type is 'dft', an objective of its own"):
+    with pytest.raises(ValueError, match="loss_type is 'dft', which knows no weights"):
         TokenWeightingSFTTrainer(model, arguments(tmp_path, loss_type="dft"), **options)
     with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1"):
         TokenWeightingSFTTrainer(model, arguments(tmp_path, label_smoothing_factor=0.1), **options)
@@ -138,7 +139,7 @@ def test_labels_are_checked(tiny_checkpoint, tmp_path):
     shifted = Dataset.from_list([{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} for row in rows])
     trainer = TokenWeightingSFTTrainer(
         load(tiny_checkpoint),
-        arguments(tmp_path, dataset_kwargs={"skip_prepare_dataset": True}),
+        arguments(tmp_path, loss_type="nll", dataset_kwargs={"skip_prepare_dataset": True}),
         train_dataset=shifted,
         processing_class=AutoTokenizer.from_pretrained(tiny_checkpoint),
     )

@@ -33,7 +33,7 @@ def check_arguments(args: Any, kwargs: Mapping[str, Any]) -> None:
             "set it to 0"
         )
     if getattr(args, "loss_type", "nll") != "nll":
-        raise ValueError(f"loss_type is {args.loss_type!r}, an objective of its own: set it to 'nll'")
+        raise ValueError(f"loss_type is {args.loss_type!r}, which knows no weights: set it to 'nll'")
 
 
 def check_trainer(trainer: Any, *, fused_head: bool) -> None:
