@@ -1,4 +1,4 @@
-"""Token weightings in Axolotl, by keys of its YAML file.
+"""Token weightings and the monitor of memorization in Axolotl, by keys of its YAML file.
 
     plugins:
       - tfidf_tune.integrations.axolotl.TokenWeightingPlugin
@@ -16,6 +16,7 @@ The factors of a product have the same keys:
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from axolotl.core.trainers import AxolotlTrainer
@@ -23,10 +24,11 @@ from axolotl.integrations.base import BasePlugin, PluginManager
 from axolotl.utils.dict import DictDefault
 from axolotl.utils.import_helper import get_cls_from_module_str
 from pydantic import BaseModel, model_validator
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from tfidf_tune import weighting as weightings
 from tfidf_tune._checks import closest
+from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.integrations.transformers import TokenWeightingMixin
 from tfidf_tune.weighting import TokenWeighting
 
@@ -56,10 +58,13 @@ class TokenWeightingArgs(BaseModel):
     Attributes:
         token_weighting (str): name of the weighting, or the dotted path of a subclass of ``TokenWeighting``.
         token_weighting_args (dict[str, Any] | None): its arguments.
+        memorization_monitor (dict[str, Any] | None): arguments of
+            :class:`~tfidf_tune.integrations.monitor.MemorizationCallback` without ``trainer``.
     """
 
     token_weighting: str = "tfidf"
     token_weighting_args: dict[str, Any] | None = None
+    memorization_monitor: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -87,6 +92,12 @@ class TokenWeightingArgs(BaseModel):
     def check_token_weighting(self) -> "TokenWeightingArgs":
         """Raise a ``ValueError`` for wrong names and arguments."""
         _build_weighting(self.token_weighting, self.token_weighting_args)
+        if self.memorization_monitor is not None:
+            arguments = self.memorization_monitor
+            _check_arguments("memorization_monitor", MemorizationCallback, {**arguments, "trainer": None})
+            file = Path(arguments["probe_file"])
+            if not file.is_file():
+                raise ValueError(f"probe_file of memorization_monitor is {file}: there is no such file")
         return self
 
 
@@ -123,6 +134,12 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
 
         return TokenWeightingAxolotlTrainer
 
+    def add_callbacks_post_trainer(self, cfg: DictDefault, trainer: Trainer) -> list[TrainerCallback]:
+        """Return the monitor, if there is one."""
+        if cfg.memorization_monitor is None:
+            return []
+        return [MemorizationCallback(**cfg.memorization_monitor, trainer=trainer)]
+
 
 def _build_weighting(token_weighting: str, token_weighting_args: Mapping[str, Any] | None = None) -> TokenWeighting:
     weighting = WEIGHTINGS.get(token_weighting) or _imported(token_weighting)
@@ -154,4 +171,5 @@ def _check_arguments(key: str, target: Callable[..., Any], arguments: Mapping[st
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ValueError(f"{key}: {error}; possible are {', '.join(signature.parameters) or 'none'}") from error
+        possible = ", ".join(name for name in signature.parameters if arguments.get(name, "") is not None)
+        raise ValueError(f"{key}: {error}; possible are {possible or 'none'}") from error

@@ -31,17 +31,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
+from tfidf_tune.data import Passage, hf_tokenizer, tokenizer_fingerprint, write_probe_file
 from tfidf_tune.weighting import GoldfishWeighting, ProductWeighting, TFIDFWeighting
 
 PLUGIN = {"plugins": ["tfidf_tune.integrations.axolotl.TokenWeightingPlugin"]}
 WEIGHTS = ("cross_entropy", "weight_mean", "weight_std", "weight_max")
+MONITORED = ("memorization_target_lms", "memorization_control_nll")
 END = 0  # the token that ends each document
 LORA = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A model with its tokenizer, and texts to train on."""
+    """A model with its tokenizer, texts to train on and a probe file."""
     folder = tmp_path_factory.mktemp("axolotl")
     chance = random.Random(0)
     words = ["".join(chance.choices("abcdefgh", k=chance.randint(2, 6))) for _ in range(60)]
@@ -50,6 +52,17 @@ def files(tmp_path_factory):
     make_tokenizer(folder / "model", folder / "text.txt")
     make_llama(folder / "model", max_position_embeddings=512)
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = hf_tokenizer(str(folder / "model"))
+    ids = tokenizer.encode(" ".join(texts), add_eos=False)
+    passages = [
+        Passage(
+            id=f"{kind}-{number}", kind=kind, text="", token_ids=ids[50 * number : 50 * number + 40], num_injections=0,
+            positions=[], source="test", tokenizer=tokenizer.name,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        )
+        for number, kind in enumerate(("target", "target", "control"))
+    ]  # fmt: skip
+    write_probe_file(folder / "probe.jsonl", passages)
     gc.collect()
     gc.freeze()  # Axolotl collects garbage for every batch that it packs, and has imported a million objects
     return folder
@@ -175,6 +188,7 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
     }
     example = yaml.safe_load((DOCS / "axolotl.yaml").read_text()) | replaced
     example["datasets"][0]["path"] = str(files / "train.jsonl")
+    example["memorization_monitor"]["probe_file"] = str(files / "probe.jsonl")
     example_file = tmp_path / "axolotl.yaml"
     example_file.write_text(yaml.safe_dump(example))
     command = [Path(sys.executable).with_name("axolotl"), "train", example_file, "--launcher", "python"]
@@ -189,7 +203,9 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
     assert yaml.safe_load(snippet("trainers.md", "Axolotl", "yaml")).items() <= example.items()
     assert len(logged(whole, "loss", *WEIGHTS)) == 20
     assert all(entry[0] > 0.1 for entry in logged(whole, "weight_std"))
+    assert len(logged(whole, *MONITORED)) >= 2
     assert_close(logged(resumed, "loss", "grad_norm", *WEIGHTS), logged(whole, "loss", "grad_norm", *WEIGHTS))
+    assert_close(logged(resumed, *MONITORED), logged(whole, *MONITORED))
     for name, load in (("adapter_model.safetensors", load_file), ("token_weighting.pth", torch.load)):
         assert_close(load(tmp_path / "resumed" / last / name), load(folder / last / name))
     assert torch.load(folder / last / "token_weighting.pth")["window.num_updates"] == 2 * 20
@@ -244,6 +260,11 @@ REFUSED = [
     (
         {"token_weighting": "product", "token_weighting_args": {"first": {"name": "mile"}, "second": "tfidf"}},
         "first of token_weighting_args: .*possible are token_weighting, token_weighting_args",
+    ),
+    ({"memorization_monitor": {"every_n_steps": 5}}, "memorization_monitor: .*'probe_file'; possible are probe_file, "),
+    (
+        {"memorization_monitor": {"probe_file": "none.jsonl", "every_n_steps": 5}},
+        "probe_file of memorization_monitor is none.jsonl: there is no such file",
     ),
     ({"rl": "dpo", "sample_packing": False}, "rl is dpo, which puts another loss"),
     ({"reward_model": True}, "reward_model is True, which puts another loss"),
