@@ -113,7 +113,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         require_labels(inputs)
         if self._is_first_batch:
             check_first_batch(inputs)
-        weighted = _WeightedModel(model, self._weighted_outputs)
+        weighted = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
         result = super().compute_loss(
             weighted, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
@@ -214,8 +214,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
 class _WeightedModel:
     """The model of a training step: called with labels it returns the weighted loss, else it is the model itself."""
 
-    def __init__(self, model: nn.Module, call: Callable[[nn.Module, dict[str, Any]], Any]) -> None:
+    def __init__(self, model: nn.Module, config: Any, call: Callable[[nn.Module, dict[str, Any]], Any]) -> None:
         self._model = model
+        self.config = config  # bases look for it in what Accelerate unwraps, but it would not unwrap DDP in here
         self._call = call
         self.is_used = False
 

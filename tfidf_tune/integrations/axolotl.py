@@ -1,0 +1,175 @@
+"""Token weightings and the monitor of memorization in Axolotl, by keys of its YAML file.
+
+    plugins:
+      - tfidf_tune.integrations.axolotl.TokenWeightingPlugin
+    token_weighting: tfidf
+    token_weighting_args:
+      num_batches: 16
+
+The factors of a product have the same keys:
+
+    token_weighting: product
+    token_weighting_args:
+      first: {token_weighting: goldfish, token_weighting_args: {k: 4}}
+      second: {token_weighting: tfidf}
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from axolotl.core.trainers import AxolotlTrainer
+from axolotl.integrations.base import BasePlugin, PluginManager
+from axolotl.utils.dict import DictDefault
+from axolotl.utils.import_helper import get_cls_from_module_str
+from pydantic import BaseModel, model_validator
+from transformers import Trainer, TrainerCallback
+
+from tfidf_tune import weighting as weightings
+from tfidf_tune._checks import closest
+from tfidf_tune.integrations.monitor import MemorizationCallback
+from tfidf_tune.integrations.transformers import TokenWeightingMixin
+from tfidf_tune.weighting import TokenWeighting
+
+__all__ = ["TokenWeightingArgs", "TokenWeightingPlugin"]
+
+WEIGHTINGS: dict[str, type[TokenWeighting]] = {
+    "tfidf": weightings.TFIDFWeighting,
+    "goldfish": weightings.GoldfishWeighting,
+    "mile": weightings.MiLeWeighting,
+    "focal": weightings.FocalWeighting,
+    "power_law": weightings.PowerLawWeighting,
+    "repetition": weightings.RepetitionWeighting,
+    "token_drop": weightings.TokenDropWeighting,
+    "uniform": weightings.UniformWeighting,
+    "product": weightings.ProductWeighting,
+}
+
+_OTHER_OBJECTIVES = (
+    "rl", "reward_model", "process_reward_model", "orpo_alpha", "use_eaft", "chunked_cross_entropy",
+    "cut_cross_entropy", "liger_cross_entropy", "liger_fused_linear_cross_entropy",
+)  # fmt: skip
+
+
+class TokenWeightingArgs(BaseModel):
+    """The keys of the plugin, checked with the whole file before Axolotl loads data or a model.
+
+    Attributes:
+        token_weighting (str): name of the weighting, or the dotted path of a subclass of ``TokenWeighting``.
+        token_weighting_args (dict[str, Any] | None): its arguments.
+        memorization_monitor (dict[str, Any] | None): arguments of
+            :class:`~tfidf_tune.integrations.monitor.MemorizationCallback` without ``trainer``.
+    """
+
+    token_weighting: str = "tfidf"
+    token_weighting_args: dict[str, Any] | None = None
+    memorization_monitor: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_around_token_weighting(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Raise a ``ValueError`` for misspelled keys and for settings that weights cannot be combined with."""
+        for key in data.keys() - cls.model_fields.keys():  # Axolotl ignores them
+            if found := closest(key, TokenWeightingArgs.model_fields):
+                raise ValueError(f"{key} is no key of Axolotl or of a plugin{found}")
+        settings = {name: field.default for name, field in cls.model_fields.items()} | data
+        for name in _OTHER_OBJECTIVES:
+            if value := settings.get(name):
+                raise ValueError(
+                    f"{name} is {value}, which puts another loss in place of the model's cross-entropy: token weights "
+                    f"would be ignored. Remove {name}, or set it to false"
+                )
+        for name in ("context_parallel_size", "sequence_parallel_degree"):
+            if (value := settings.get(name) or 1) > 1:
+                raise ValueError(
+                    f"{name} is {value}: a process has only a part of each sequence, but weights need whole ones; set "
+                    "it to 1"
+                )
+        return data
+
+    @model_validator(mode="after")
+    def check_token_weighting(self) -> "TokenWeightingArgs":
+        """Raise a ``ValueError`` for wrong names and arguments."""
+        _build_weighting(self.token_weighting, self.token_weighting_args)
+        if self.memorization_monitor is not None:
+            arguments = self.memorization_monitor
+            _check_arguments("memorization_monitor", MemorizationCallback, {**arguments, "trainer": None})
+            file = Path(arguments["probe_file"])
+            if not file.is_file():
+                raise ValueError(f"probe_file of memorization_monitor is {file}: there is no such file")
+        return self
+
+
+class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
+    """Plugin of Axolotl that trains on weighted cross-entropy, see :class:`TokenWeightingArgs` for its keys.
+
+    Everything but the loss is Axolotl's own: sample packing, whose documents are those of the weights, adapters,
+    evaluation. With gradient accumulation Axolotl averages the losses of the mini-batches, and so does the plugin: with
+    uniform weights the training is that without it.
+    """
+
+    def get_input_args(self) -> str:
+        """Return the dotted name of the model of the plugin's keys."""
+        return f"{TokenWeightingArgs.__module__}.{TokenWeightingArgs.__name__}"
+
+    def register(self, cfg: DictDefault) -> None:
+        """Raise a ``ValueError`` if another plugin has a trainer of its own."""
+        for name, plugin in PluginManager.get_instance().plugins.items():
+            if name in cfg.plugins and plugin is not self and plugin.get_trainer_cls(cfg) is not None:
+                raise ValueError(
+                    f"the plugin {name} has a trainer of its own, but Axolotl uses only one: remove one of the two"
+                )
+
+    def get_trainer_cls(self, cfg: DictDefault) -> type[Trainer]:
+        """Return the trainer class of a configuration with token weights."""
+        base: Any = get_cls_from_module_str(cfg.trainer_cls) if cfg.trainer_cls else AxolotlTrainer
+        weighting = _build_weighting(cfg.token_weighting, cfg.token_weighting_args)
+
+        class TokenWeightingAxolotlTrainer(TokenWeightingMixin, base):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, weighting=weighting, **kwargs)
+                # Axolotl averages the losses of accumulated mini-batches: it does not have the tokens counted.
+                self.model_accepts_loss_kwargs = self._model_takes_num_items
+
+        return TokenWeightingAxolotlTrainer
+
+    def add_callbacks_post_trainer(self, cfg: DictDefault, trainer: Trainer) -> list[TrainerCallback]:
+        """Return the monitor, if there is one."""
+        if cfg.memorization_monitor is None:
+            return []
+        return [MemorizationCallback(**cfg.memorization_monitor, trainer=trainer)]
+
+
+def _build_weighting(token_weighting: str, token_weighting_args: Mapping[str, Any] | None = None) -> TokenWeighting:
+    weighting = WEIGHTINGS.get(token_weighting) or _imported(token_weighting)
+    arguments = dict(token_weighting_args or {})
+    _check_arguments("token_weighting_args", weighting, arguments)
+    for name, parameter in inspect.signature(weighting).parameters.items():
+        if parameter.annotation is TokenWeighting and name in arguments:  # a factor of a product
+            factor = arguments[name] if isinstance(arguments[name], Mapping) else {"token_weighting": arguments[name]}
+            _check_arguments(f"{name} of token_weighting_args", _build_weighting, factor)
+            arguments[name] = _build_weighting(**factor)
+    return weighting(**arguments)
+
+
+def _imported(path: str) -> type[TokenWeighting]:
+    try:
+        found = get_cls_from_module_str(path)
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if not (isinstance(found, type) and issubclass(found, TokenWeighting)):
+        raise ValueError(
+            f"token_weighting is {path!r}: possible are {', '.join(WEIGHTINGS)}, or the dotted path of a subclass of "
+            "tfidf_tune.weighting.TokenWeighting"
+        )
+    return found
+
+
+def _check_arguments(key: str, target: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    signature = inspect.signature(target)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        possible = ", ".join(name for name in signature.parameters if arguments.get(name, "") is not None)
+        raise ValueError(f"{key}: {error}; possible are {possible or 'none'}") from error
