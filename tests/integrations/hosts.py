@@ -1,17 +1,13 @@
 """Runs of the recipe, of transformers' Trainer and of TRL's SFTTrainer, on the same rows in the same order."""
 
-import importlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from fork_server import CONTEXT
 from recipe_processes import RecipeRun
-from torch.distributed import TCPStore
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -100,25 +96,13 @@ def ragged_rows(num_rows: int, *, seed: int = 0, vocab_size: int = 320) -> list[
     return rows
 
 
-def in_processes(work: Callable[[Path], Any], folder: Path, num_processes: int = 2) -> list[Any]:
-    """Call a function of a module in processes with a group; return what it returned in each, by ``torch.save``."""
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    arguments = [
-        (work.__module__, work.__name__, folder, rank, num_processes, store.port) for rank in range(num_processes)
-    ]
-    processes = [CONTEXT.Process(target=_work, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * num_processes
-    return [torch.load(folder / f"returned_{rank}.pt", weights_only=False) for rank in range(num_processes)]
-
-
-def _work(module: str, name: str, folder: Path, rank: int, num_processes: int, port: int) -> None:
-    torch.set_num_threads(1)
+def set_environment(rank: int, world_size: int) -> None:
+    """Set what torchrun sets, so that a Trainer finds the process group."""
     os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes), "MASTER_ADDR": "localhost",
-        "LOCAL_WORLD_SIZE": str(num_processes), "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
-    torch.save(getattr(importlib.import_module(module), name)(folder), folder / f"returned_{rank}.pt")
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "localhost",
+        "OMP_NUM_THREADS": "1",
+    }

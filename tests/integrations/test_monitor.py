@@ -1,6 +1,5 @@
 """The monitor in transformers' Trainer and TRL's SFTTrainer: what it logs, what it leaves alone, what ends training."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 import transformers
 import trl
 from docs_snippets import snippet
+from hosts import set_environment
 from processes import on_every_rank
 from tiny_llama import VOCAB_SIZE
 
@@ -332,7 +332,7 @@ def test_two_processes_are_measured_in_lockstep_and_one_writes(tmp_path, tiny_ch
 
 
 def train_on_rank(rank, checkpoint, probe_file, output_dir):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    set_environment(rank, 2)
     trainer = trainer_on(checkpoint, probe_file, output_dir, tokenizer=checkpoint, per_device_train_batch_size=1)
     assert trainer.args.world_size == 2
     monitor(trainer, probe_file, stop_above=30, when_above="keep").train()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hosts import load, logs_of, make_trainer, ragged_rows
+from hosts import load, logs_of, make_trainer, ragged_rows, set_environment
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
@@ -16,7 +16,7 @@ from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
 
-STEPS = 3
+STEPS = 2
 RESUMED_AT, TOTAL = 2, 4
 WEIGHTED = {Trainer: TokenWeightingTrainer, SFTTrainer: TokenWeightingSFTTrainer}
 
@@ -104,8 +104,9 @@ def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
     return isinstance(weight, DTensor), [[entry[key] for key in _COMPARED] for entry in logs_of(trainer)]
 
 
-def all_in_two(folder: Path) -> dict[str, Any]:
-    """All of these, in one process of a group."""
+def all_on_rank(rank: int, folder: Path) -> dict[str, Any]:
+    """All of these, in one of two processes."""
+    set_environment(rank, 2)
     runs = (stock_and_uniform, resumed_runs, shared_window, shared_window_fused, sharded)
     return {work.__name__: work(folder) for work in runs}
 
