@@ -8,9 +8,10 @@ import torch
 import transformers
 from hosts import load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
 from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.weighting import FocalWeighting, TFIDFWeighting, UniformWeighting
@@ -131,9 +132,19 @@ def test_losses_of_a_bare_function_and_of_trainer_loss(tiny_checkpoint, tmp_path
     assert windows == {"bare": 1, "trainer_loss": 0}
 
 
+@pytest.mark.parametrize("first_position", [0, 2])
+def test_documents_begin_where_positions_do_not_go_on(first_position):
+    """Some models count positions from 2."""
+    collator = DataCollatorWithFlattening(position_ids_start=first_position)
+    batch = collator([{"input_ids": [7] * length} for length in (3, 1, 2)])
+    labels = shifted_labels(batch, 6)
+    documents = document_ids_of(batch, labels)
+    assert documents.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
+
+
 class WithoutModelLoss(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(input_ids=inputs["input_ids"]).logits
+        logits = model(inputs["input_ids"]).logits
         return CrossEntropyLoss()(logits[:, :-1], inputs["labels"][:, 1:])
 
 
@@ -158,6 +169,7 @@ SHIFTED = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} 
         ({"model": "classifier"}, "LlamaForSequenceClassification has no output layer over a vocabulary"),
         ({"model": "gemma2", "fused_head": True}, "fused_head is True, but Gemma2ForCausalLM caps its logits"),
         ({"model": "granite", "fused_head": True}, "logits of GraniteForCausalLM are not those of its output layer"),
+        ({"model": "opt", "fused_head": True}, "OPTForCausalLM does not take its hidden states from its base_model"),
         ({"model": "lora_head", "fused_head": True}, "fused_head is True, but the output layer is a peft.*Linear"),
     ],
 )
