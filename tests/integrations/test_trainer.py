@@ -11,6 +11,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.integrations._checks import check_first_batch
 from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
 from tfidf_tune.loss import CrossEntropyLoss
@@ -140,6 +141,14 @@ def test_documents_begin_where_positions_do_not_go_on(first_position):
     labels = shifted_labels(batch, 6)
     documents = document_ids_of(batch, labels)
     assert documents.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
+
+
+def test_batches_without_ids_and_without_labels():
+    labels = torch.tensor([[5, 6, 7]])
+    check_first_batch({"inputs_embeds": torch.zeros(1, 3, 2), "labels": labels})
+    check_first_batch({"input_ids": labels, "shift_labels": labels})
+    with pytest.raises(ValueError, match="a training batch has no labels, only nothing"):
+        trainer_loss(CrossEntropyLoss())(SimpleNamespace(logits=torch.zeros(1, 3, 8)), None)
 
 
 class WithoutModelLoss(Trainer):
