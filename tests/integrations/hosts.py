@@ -29,11 +29,12 @@ def load(checkpoint: Path, **options: Any) -> PreTrainedModel:
 
 def make_trainer(
     trainer_class: type[Trainer],
-    checkpoint: Path | PreTrainedModel,
+    checkpoint: Path | PreTrainedModel | None,
     folder: Path,
     rows: list[dict[str, Any]],
     *,
     settings: dict[str, Any] | None = None,
+    tokenizer: Path | None = None,
     **options: Any,
 ) -> Trainer:
     """Build a trainer of transformers or TRL, on a CPU, that logs each step and reads the rows in order.
@@ -45,6 +46,7 @@ def make_trainer(
         rows (list[dict[str, Any]]): ``input_ids`` and ``labels``; packed rows with ``position_ids`` for transformers
             and ``seq_lengths`` for TRL.
         settings (dict[str, Any] | None): fields of the arguments of the run. Default: None.
+        tokenizer (Path | None): folder of the tokenizer. Default: None, that of the model.
         **options (Any): arguments of the class.
     """
     is_trl, is_packed = issubclass(trainer_class, SFTTrainer), "seq_lengths" in rows[0]
@@ -67,12 +69,14 @@ def make_trainer(
     dropped = "position_ids" if is_trl else "seq_lengths"
     rows = [{name: value for name, value in row.items() if name != dropped} for row in rows]
     model = load(checkpoint) if isinstance(checkpoint, Path) else checkpoint
-    tokenizer = AutoTokenizer.from_pretrained(model.config.name_or_path)
+    processing_class = AutoTokenizer.from_pretrained(tokenizer or model.config.name_or_path)
     if not is_trl:
         # The Trainer's own adds an attention mask, with which models ignore the documents of a packed row.
-        collator = default_data_collator if is_packed else DataCollatorForSeq2Seq(tokenizer)
+        collator = default_data_collator if is_packed else DataCollatorForSeq2Seq(processing_class)
         options = {"data_collator": collator} | options
-    return trainer_class(model, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, **options)
+    return trainer_class(
+        model, args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **options
+    )
 
 
 def logs_of(trainer: Trainer) -> list[dict[str, float]]:

@@ -317,6 +317,11 @@ def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
         ValueError, match="T5ForConditionalGeneration has an encoder and a decoder: memorization is meas"
     ):
         monitor(trainer, probe_file)
+    trainer.model = transformers.MambaForCausalLM(
+        transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCAB_SIZE)
+    )
+    with pytest.raises(ValueError, match="MambaForCausalLM takes no past_key_values: .* with a KV cache"):
+        monitor(trainer, probe_file)
 
 
 def test_two_processes_are_measured_in_lockstep_and_one_writes(tmp_path, tiny_checkpoint, probe_file):

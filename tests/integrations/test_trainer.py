@@ -8,9 +8,11 @@ import torch
 import transformers
 from hosts import load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.integrations._checks import check_first_batch
+from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
 from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.weighting import FocalWeighting, TFIDFWeighting, UniformWeighting
@@ -62,6 +64,7 @@ def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weigh
             )
         )
 
+    assert not any(module._forward_hooks for module in found[1].model.modules()), "hidden states are not kept"
     rtol = 2**-8 if bf16 else 1e-4
     torch.testing.assert_close(metrics(found[1]), metrics(found[0]), rtol=rtol, atol=1e-6)
     if not bf16:  # AdamW turns the rounding of small gradients into steps of full length
@@ -131,9 +134,40 @@ def test_losses_of_a_bare_function_and_of_trainer_loss(tiny_checkpoint, tmp_path
     assert windows == {"bare": 1, "trainer_loss": 0}
 
 
+@pytest.mark.parametrize("first_position", [0, 2])
+def test_documents_begin_where_positions_do_not_go_on(first_position):
+    """Some models count positions from 2."""
+    collator = DataCollatorWithFlattening(position_ids_start=first_position)
+    batch = collator([{"input_ids": [7] * length} for length in (3, 1, 2)])
+    labels = shifted_labels(batch, 6)
+    documents = document_ids_of(batch, labels)
+    assert documents.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
+
+
+def test_batches_without_ids_and_without_labels():
+    labels = torch.tensor([[5, 6, 7]])
+    check_first_batch({"inputs_embeds": torch.zeros(1, 3, 2), "labels": labels})
+    check_first_batch({"input_ids": labels, "shift_labels": labels})
+    with pytest.raises(ValueError, match="a training batch has no labels, only nothing"):
+        trainer_loss(CrossEntropyLoss())(SimpleNamespace(logits=torch.zeros(1, 3, 8)), None)
+
+
+def test_a_new_model_gets_a_new_window(tiny_checkpoint, tmp_path):
+    """With model_init, each call of train() is a run of its own, as in a hyperparameter search."""
+    trainer = make_trainer(
+        TokenWeightingTrainer, None, tmp_path, ragged_rows(40), settings={"max_steps": 3},
+        model_init=lambda: load(tiny_checkpoint), tokenizer=tiny_checkpoint,
+    )  # fmt: skip
+    runs = []
+    for _ in range(2):
+        trainer.train()
+        runs.append(metrics(trainer))
+    assert torch.equal(*runs)
+
+
 class WithoutModelLoss(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(input_ids=inputs["input_ids"]).logits
+        logits = model(inputs["input_ids"]).logits
         return CrossEntropyLoss()(logits[:, :-1], inputs["labels"][:, 1:])
 
 
@@ -158,6 +192,7 @@ SHIFTED = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} 
         ({"model": "classifier"}, "LlamaForSequenceClassification has no output layer over a vocabulary"),
         ({"model": "gemma2", "fused_head": True}, "fused_head is True, but Gemma2ForCausalLM caps its logits"),
         ({"model": "granite", "fused_head": True}, "logits of GraniteForCausalLM are not those of its output layer"),
+        ({"model": "opt", "fused_head": True}, "OPTForCausalLM does not take its hidden states from its base_model"),
         ({"model": "lora_head", "fused_head": True}, "fused_head is True, but the output layer is a peft.*Linear"),
     ],
 )

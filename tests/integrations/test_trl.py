@@ -117,6 +117,10 @@ class WeightedDPO(TokenWeightingMixin, DPOTrainer):
     pass
 
 
+class WithoutTRL(TokenWeightingMixin, SFTTrainer):
+    pass
+
+
 def arguments(folder, config=SFTConfig, **settings):
     return config(str(folder), use_cpu=True, bf16=False, activation_checkpointing=False, report_to=[], **settings)
 
@@ -126,6 +130,8 @@ def test_other_objectives_are_refused(tiny_checkpoint, tmp_path):
     model = load(tiny_checkpoint)
     with pytest.raises(ValueError, match="DPOTrainer has an objective of its own"):
         WeightedDPO(model, arguments(tmp_path, DPOConfig), **options)
+    with pytest.raises(ValueError, match="WithoutTRL is derived from SFTTrainer.*TokenWeightingSFTTrainer"):
+        WithoutTRL(model, arguments(tmp_path), **options)
     with pytest.raises(ValueError, match="loss_type is 'dft', which knows no weights"):
         TokenWeightingSFTTrainer(model, arguments(tmp_path, loss_type="dft"), **options)
     with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1"):

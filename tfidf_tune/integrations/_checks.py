@@ -12,8 +12,14 @@ from tfidf_tune.weighting import IGNORE_INDEX
 
 
 def check_class(trainer: type) -> None:
-    """Raise a ``ValueError`` for a trainer of TRL that trains on anything else than the cross-entropy of labels."""
+    """Raise a ``ValueError`` for a trainer of TRL whose loss the class cannot weigh."""
+    is_for_trl = any(base.__module__ == "tfidf_tune.integrations.trl" for base in trainer.__mro__)
     for base in trainer.__mro__:
+        if base.__module__.startswith("trl.") and base.__name__ == "SFTTrainer" and not is_for_trl:
+            raise ValueError(
+                f"{trainer.__name__} is derived from SFTTrainer, which computes its loss by itself: derive it from "
+                "tfidf_tune.integrations.trl.TokenWeightingSFTTrainer in place of TokenWeightingMixin"
+            )
         if base.__module__.startswith("trl.") and base.__name__ not in ("SFTTrainer", "_BaseTrainer"):
             raise ValueError(
                 f"{base.__name__} has an objective of its own, without the cross-entropy of each label: token weights "
@@ -21,10 +27,8 @@ def check_class(trainer: type) -> None:
             )
 
 
-def check_arguments(args: Any, kwargs: Mapping[str, Any]) -> None:
+def check_arguments(args: Any) -> None:
     """Raise a ``ValueError`` for settings that a weighted loss would ignore, before the Trainer is built."""
-    if kwargs.get("compute_loss_func") is not None:
-        raise ValueError("compute_loss_func is set, but the weighted loss takes its place: leave it out")
     if args is None:
         return
     if args.label_smoothing_factor != 0:
@@ -39,6 +43,8 @@ def check_arguments(args: Any, kwargs: Mapping[str, Any]) -> None:
 def check_trainer(trainer: Any, *, fused_head: bool) -> None:
     """Raise a ``ValueError`` if a Trainer, built already, has settings or a model that are not supported."""
     args, model = trainer.args, trainer.model
+    if trainer.compute_loss_func is not None:
+        raise ValueError("compute_loss_func is set, but the weighted loss takes its place: leave it out")
     liger = args.liger_kernel_config or {}
     if args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
         raise ValueError(

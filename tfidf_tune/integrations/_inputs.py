@@ -38,12 +38,14 @@ def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
 def document_ids_of(inputs: Mapping[str, Any], labels: Tensor) -> Tensor | None:
     """Return the document of its row that each of the :func:`shifted_labels` belongs to, int64 ``[b, num_positions]``.
 
-    A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, are 0. None without them.
+    A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, do not go on by 1, as for the attention of
+    transformers: some models count from 2. None without them.
     """
     positions = inputs.get("position_ids")
     if positions is None or positions.dim() != 2:  # of images too
         return None
-    documents = _pad((positions == 0).cumsum(dim=1), labels.shape[1], 0)
+    begins = F.pad(positions.diff(dim=1) != 1, (1, 0))
+    documents = _pad(begins.cumsum(dim=1), labels.shape[1], 0)
     # The label at position i is the token at i + 1; the last position has no label.
     return torch.cat([documents[:, 1:], documents[:, -1:]], dim=1).expand_as(labels)
 

@@ -3,6 +3,7 @@
 Targets and controls come from a probe file, as training on the injected corpus or ``tfidf-tune probe make`` writes it.
 """
 
+import inspect
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from tfidf_tune._checks import require_choice, require_integer
 from tfidf_tune._files import remove_folder
 from tfidf_tune.analysis import MemorizationProbe, evaluating, greedy_continuations
 from tfidf_tune.data import HFTokenizer, read_probe_file
+from tfidf_tune.integrations._checks import base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -204,6 +206,13 @@ def _check_model(model: "PreTrainedModel", probe: MemorizationProbe) -> None:
         raise ValueError(
             "memorization is not measured under prompt tuning and its relatives, which prepend virtual tokens: use "
             "LoRA or another method of PEFT"
+        )
+    model_class = type(base_model(model))
+    known = inspect.signature(model_class.forward).parameters  # TRL replaces that of the instance
+    if missing := [name for name in ("past_key_values", "logits_to_keep") if name not in known]:
+        raise ValueError(
+            f"{model_class.__name__} takes no {' and no '.join(missing)}: memorization is measured on models "
+            "that generate text with a KV cache"
         )
     if probe.max_token_id >= config.vocab_size:
         raise ValueError(

@@ -9,6 +9,7 @@ divided by ``num_items_in_batch``, the tokens of all mini-batches and processes 
 Trainer's own.
 """
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,14 +53,15 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     Evaluation and prediction are those of the Trainer. The state of the weighting is in the Trainer's checkpoints, for
     each process. The logs get ``cross_entropy``, the unweighted loss, and ``weight_mean``, ``weight_std`` and
     ``weight_max`` over the tokens since the last log. If the batches have ``position_ids``, a document begins wherever
-    they restart at 0. The special tokens of ``processing_class`` are passed to the weighting.
+    they start again. The special tokens of ``processing_class`` are passed to the weighting.
 
     Args:
         *args (Any): those of the Trainer.
         weighting (TokenWeighting | None): gives the weights. Default: None, :class:`TFIDFWeighting`.
         fused_head (bool): whether to compute the loss from hidden states and output layer, so that only a fraction of
             the logits exists at a time. The model has to support ``logits_to_keep``, compute the logits by a plain
-            ``torch.nn.Linear`` and not be sharded. Default: False.
+            ``torch.nn.Linear`` and not be sharded. The outputs have the logits of the last position only.
+            Default: False.
         **kwargs (Any): those of the Trainer.
 
     Raises:
@@ -74,13 +76,14 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         check_weighting("weighting", weighting)
         require_bool("fused_head", fused_head)
         check_class(type(self))
-        check_arguments(kwargs.get("args") or (args[1] if len(args) > 1 else None), kwargs)
+        check_arguments(kwargs.get("args") or (args[1] if len(args) > 1 else None))
         super().__init__(*args, **kwargs)
         check_trainer(self, fused_head=fused_head)
         # The Trainer counts the tokens of a step, and does not divide by the number of mini-batches, only with this.
         self._model_takes_num_items: bool = self.model_accepts_loss_kwargs
         self.model_accepts_loss_kwargs: bool = True
         self.weighting = weighting.to(self.args.device).train()
+        self._first_state = copy.deepcopy(weighting.state_dict())
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         if hasattr(tokenizer, "all_special_ids"):
             weighting.set_special_tokens(tokenizer.all_special_ids)
@@ -155,9 +158,15 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         # Not output_hidden_states: of every layer, which accelerate would convert to float32 under autocast.
         hook = base_model(self.model).base_model.register_forward_hook(lambda _, __, output: found.append(output[0]))
         try:
-            return model(**inputs, logits_to_keep=1), found[0]
+            outputs = model(**inputs, logits_to_keep=1)
         finally:
             hook.remove()
+        if not found:
+            raise ValueError(
+                f"fused_head is True, but {type(base_model(self.model)).__name__} does not take its hidden states from "
+                "its base_model: set it to False"
+            )
+        return outputs, found[0]
 
     def _head_input(self, outputs: Any, hidden: Tensor) -> HeadInput:
         head = self.model.get_output_embeddings()
@@ -174,6 +183,13 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                     "layer (it may scale them): set it to False"
                 )
         return HeadInput(hidden, weight, bias)
+
+    def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Make a new model, and put the weighting into its first state: trials of a search are independent."""
+        if hasattr(self, "weighting"):  # not in the Trainer's constructor
+            self.weighting.load_state_dict(self._first_state)
+        model: nn.Module = super().call_model_init(*args, **kwargs)
+        return model
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the statistics of the weights together with the loss."""
@@ -220,9 +236,9 @@ class _WeightedModel:
         self._call = call
         self.is_used = False
 
-    def __call__(self, **inputs: Any) -> Any:
-        if not has_labels(inputs):
-            return self._model(**inputs)
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        if args or not has_labels(inputs):
+            return self._model(*args, **inputs)
         self.is_used = True
         return self._call(self._model, inputs)
 
@@ -239,7 +255,8 @@ def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
 
     Labels are shifted, the sum over the tokens is divided by ``num_items_in_batch``, and evaluation is plain
     cross-entropy and leaves the weighting unchanged. Unlike with :class:`TokenWeightingMixin`, a row is one document,
-    the state of the weighting is not in the checkpoints, and nothing is added to the logs.
+    the state of the weighting is not in the checkpoints, nothing is added to the logs, and the weighting does not get
+    the special tokens: call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`.
 
     Args:
         loss (WeightedCrossEntropyLoss): the objective.

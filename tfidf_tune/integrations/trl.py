@@ -24,6 +24,9 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
     """TRL's SFTTrainer with token weights, see :class:`~tfidf_tune.integrations.transformers.TokenWeightingMixin`.
 
     Padded, packed and padding-free batches, completions only, PEFT: all that SFTTrainer does with ``loss_type="nll"``.
+    A class of your own derived from SFTTrainer gets the weights by::
+
+        class MyWeightedTrainer(TokenWeightingSFTTrainer, MySFTTrainer): ...
 
     Args:
         *args (Any): those of SFTTrainer.
@@ -49,7 +52,7 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         document_ids = document_ids_of(inputs, labels)
         labels, document_ids = labels[:, :-1], None if document_ids is None else document_ids[:, :-1]
         predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
-        vocab_size = self.model.get_output_embeddings().weight.shape[0]
+        vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
         weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions))
         valid = labels != IGNORE_INDEX
         cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
