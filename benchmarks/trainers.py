@@ -177,9 +177,11 @@ def build_turns(options: argparse.Namespace, folder: Path) -> dict[str, Callable
     tokens = torch.randint(1, vocab_size, (options.steps, options.batch_size, options.seq_len))
     trainers: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
         TRAINER: (Trainer, {}),
+        f"{TRAINER}, again": (Trainer, {}),  # shows what the machine alone does to a ratio
         f"{TRAINER}, TF-IDF": (TokenWeightingTrainer, {}),
         f"{TRAINER}, TF-IDF, fused_head": (TokenWeightingTrainer, {"fused_head": True}),
         SFT: (SFTTrainer, {}),
+        f"{SFT}, again": (SFTTrainer, {}),
         f"{SFT}, TF-IDF": (TokenWeightingSFTTrainer, {}),
     }
     turns: dict[str, Callable[[bool], tuple[float, Peak | None]]] = {}
