@@ -66,6 +66,15 @@ def median_ratio_interval(seconds: Sequence[float], reference: Sequence[float]) 
     return None if math.isnan(interval.low) else [float(interval.low), float(interval.high)]
 
 
+def against_stock(seconds: Sequence[float], stock: Sequence[float]) -> dict[str, Any]:
+    """The median of a way's time, and its ratio to that of the stock way with its interval, as records have them."""
+    return {
+        "median_ms": 1e3 * statistics.median(seconds),
+        "median_ratio_to_stock": median_ratio(seconds, stock),
+        "ratio_to_stock_interval": median_ratio_interval(seconds, stock),
+    }
+
+
 @contextmanager
 def peak_memory(device: str) -> Iterator[Peak]:
     """Measure the peak of memory inside, above what was in use at its start.

@@ -24,10 +24,9 @@ import transformers
 from datasets import Dataset
 from measuring import (  # type: ignore[import-not-found]
     Peak,
+    against_stock,
     heading,
     markdown_table,
-    median_ratio,
-    median_ratio_interval,
     peak_memory,
     record,
     write_result,
@@ -46,7 +45,7 @@ from tfidf_tune.training import load_config, prepare_head, train_step
 TRAINER, SFT = "Trainer", "SFTTrainer"
 WARMUP = 2  # rounds that are not timed
 MEMORY_ROUNDS = 5
-Turn = Callable[[], tuple[float, Peak | None]]
+Turn = Callable[[bool], tuple[float, Peak | None]]  # called with whether to measure memory, returns seconds and peak
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -141,9 +140,7 @@ def trainer_turn(loop: Callable[[], object], watch: Stopwatch, *, measures_memor
     return watch.seconds, watch.peak
 
 
-def build_recipe(
-    loss: WeightedCrossEntropyLoss, options: argparse.Namespace, tokens: torch.Tensor
-) -> Callable[[bool], tuple[float, Peak | None]]:
+def build_recipe(loss: WeightedCrossEntropyLoss, options: argparse.Namespace, tokens: torch.Tensor) -> Turn:
     """Build the recipe's model; return its turn."""
     cfg = load_config(options.config, [])
     torch.manual_seed(0)
@@ -171,7 +168,7 @@ def build_recipe(
     return turn
 
 
-def build_turns(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[bool], tuple[float, Peak | None]]]:
+def build_turns(options: argparse.Namespace, folder: Path) -> dict[str, Turn]:
     """Build all trainers on the same batches."""
     vocab_size = load_config(options.config, []).model.vocab_size
     tokens = torch.randint(1, vocab_size, (options.steps, options.batch_size, options.seq_len))
@@ -184,7 +181,7 @@ def build_turns(options: argparse.Namespace, folder: Path) -> dict[str, Callable
         f"{SFT}, again": (SFTTrainer, {}),
         f"{SFT}, TF-IDF": (TokenWeightingSFTTrainer, {}),
     }
-    turns: dict[str, Callable[[bool], tuple[float, Peak | None]]] = {}
+    turns: dict[str, Turn] = {}
     for name, (trainer_class, arguments) in trainers.items():
         loop, watch = build_trainer(trainer_class, options, tokens, folder, **arguments)
         turns[name] = lambda memory, loop=loop, watch=watch: trainer_turn(loop, watch, measures_memory=memory)  # type: ignore[misc]
@@ -222,9 +219,7 @@ def main() -> None:
         trainers={
             name: {
                 "tokens_per_second": num_tokens / statistics.median(seconds[name]),
-                "median_ms": 1e3 * statistics.median(seconds[name]),
-                "median_ratio_to_stock": median_ratio(seconds[name], seconds[stock]),
-                "ratio_to_stock_interval": median_ratio_interval(seconds[name], seconds[stock]),
+                **against_stock(seconds[name], seconds[stock]),
                 "peak_mib": statistics.median(memory[name]),
             }
             for name in names

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from measuring import (  # type: ignore[import-not-found]
+    against_stock,
     heading,
     markdown_table,
     median_ratio,
@@ -174,9 +175,7 @@ def main() -> None:
         trained_parameters=num_trained,
         steps={
             name: {
-                "median_ms": 1e3 * statistics.median(seconds[name]),
-                "median_ratio_to_stock": median_ratio(seconds[name], seconds[STOCK]),
-                "ratio_to_stock_interval": median_ratio_interval(seconds[name], seconds[STOCK]),
+                **against_stock(seconds[name], seconds[STOCK]),
                 "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
                 "ratio_to_our_ce_interval": median_ratio_interval(seconds[name], seconds[OURS]),
                 "peak_mib": statistics.median(memory[name]),

@@ -13,6 +13,7 @@ import numpy
 import probe
 import pytest
 import torch
+import trainers
 import training_step
 import weights
 from authors_way import AuthorsWay
@@ -26,7 +27,8 @@ needs_linux = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
 )
 TINY_MODEL = [f"model.{key}" for key in ("num_layers=1", "embed_dim=24", "num_heads=2", "num_kv_heads=2")]
-STEP = ["--rounds", "2", "--batch-size", "2", "--seq-len", "32", *TINY_MODEL, "model.vocab_size=128"]
+SMALL = ["--batch-size", "2", "--seq-len", "32"]
+STEP = ["--rounds", "2", *SMALL, *TINY_MODEL, "model.vocab_size=128"]
 
 
 def steps(result):
@@ -55,6 +57,13 @@ def throughput(result):
     return {"batched": [f"{result['continuations_per_s']['batched']:.2f}", f"{result['median_throughput_ratio']:.2f}"]}
 
 
+def loops(result):
+    return {
+        name: [f"{row['tokens_per_second']:,.0f}", f"{row['median_ms']:.1f}"]
+        for name, row in result["trainers"].items()
+    }
+
+
 @pytest.fixture
 def small_probe(tmp_path, text_file, monkeypatch):
     """A tiny checkpoint, and random passages instead of those of the embedded corpus."""
@@ -74,6 +83,7 @@ def small_probe(tmp_path, text_file, monkeypatch):
         (training_step, ["--objectives", *STEP], steps),
         (fused_head, ["--quick", "--case", "llama3"], ways),
         (weights, ["--quick", "--rounds", "3"], sweep),
+        (trainers, ["--config", "demo/llama_650K_full_memorization", "--rounds", "1", "--steps", "2", *SMALL], loops),
         (probe, ["--rounds", "1", "--num-passages", "3", "--one-in", "2", "--checkpoint"], throughput),
     ],
 )
@@ -83,6 +93,8 @@ def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed,
     monkeypatch.setattr(sys, "argv", [script.__name__, *arguments, "--output", str(tmp_path / "out.json")])
     monkeypatch.setattr(probe, "take_turns", lambda ways, **turns: measuring.take_turns(ways, **turns | {"warmup": 0}))
     monkeypatch.setattr(weights, "authors_seconds", lambda *arguments: 1.0)  # in a process of its own
+    monkeypatch.setattr(trainers, "WARMUP", 0)
+    monkeypatch.setattr(trainers, "MEMORY_ROUNDS", 1)
     try:
         script.main()
     finally:

@@ -38,8 +38,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
     :func:`tfidf_tune.analysis.probe`. Training itself is not changed: weights and losses are bit for bit those of a run
     without the callback, until the threshold ends it.
 
-    With several processes each computes the whole probe, as sharded models need it. A resumed run goes on with the next
-    measurement::
+    With several processes, each computes the whole probe, because sharded models need all of them. A resumed run
+    continues with the next measurement::
 
         trainer.add_callback(MemorizationCallback("probe.jsonl", every_n_steps=50, trainer=trainer))
 
@@ -52,7 +52,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         batch_size (int): passages in a forward pass. Default: 32.
         stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
         when_above (Literal["stop", "keep"]): what happens above the threshold: "stop" ends training with a checkpoint;
-            "keep" goes on, and ``below_threshold`` in the trainer's ``output_dir`` keeps the model of the last
+            "keep" continues, and ``below_threshold`` in the trainer's ``output_dir`` keeps the model of the last
             measurement that was not above it. Default: "stop".
 
     Raises:

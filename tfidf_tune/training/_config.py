@@ -54,7 +54,7 @@ class MonitorConfig(BaseModel):
     stop_above: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0)] | None = None
     """Threshold for the mean LMS of the targets, in tokens."""
     when_above: Literal["stop", "keep"] = "stop"
-    """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` goes on, and the folder
+    """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` continues, and the folder
     ``below_threshold`` keeps the model of the last measurement that was not above it."""
 
 
