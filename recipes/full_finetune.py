@@ -22,7 +22,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
     with training.open_run(cfg) as run:
         with training.setup_errors():  # report setup errors here, before the first weight is read
             checkpointer = training.instantiate(cfg, "checkpointer")
-            model = training.build_model(cfg, run)
+            model = training.build_model(cfg, run, checkpointer)
             training.require_no_lora(model)
             checkpointer.check_model(model)
             loss = training.build_loss(cfg).to(run.device)
@@ -39,6 +39,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
         training.prepare_model(model, loss, cfg)
         training.shard_model(model, cfg, run)
         training.load_model(model, checkpointer, run)
+        training.check_packed(model, dataset)
         total_steps = training.count_steps(cfg, dataloader)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))

@@ -54,7 +54,7 @@ def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, cap
     run_command("ls")
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["lora_finetune", "demo/llama_650K_lora_memorization"] in lines
+    assert ["lora_finetune", "any/lora_memorization"] in lines
     assert ["full_finetune", "demo/gpt_neox_660K_full_memorization"] in lines
     first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
     assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
@@ -103,7 +103,7 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     for text, message in cases.items():
         (tmp_path / "mine.yaml").write_text(text)
         assert re.search(message, failure("validate", str(tmp_path / "mine.yaml"))), text
-    assert "no config of that name; available are demo/" in failure("validate", "tinyllama/2B")
+    assert "no config of that name; available are any/" in failure("validate", "tinyllama/2B")
 
 
 def test_help_and_version(run_command, capsys):

@@ -180,7 +180,7 @@ CONTENTS = [
     BadInput(
         "another architecture",
         checkpoint(settings(model_type="gpt2")),
-        r"is of the architecture 'gpt2'; supported: gemma, gpt_neox, gptj, llama",
+        r"is of the architecture 'gpt2', .*set model\._component_ to tfidf_tune\.models\.auto",
     ),
     BadInput("a text for a size", checkpoint(settings(hidden_size="wide")), r"base/config\.json: .*hidden_size"),
     BadInput(

@@ -102,7 +102,7 @@ LLAMA3_ROPE = {
         ({"rope_base": 500_000}, {}, "rope_base is 10000.0 in the checkpoint, 500000.0 in the model"),
         ({"norm_eps": 1e-6}, {}, "norm_eps is 1e-05 in the checkpoint, 1e-06 in the model"),
         ({}, {"hidden_act": "gelu"}, "hidden_act is gelu in the checkpoint, silu in the model"),
-        ({}, {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4} in the checkpoint, None in the"),
+        ({}, {"quantization_config": {"quant_method": "gptq"}}, "is quantized \\(quantization_config: gptq\\)"),
         ({}, {"rope_parameters": LLAMA3_ROPE}, "rope type is llama3 in the checkpoint, default in the model"),
         ({}, None, "weights and config.json .* do not match"),
     ],

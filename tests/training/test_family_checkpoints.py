@@ -313,15 +313,18 @@ def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch)
         asked.append((repo_id, revision, allow_patterns))
         return str(bare if repo_id == "some/old" else base)
 
-    monkeypatch.setattr("tfidf_tune.training._checkpointer.snapshot_download", download)
+    monkeypatch.setattr("tfidf_tune.training._base_models.snapshot_download", download)
 
     assert HFCheckpointer(checkpoint_dir="some/new").weight_files == [base / "model.safetensors"]
     old = HFCheckpointer(checkpoint_dir="some/old", revision="float16")
 
     assert old.weight_files == [bare / "pytorch_model.bin"]
-    others = ["config.json", "*.index.json", *COMPANIONS]
-    assert asked == [
+    configs = ["config.json", "adapter_config.json"]
+    others = [*configs, "*.index.json", *COMPANIONS]
+    assert asked == [  # a config is read before weights are downloaded
+        ("some/new", None, configs),
         ("some/new", None, ["*.safetensors", *others]),
+        ("some/old", "float16", configs),
         ("some/old", "float16", ["*.safetensors", *others]),
         ("some/old", "float16", ["pytorch_model*.bin", *others]),
     ]

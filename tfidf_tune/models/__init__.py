@@ -1,19 +1,21 @@
-"""Model families: builders that a config names, and their Hugging Face checkpoints."""
+"""Models: builders that a config names, and their Hugging Face checkpoints."""
 
+from tfidf_tune.models._auto import auto, lora_auto
+from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, has_own_code
+from tfidf_tune.models._families import FAMILIES
 from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict
 from tfidf_tune.models._linear import LinearFactory, with_lora
-from tfidf_tune.models.gpt_neox import GPTNeoXFamily
-from tfidf_tune.models.gptj import GPTJFamily
-from tfidf_tune.models.llama import LlamaFamily
 
-# By the `model_type` of a checkpoint's config.json.
-FAMILIES: dict[str, ModelFamily] = {
-    "gemma": LlamaFamily(norm="GemmaRMSNorm"),
-    "gpt_neox": GPTNeoXFamily(),
-    "gptj": GPTJFamily(),
-    "llama": LlamaFamily(),
-    "mistral": LlamaFamily(),
-    "qwen2": LlamaFamily(rotates_halves=True),
-}
-
-__all__ = ["FAMILIES", "HFConfig", "LinearFactory", "ModelFamily", "StateDict", "with_lora"]
+__all__ = [
+    "FAMILIES",
+    "HFCausalLM",
+    "HFConfig",
+    "LinearFactory",
+    "ModelFamily",
+    "StateDict",
+    "auto",
+    "build_hf",
+    "has_own_code",
+    "lora_auto",
+    "with_lora",
+]

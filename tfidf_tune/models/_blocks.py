@@ -1,10 +1,51 @@
-"""Blocks of GPT-NeoX and GPT-J that torchtune lacks: partial rotary embeddings and parallel residuals."""
+"""Blocks that torchtune lacks: rotary embeddings of every type, partial ones, and parallel residuals."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchtune.modules import TransformerSelfAttentionLayer
+from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
+from torchtune.modules import RotaryPositionalEmbeddings, TransformerSelfAttentionLayer
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+class _ConfiguredRotary:
+    """Rotary embeddings with the frequencies that transformers computes from a checkpoint's config.
+
+    Put before a class of torchtune, which builds its table from ``theta`` and rotates.
+
+    Args:
+        config (PreTrainedConfig): with ``rope_parameters``.
+        dim (int): dimensions of a head.
+        max_seq_len (int): rows of the table.
+    """
+
+    def __init__(self, config: PreTrainedConfig, dim: int, max_seq_len: int) -> None:
+        parameters = config.rope_parameters
+        self.rope_type: str = parameters["rope_type"]
+        base = float(parameters["rope_theta"])
+        frequencies, self._scale = 1 / base ** (torch.arange(0, dim, 2, device="cpu").float() / dim), 1.0
+        if self.rope_type != "default":
+            with torch.device("cpu"):
+                frequencies, self._scale = ROPE_INIT_FUNCTIONS[self.rope_type](config, torch.device("cpu"))
+        self._frequencies: list[float] = frequencies.tolist()  # no tensor, which the meta device would empty
+        super().__init__(dim, max_seq_len, base)  # type: ignore[call-arg]
+
+    def rope_init(self) -> None:
+        """Build the table."""
+        module: Any = self
+        module.register_buffer("theta", torch.tensor(self._frequencies, dtype=torch.float32), persistent=False)
+        module.build_rope_cache(module.max_seq_len)
+        module.cache = module.cache * self._scale
+
+
+class ConfiguredRotaryEmbeddings(_ConfiguredRotary, RotaryPositionalEmbeddings):  # type: ignore[misc]
+    """Of adjacent pairs; see :class:`_ConfiguredRotary`."""
+
+
+class ConfiguredHalvesRotaryEmbeddings(_ConfiguredRotary, Qwen2RotaryPositionalEmbeddings):  # type: ignore[misc]
+    """Of halves; see :class:`_ConfiguredRotary`."""
 
 
 class PartialRotaryEmbeddings(nn.Module):

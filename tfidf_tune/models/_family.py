@@ -1,12 +1,16 @@
 """Translation between torchtune's models and Hugging Face checkpoints."""
 
+import math
 import re
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torchtune.modules import TiedLinear
+from torchtune.modules import TiedLinear, TransformerDecoder
+from transformers import PreTrainedConfig
+
+from tfidf_tune.models._linear import LinearFactory
 
 StateDict = dict[str, Tensor]
 HFConfig = Mapping[str, Any]
@@ -33,6 +37,14 @@ class ModelFamily(ABC):
     lora_targets: ClassVar[Mapping[str, str]]
     norm_weight: ClassVar[str] = "weight"
     ignored: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
+        """Build the model of a checkpoint's config.
+
+        Raises:
+            ValueError: If torchtune's modules cannot represent it; the message says why.
+        """
 
     def hf_to_tune(self, state_dict: StateDict, config: HFConfig) -> StateDict:
         """Convert (a part of) a Hugging Face state dict to torchtune's names and layout.
@@ -124,6 +136,14 @@ class ModelFamily(ABC):
         yield heads, config[heads], attention.num_heads
         yield activation, _SYNONYMS.get(config[activation], config[activation]), _activation_name(mlp.activation)
 
+    def differing_settings(self, model: nn.Module, config: HFConfig) -> list[str]:
+        """Describe the settings of :meth:`settings` that differ; numbers are equal to six digits."""
+        return [
+            f"{name} is {theirs} in the checkpoint, {ours} in the model"
+            for name, theirs, ours in self.settings(model, config)
+            if not (theirs == ours or (isinstance(theirs, float) and math.isclose(theirs, ours, rel_tol=1e-6)))
+        ]
+
     def _hf_modules(self, name: str) -> list[str]:
         pattern, layer = _without_layer(name)
         return [theirs.format(layer) for theirs, ours in self.modules.items() if ours == pattern]
@@ -131,6 +151,15 @@ class ModelFamily(ABC):
 
 # Other names for the tanh approximation of GELU, https://arxiv.org/abs/1606.08415
 _SYNONYMS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+
+
+def activation(name: str) -> nn.Module:
+    """Build the activation of a config; a ValueError names one that is not supported."""
+    known = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_pytorch_tanh": nn.GELU(approximate="tanh")}
+    name = _SYNONYMS.get(name, name)
+    if name not in known:
+        raise ValueError(f"the activation {name!r} is not one of {', '.join(known)}")
+    return known[name]
 
 
 def _activation_name(activation: nn.Module) -> str:

@@ -39,9 +39,9 @@ class LinearFactory:
         """Make the attention's layer of that name, from ``[..., in_dim]`` to ``[..., out_dim]``."""
         return self._linear(in_dim, out_dim, bias, name in self.lora_attn_modules, self.quantize_base)
 
-    def mlp(self, in_dim: int, out_dim: int) -> nn.Module:
-        """Make a layer of an MLP, with a bias."""
-        return self._linear(in_dim, out_dim, True, self.apply_lora_to_mlp, self.quantize_base)
+    def mlp(self, in_dim: int, out_dim: int, *, bias: bool = True) -> nn.Module:
+        """Make a layer of an MLP."""
+        return self._linear(in_dim, out_dim, bias, self.apply_lora_to_mlp, self.quantize_base)
 
     def output(self, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
         """Make the output projection, which is never quantized."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import FeedForward, MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
+from transformers import PreTrainedConfig
 
 from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
 from tfidf_tune.models._family import HFConfig, ModelFamily
@@ -220,6 +221,30 @@ class GPTNeoXFamily(ModelFamily):
         "output": "lm_head",
     }
     ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+
+    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
+        """Build the model of a checkpoint's config.
+
+        Raises:
+            ValueError: If it has dropout outside of the attention, as torchtune's layers have not.
+        """
+        if config.hidden_dropout:
+            raise ValueError(f"hidden_dropout is {config.hidden_dropout}")
+        return gpt_neox(
+            vocab_size=config.vocab_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            embed_dim=config.hidden_size,
+            intermediate_dim=config.intermediate_size,
+            max_seq_len=max_seq_len,
+            rotary_pct=config.rope_parameters["partial_rotary_factor"],
+            rope_base=config.rope_parameters["rope_theta"],
+            norm_eps=config.layer_norm_eps,
+            attn_dropout=config.attention_dropout,
+            attention_bias=config.attention_bias,
+            use_parallel_residual=config.use_parallel_residual,
+            linear=linear,
+        )
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
         """Yield rotary embedding, norms and residual in addition to what every family has."""

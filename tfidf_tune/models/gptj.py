@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 from torchtune.modules import FeedForward, MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
+from transformers import PreTrainedConfig
 
 from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
 from tfidf_tune.models._family import HFConfig, ModelFamily
@@ -124,6 +125,28 @@ class GPTJFamily(ModelFamily):
         "output": "lm_head",
     }
     ignored = (".attn.bias", ".attn.masked_bias")
+
+    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
+        """Build the model of a checkpoint's config.
+
+        Raises:
+            ValueError: If it has dropout outside of the attention, as torchtune's layers have not.
+        """
+        for name in ("embd_pdrop", "resid_pdrop"):
+            if getattr(config, name):
+                raise ValueError(f"{name} is {getattr(config, name)}")
+        return gptj(
+            vocab_size=config.vocab_size,
+            num_layers=config.n_layer,
+            num_heads=config.n_head,
+            embed_dim=config.n_embd,
+            max_seq_len=max_seq_len,
+            rotary_dim=config.rotary_dim,
+            intermediate_dim=config.n_inner,
+            norm_eps=config.layer_norm_epsilon,
+            attn_dropout=config.attn_pdrop,
+            linear=linear,
+        )
 
     def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
         """Yield rotary embedding and norms in addition to what every family has."""

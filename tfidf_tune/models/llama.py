@@ -8,10 +8,22 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torchtune.models.gemma.gemma_norm_embedding import GemmaNormEmbeddings
+from torchtune.models.gemma.rms_norm import GemmaRMSNorm
 from torchtune.models.llama2 import llama2, lora_llama2
-from torchtune.modules import TransformerDecoder
+from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
+from torchtune.modules import (
+    FeedForward,
+    MultiHeadAttention,
+    RMSNorm,
+    TiedLinear,
+    TransformerDecoder,
+    TransformerSelfAttentionLayer,
+)
+from transformers import PreTrainedConfig
 
-from tfidf_tune.models._family import HFConfig, ModelFamily
+from tfidf_tune.models._blocks import ConfiguredHalvesRotaryEmbeddings, ConfiguredRotaryEmbeddings
+from tfidf_tune.models._family import HFConfig, ModelFamily, activation
 from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 # https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
@@ -51,7 +63,9 @@ class LlamaFamily(ModelFamily):
 
     Args:
         rotates_halves (bool): whether torchtune's model rotates halves. Default: False.
-        norm (str): class of the norms in torchtune. Default: "RMSNorm".
+        is_gemma (bool): Gemma's norms, which add 1 to their weights, and scaled embeddings. Default: False.
+        qkv_bias (bool | None): whether the projections to q, k and v have biases, and that of the output none.
+            Default: None, all four as ``attention_bias`` says.
     """
 
     modules: ClassVar = {
@@ -81,9 +95,63 @@ class LlamaFamily(ModelFamily):
     norm_weight = "scale"
     ignored = (".rotary_emb.inv_freq",)
 
-    def __init__(self, *, rotates_halves: bool = False, norm: str = "RMSNorm") -> None:
+    def __init__(self, *, rotates_halves: bool = False, is_gemma: bool = False, qkv_bias: bool | None = None) -> None:
         self._rotates_halves = rotates_halves
-        self._norm = norm
+        self._norm: type[nn.Module] = GemmaRMSNorm if is_gemma else RMSNorm
+        self._embeddings: type[nn.Module] = GemmaNormEmbeddings if is_gemma else nn.Embedding
+        self._qkv_bias = qkv_bias
+
+    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
+        """Build the model of a checkpoint's config, with any type of rotary embeddings, tied head or own.
+
+        Raises:
+            ValueError: If its rotary embeddings change with the length, or its activation is not supported.
+        """
+        values = config.to_dict()
+        _check_rope(config, max_seq_len)
+        dim, num_heads, num_kv_heads = values["hidden_size"], values["num_attention_heads"], _num_kv_heads(values)
+        head_dim, inner, eps = _head_dim(values), values["intermediate_size"], values["rms_norm_eps"]
+        attention_bias, mlp_bias = bool(values.get("attention_bias")), bool(values.get("mlp_bias"))
+        qkv_bias, output_bias = (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
+        rotary = ConfiguredHalvesRotaryEmbeddings if self._rotates_halves else ConfiguredRotaryEmbeddings
+        pos_embeddings = rotary(config, head_dim, max_seq_len)
+        layers = [
+            TransformerSelfAttentionLayer(
+                attn=MultiHeadAttention(
+                    embed_dim=dim,
+                    num_heads=num_heads,
+                    num_kv_heads=num_kv_heads,
+                    head_dim=head_dim,
+                    q_proj=linear.attention("q_proj", dim, num_heads * head_dim, bias=qkv_bias),
+                    k_proj=linear.attention("k_proj", dim, num_kv_heads * head_dim, bias=qkv_bias),
+                    v_proj=linear.attention("v_proj", dim, num_kv_heads * head_dim, bias=qkv_bias),
+                    output_proj=linear.attention("output_proj", num_heads * head_dim, dim, bias=output_bias),
+                    pos_embeddings=pos_embeddings,
+                    max_seq_len=max_seq_len,
+                    attn_dropout=values.get("attention_dropout") or 0.0,
+                ),
+                mlp=FeedForward(
+                    gate_proj=linear.mlp(dim, inner, bias=mlp_bias),
+                    down_proj=linear.mlp(inner, dim, bias=mlp_bias),
+                    up_proj=linear.mlp(dim, inner, bias=mlp_bias),
+                    activation=activation(values["hidden_act"]),
+                ),
+                sa_norm=self._norm(dim, eps=eps),
+                mlp_norm=self._norm(dim, eps=eps),
+            )
+            for _ in range(values["num_hidden_layers"])
+        ]
+        embeddings = self._embeddings(values["vocab_size"], dim)
+        is_tied = values["tie_word_embeddings"]
+        return TransformerDecoder(
+            tok_embeddings=embeddings,
+            layers=layers,
+            max_seq_len=max_seq_len,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            norm=self._norm(dim, eps=eps),
+            output=TiedLinear(embeddings) if is_tied else linear.output(dim, values["vocab_size"], bias=False),
+        )
 
     def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
         """Reorder q's and k's rows from halves to adjacent pairs."""
@@ -103,7 +171,8 @@ class LlamaFamily(ModelFamily):
         rope_config = config["rope_parameters"]
         yield "rope_base", float(rope_config["rope_theta"]), float(rope.base)
         is_scaled = hasattr(rope, "scale_factor")
-        yield "rope type", rope_config["rope_type"], "llama3" if is_scaled else "default"
+        rope_type = getattr(rope, "rope_type", "llama3" if is_scaled else "default")
+        yield "rope type", rope_config["rope_type"], rope_type
         if is_scaled and rope_config["rope_type"] == "llama3":
             yield "rope scale_factor", float(rope_config["factor"]), float(rope.scale_factor)
             yield "rope low_freq_factor", float(rope_config["low_freq_factor"]), float(rope.low_freq_factor)
@@ -113,10 +182,10 @@ class LlamaFamily(ModelFamily):
                 rope_config["original_max_position_embeddings"],
                 rope.old_context_len,
             )
-        rotates_halves = type(rope).__name__ == "Qwen2RotaryPositionalEmbeddings"
+        rotates_halves = isinstance(rope, Qwen2RotaryPositionalEmbeddings)
         yield "rotary layout", _layout_name(self._rotates_halves), _layout_name(rotates_halves)
         norm: Any = model.norm
-        yield "norm", self._norm, type(norm).__name__
+        yield "norm", self._norm.__name__, type(norm).__name__
         yield "norm_eps", float(config["rms_norm_eps"]), float(norm.eps)
         yield "use_bidirectional_attention", bool(config.get("use_bidirectional_attention")), False  # Gemma's
         window = config.get("sliding_window")
@@ -130,6 +199,19 @@ class LlamaFamily(ModelFamily):
         # [heads, 2, head_dim / 2, ...] in halves, [heads, head_dim / 2, 2, ...] in pairs
         by_head = value.reshape(-1, *(size if size > 0 else _head_dim(config) // 2 for size in parts), *value.shape[1:])
         return by_head.transpose(1, 2).reshape(value.shape)
+
+
+def _check_rope(config: PreTrainedConfig, max_seq_len: int) -> None:
+    """Refuse rotary embeddings whose frequencies depend on the length of a sequence, which a table cannot have."""
+    rope = config.rope_parameters
+    limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if rope["rope_type"] in ("dynamic", "longrope") and max_seq_len > limit:
+        raise ValueError(
+            f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens, and max_seq_len is "
+            f"{max_seq_len}"
+        )
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("only a part of each head is rotated")
 
 
 def _num_kv_heads(config: HFConfig) -> int:

@@ -26,7 +26,7 @@ from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
 from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._metrics import ProgressLog, open_progress
-from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model
+from tfidf_tune.training._model import build_model, check_packed, load_model, prepare_head, prepare_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
 from tfidf_tune.training._resources import available_memory, check_resources
 from tfidf_tune.training._resume import ResumePoint, open_resume
@@ -64,6 +64,7 @@ __all__ = [
     "check_config",
     "check_loss",
     "check_optimizer",
+    "check_packed",
     "check_resources",
     "count_steps",
     "format_bytes",

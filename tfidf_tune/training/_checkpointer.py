@@ -3,24 +3,25 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune.modules.peft import get_merged_lora_ckpt
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM
 
-from tfidf_tune._files import atomic_folder, looks_like_path
-from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
+from tfidf_tune._files import atomic_folder
+from tfidf_tune.models import FAMILIES, HFCausalLM, HFConfig, ModelFamily, StateDict, has_own_code
+from tfidf_tune.training._base_models import find_folder, read_config
+from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, whole_parts, write_causal_lm
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
 from tfidf_tune.training._hf_files import (
-    COMPANIONS,
     check_shard_size,
     find_weight_files,
     read_companions,
@@ -50,35 +51,62 @@ class HFCheckpointer:
     config and tokenizer files, and are written atomically. Config and tokenizer files are read by the constructor,
     weights by :meth:`load_weights`: after that, the folder may change.
 
+    A model of :class:`~tfidf_tune.models.HFCausalLM` is loaded and saved by transformers, as a whole.
+
     Args:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
         revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
         max_shard_size (str): largest weight file that is written. Default: "5GB".
+        trust_remote_code (bool): run the Python files of a checkpoint whose architecture transformers lacks.
+            Default: False.
 
     Attributes:
         companion_bytes (int): size of the files of a checkpoint that are not weights.
+        transformers_config (PreTrainedConfig): the checkpoint's config.
 
     Raises:
         FileNotFoundError: If ``checkpoint_dir`` is not a folder and cannot be downloaded, or a file is missing.
-        ValueError: If its architecture is not supported, a file cannot be copied into checkpoints, or
-            ``max_shard_size`` is not a size.
+        ValueError: If it is not a causal language model of plain weights, it has code that is not trusted, a file
+            cannot be copied into checkpoints, or ``max_shard_size`` is not a size.
     """
 
-    def __init__(self, *, checkpoint_dir: str, revision: str | None = None, max_shard_size: str = "5GB") -> None:
+    def __init__(
+        self,
+        *,
+        checkpoint_dir: str,
+        revision: str | None = None,
+        max_shard_size: str = "5GB",
+        trust_remote_code: bool = False,
+    ) -> None:
         self.checkpoint_dir = checkpoint_dir
         self.revision = revision
         self.max_shard_size = max_shard_size
         check_shard_size(max_shard_size)
-        self.folder = _find_folder(checkpoint_dir, revision)
+        self.folder = find_folder(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
         self._config_file = read_json(self.folder / "config.json")
-        self.family: ModelFamily = _find_family(self._config_file, self.folder)
-        self._config = _read_config(self.folder)
-        self.hf_config: HFConfig = self._config.to_dict()
+        self.transformers_config = read_config(self.folder, trust_remote_code=trust_remote_code)
+        self.hf_config: HFConfig = self.transformers_config.to_dict()
         self.weight_files = find_weight_files(self.folder)
-        self._companions = read_companions(self.folder)
+        self._companions = read_companions(self.folder, has_code=has_own_code(self.transformers_config))
         self.companion_bytes = sum(map(len, self._companions.values()))
         # A hub id stays one: the folder of its snapshot is of this machine only.
         self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
+
+    @property
+    def family(self) -> ModelFamily:
+        """Return the translation between the checkpoint and torchtune's modules.
+
+        Raises:
+            ValueError: If its architecture has none.
+        """
+        model_type = self.transformers_config.model_type
+        if model_type not in FAMILIES:
+            raise ValueError(
+                f"the checkpoint {self.folder} is of the architecture '{model_type}', which torchtune's modules do not "
+                f"have (only {', '.join(sorted(FAMILIES))}): set model._component_ to tfidf_tune.models.auto, or for "
+                "LoRA tfidf_tune.models.lora_auto"
+            )
+        return FAMILIES[model_type]
 
     def fingerprint(self) -> str:
         """Identify the weights by 16 hexadecimal digits: the files' sizes, first and last MiB."""
@@ -98,6 +126,10 @@ class HFCheckpointer:
         Raises:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
+        if isinstance(model, HFCausalLM):
+            check_weights(self.folder, self.transformers_config)
+            return
+        family = self.family
         by_config = self._shapes_by_config()
         hf_weights: StateDict = {}
         files: dict[str, Path] = {}
@@ -106,7 +138,7 @@ class HFCheckpointer:
             hf_weights |= in_file
             files |= dict.fromkeys(in_file, file)
         try:
-            weights = self.family.hf_to_tune(hf_weights, self.hf_config)
+            weights = family.hf_to_tune(hf_weights, self.hf_config)
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"weights and config.json of checkpoint {self.folder} do not match: {error}") from error
         expected = {name: value.shape for name, value in parameters_by_name(model).items() if not is_adapter(name)}
@@ -119,16 +151,12 @@ class HFCheckpointer:
         elif _num_layers(expected) != _num_layers(found):
             problems.append(f"{_num_layers(found)} layers in the checkpoint, {_num_layers(expected)} in the model")
         problems += [
-            f"no weight {self.family.hf_name(name)} in the checkpoint, which is {name} in the model"
+            f"no weight {family.hf_name(name)} in the checkpoint, which is {name} in the model"
             for name in sorted(expected.keys() - found.keys())
         ]
         problems += [f"weight {name} is not in the model" for name in sorted(found.keys() - expected.keys())]
         if expected.keys() ^ found.keys() <= {"output.weight"}:  # otherwise the model may lack these settings
-            problems += [
-                f"{name} is {theirs} in the checkpoint, {ours} in the model"
-                for name, theirs, ours in self.family.settings(model, self.hf_config)
-                if theirs != ours
-            ]
+            problems += family.differing_settings(model, self.hf_config)
         limit = self.hf_config.get("max_position_embeddings", self.hf_config.get("n_positions"))
         if limit is not None and getattr(model, "max_seq_len", 0) > limit:
             problems.append(f"max_seq_len is {limit} in the checkpoint, {model.max_seq_len} in the model")
@@ -159,7 +187,9 @@ class HFCheckpointer:
         try:
             with torch.device("meta"):
                 # Other attention kernels may not be installed, and change neither names nor shapes.
-                built = AutoModelForCausalLM.from_config(self._config, attn_implementation="eager").state_dict()
+                built = AutoModelForCausalLM.from_config(
+                    self.transformers_config, attn_implementation="eager"
+                ).state_dict()
             return {name: value.shape for name, value in self.family.hf_to_tune(built, self.hf_config).items()}
         except Exception as error:  # transformers and torch raise anything here
             raise ValueError(
@@ -227,6 +257,17 @@ class HFCheckpointer:
         Raises:
             SetupError: If a weight is not floating point, or not finite in this dtype.
         """
+        if isinstance(model, HFCausalLM):
+            load_causal_lm(
+                model,
+                self.folder,
+                self.transformers_config,
+                device=device,
+                dtype=dtype,
+                storage_device=storage_device or device,
+                check=_check_weight,
+            )
+            return
         quantized = {
             name for name, value in parameters_by_name(model).items() if isinstance(local_tensor(value), NF4Tensor)
         }
@@ -258,8 +299,11 @@ class HFCheckpointer:
         keys = [key for key in ("torch_dtype", "dtype") if key in self._config_file] or ["dtype"]
 
         def write(temporary: Path, parts: Iterator[StateDict]) -> None:
+            if isinstance(model, HFCausalLM):
+                write_causal_lm(temporary, self.transformers_config, parts, max_shard_size=self.max_shard_size)
+            else:
+                write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
             write_json(temporary / "config.json", self._config_file | dict.fromkeys(keys, dtype))
-            write_weights(temporary, meta, parts, max_shard_size=self.max_shard_size)
 
         self._write(folder, self._hf_parts(model, "cpu"), write)
 
@@ -276,7 +320,12 @@ class HFCheckpointer:
         adapters = {
             name: whole_tensor(value).cpu() for name, value in parameters_by_name(model).items() if is_adapter(name)
         }
-        weights = self.family.tune_to_peft(adapters, self.hf_config)
+        if isinstance(model, HFCausalLM):
+            weights = {model.peft_name(name): value for name, value in adapters.items()}
+            targets, is_transposed = list(lora.module_names), lora.is_transposed
+        else:
+            weights = self.family.tune_to_peft(adapters, self.hf_config)
+            targets, is_transposed = self.family.peft_target_modules(lora.module_names), False
         adapter_config = LoraConfig(
             task_type="CAUSAL_LM",
             base_model_name_or_path=self._base_name,
@@ -284,7 +333,8 @@ class HFCheckpointer:
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=self.family.peft_target_modules(lora.module_names),
+            target_modules=targets,
+            fan_in_fan_out=is_transposed,
             inference_mode=True,
         )
         # peft makes it a set, whose order differs between runs.
@@ -300,6 +350,9 @@ class HFCheckpointer:
 
     def _hf_parts(self, model: nn.Module, device: str) -> Iterator[StateDict]:
         """Yield the merged model in Hugging Face's names and layout, layer by layer; on meta without values."""
+        if isinstance(model, HFCausalLM):
+            yield from whole_parts(model, partial(_plain_tensor, device=device, copy=False))
+            return
         lora = LoRASettings.of(model)
         for _, layer in groupby(parameters_by_name(model).items(), key=lambda item: _layer_of(item[0])):
             # Merging works in place, so it needs copies.
@@ -316,10 +369,10 @@ class HFCheckpointer:
         if is_main_process():
             try:
                 with atomic_folder(folder, replace=_WEIGHTS) as temporary:
+                    write(temporary, parts)
                     for name, content in self._companions.items():
                         (temporary / name).parent.mkdir(exist_ok=True)
                         (temporary / name).write_bytes(content)
-                    write(temporary, parts)
             except Exception as error:
                 failure = error
         for _ in parts:  # every process takes part in every gathering, also in those that a failed write left out
@@ -327,48 +380,6 @@ class HFCheckpointer:
         cause = gather_objects(None if failure is None else cause_of(failure))[0]
         if cause is not None:
             raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
-
-
-def _find_folder(checkpoint_dir: str, revision: str | None) -> Path:
-    folder = Path(checkpoint_dir).expanduser()
-    if folder.is_dir():
-        if revision is not None:
-            raise ValueError(
-                f"revision '{revision}' is given for the local folder {checkpoint_dir}: only hub ids have revisions"
-            )
-        return folder
-    if looks_like_path(checkpoint_dir):
-        raise FileNotFoundError(f"no such folder {checkpoint_dir}")
-    try:
-        for weights in ("*.safetensors", "pytorch_model*.bin"):  # some repositories have both, older ones the second
-            patterns = [weights, "config.json", "*.index.json", *COMPANIONS]
-            snapshot = Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
-            if any(snapshot.glob(weights)):
-                break
-    except Exception as error:
-        raise FileNotFoundError(
-            f"{checkpoint_dir} is not a local folder and could not be downloaded from the Hugging Face hub "
-            f"({type(error).__name__}: {first_line(error)}); give a folder, or check the id, the network "
-            "and, for gated models, `hf auth login`"
-        ) from error
-    return snapshot
-
-
-def _read_config(folder: Path) -> PreTrainedConfig:
-    """Read the config with transformers' defaults and current names."""
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except Exception as error:  # transformers raises anything here
-        raise ValueError(f"{folder / 'config.json'}: {type(error).__name__}: {error}") from error
-
-
-def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
-    model_type = hf_config.get("model_type")
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"the checkpoint {folder} is of the architecture '{model_type}'; supported: {', '.join(sorted(FAMILIES))}"
-        )
-    return FAMILIES[model_type]
 
 
 def _layer_of(name: str) -> str:

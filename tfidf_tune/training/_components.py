@@ -55,7 +55,11 @@ class _Kind(NamedTuple):
 
 COMPONENTS = {
     "model": _Kind(
-        "a model", "torchtune.models.llama2.llama2", nn.Module, attributes=("tok_embeddings", "layers", "max_seq_len")
+        "a model",
+        "torchtune.models.llama2.llama2",
+        nn.Module,
+        attributes=("tok_embeddings", "layers", "max_seq_len"),
+        handed_over=("hf_config",),
     ),
     "checkpointer": _Kind(
         "a checkpointer",

@@ -120,11 +120,12 @@ def check_shard_size(max_shard_size: str) -> None:
         raise ValueError(f"max_shard_size is '{max_shard_size}', it has to be a size such as 5GB or 500MB") from error
 
 
-def read_companions(folder: Path) -> dict[str, bytes]:
+def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]:
     """Read the files that are copied into every checkpoint of a run: tokenizer, chat template, generation config.
 
     Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. A link
-    to any other place is refused: sharing a checkpoint would share that file.
+    to any other place is refused: sharing a checkpoint would share that file. With ``has_code`` the Python files of the
+    model are copied, too.
 
     Returns:
         dict[str, bytes]: content by the name relative to the folder.
@@ -132,7 +133,7 @@ def read_companions(folder: Path) -> dict[str, bytes]:
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
     if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
         roots.append(folder.resolve().parents[1])
-    paths = sorted(path for pattern in COMPANIONS for path in _matching(folder, pattern))
+    paths = sorted(path for pattern in (*COMPANIONS, *["*.py"] * has_code) for path in _matching(folder, pattern))
     companions = {path.relative_to(folder).as_posix(): _read(path, roots) for path in paths}
     if _GENERATION in companions:
         _check_generation(folder)

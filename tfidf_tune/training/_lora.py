@@ -1,15 +1,19 @@
 """LoRA layers of a model: their settings, targets and initial weights."""
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
-from torchtune.modules.peft.lora import _lora_a_init_params, _lora_b_init_params
+from torchtune.modules.peft import LoRALinear
 
-from tfidf_tune.training._sharding import plain_name
+from tfidf_tune.models import HFCausalLM
+from tfidf_tune.training._sharding import parameters_by_name
+
+_IS_A = re.compile(r"\.lora_(a|A\.default)\.weight$")
+_IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class LoRASettings:
     alpha: float
     dropout: float
     module_names: tuple[str, ...]
+    is_transposed: bool = False  # of PEFT: weights are [in, out]
 
     @classmethod
     def of(cls, model: nn.Module) -> "LoRASettings | None":
@@ -28,6 +33,8 @@ class LoRASettings:
         Raises:
             ValueError: If the model has adapters other than LoRA, or LoRA layers that differ.
         """
+        if isinstance(model, HFCausalLM):
+            return cls._of_peft(model)
         adapters = {name: module for name, module in model.named_modules() if hasattr(module, "adapter_params")}
         if not adapters:
             return None
@@ -43,13 +50,26 @@ class LoRASettings:
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
 
     @classmethod
+    def _of_peft(cls, model: HFCausalLM) -> "LoRASettings | None":
+        config = model.peft_config
+        if config is None:
+            return None
+        return cls(
+            config.r,
+            config.lora_alpha,
+            config.lora_dropout,
+            tuple(sorted(config.target_modules)),
+            config.fan_in_fan_out,
+        )
+
+    @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":
         """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a ValueError."""
         settings = cls.of(model)
         if settings is None:
             raise ValueError(
                 "the model of the config has no LoRA layers: name a LoRA builder (for example "
-                "torchtune.models.llama2.lora_llama2_7b) in `model`, or use the recipe full_finetune"
+                "tfidf_tune.models.lora_auto) in `model`, or use the recipe full_finetune"
             )
         return settings
 
@@ -59,7 +79,7 @@ def require_no_lora(model: nn.Module) -> None:
     if LoRASettings.of(model) is not None:
         raise ValueError(
             "the model of the config has LoRA layers: name a plain builder (for example "
-            "torchtune.models.llama2.llama2_7b) in `model`, or use the recipe lora_finetune"
+            "tfidf_tune.models.auto) in `model`, or use the recipe lora_finetune"
         )
 
 
@@ -77,27 +97,25 @@ def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
 
 def keep_adapters_in_fp32(model: nn.Module) -> None:
     """Give adapters float32 weights, which scaled gradients need with a base in half precision."""
-    for parameter in get_adapter_params(model).values():
-        parameter.data = parameter.data.float()
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            parameter.data = parameter.data.float()
 
 
 def initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and whole initial weights of LoRA layers, as torchtune sets them: A random, B zero."""
-    layer: Any
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoRALinear):
-            for part, initialize in (("lora_a", _lora_a_init_params), ("lora_b", _lora_b_init_params)):
-                shape = getattr(layer, part).weight
-                linear = nn.Linear(shape.shape[1], shape.shape[0], bias=False, device="meta", dtype=shape.dtype)
-                initialize(linear.to_empty(device=device))
-                yield plain_name(f"{name}.{part}.weight"), linear.weight.detach()
+    """Yield names and whole initial weights of LoRA layers, as torchtune and PEFT set them: A random, B zero."""
+    for name, parameter in parameters_by_name(model).items():
+        if is_adapter(name):
+            weight = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+            yield name, nn.init.kaiming_uniform_(weight, a=math.sqrt(5)) if _IS_A.search(name) else weight
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter belongs to a LoRA adapter."""
-    return name.endswith((".lora_a.weight", ".lora_b.weight"))
+    """Return whether a parameter belongs to a LoRA adapter, of torchtune or PEFT."""
+    return _IS_ADAPTER.search(name) is not None
 
 
 def train_adapters_only(model: nn.Module) -> None:
     """Freeze everything but the adapters."""
-    set_trainable_params(model, get_adapter_params(model))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))

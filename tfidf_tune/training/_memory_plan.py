@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from torchtune import modules, training
+from torchtune import training
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import cause_of
@@ -190,9 +190,10 @@ def _simulate_step(
     model = copy.deepcopy(model, shared).train()
     prepare_head(model, loss)
     if enable_activation_checkpointing:
+        layers: Any = model.layers
         training.set_activation_checkpointing(
             model,
-            auto_wrap_policy={modules.TransformerSelfAttentionLayer},
+            auto_wrap_policy={type(layer) for layer in layers},
             # The backward pass runs layers again, outside of the mode.
             checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=lambda: (nullcontext(), kernels)),
         )

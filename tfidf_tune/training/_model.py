@@ -1,5 +1,7 @@
 """The model: built without memory, then given weights, then prepared for training."""
 
+import inspect
+import os
 import sys
 from functools import partial
 from typing import Any
@@ -8,14 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import Dataset
 from torchao.dtypes.nf4tensor import NF4Tensor
-from torchtune import modules, training
+from torchtune import training
 from torchtune.modules import TiedLinear, TransformerDecoder
 from torchtune.training import set_default_dtype
 
+from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
+from tfidf_tune.models import HFCausalLM
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import instantiate
+from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
@@ -24,15 +29,17 @@ from tfidf_tune.training._run import Run
 from tfidf_tune.training._sharding import NF4_MULTIPLE, assign_parameters
 
 
-def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
+def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | None = None) -> nn.Module:
     """Build the model of the config on the meta device, where it takes neither memory nor time.
+
+    A builder with an argument ``hf_config`` gets the config of the checkpoint.
 
     Raises:
         SetupError: If it cannot be built from these settings.
     """
     with set_default_dtype(run.dtype), torch.device("meta"):
         try:
-            model: nn.Module = instantiate(cfg, "model")
+            model: nn.Module = instantiate(cfg, "model", **_handed_over(cfg, checkpointer))
         except SetupError as error:
             if "block size" not in str(error):  # torchao's words
                 raise
@@ -44,6 +51,8 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
     if "lora_attn_modules" in cfg.model:
         with setup_errors("config: model"):
             check_lora_targets(model, cfg.model.lora_attn_modules)
+    if hasattr(model, "implementation") and is_main_process():
+        print(f"model: {model.implementation}", file=sys.stderr)
     if run.dtype is torch.float16:
         if any(isinstance(parameter, NF4Tensor) for parameter in model.parameters()):
             raise SetupError(
@@ -52,6 +61,18 @@ def build_model(cfg: FinetuneConfig, run: Run) -> nn.Module:
             )
         keep_adapters_in_fp32(model)
     return model
+
+
+def _handed_over(cfg: FinetuneConfig, checkpointer: HFCheckpointer | None) -> dict[str, Any]:
+    builder = find_component("model", cfg.model["_component_"])
+    if "hf_config" not in inspect.signature(builder).parameters:
+        return {}
+    if checkpointer is None or not hasattr(checkpointer, "transformers_config"):
+        raise SetupError(
+            f"config: model: {cfg.model['_component_']} needs the checkpoint's config, which checkpointer "
+            f"{cfg.checkpointer['_component_']} does not have: set it to tfidf_tune.training.HFCheckpointer"
+        )
+    return {"hf_config": checkpointer.transformers_config}
 
 
 def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None:
@@ -65,6 +86,17 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
     training.validate_no_params_on_meta_device(model)
 
 
+def check_packed(model: nn.Module, dataset: Dataset[Any]) -> None:
+    """Refuse packed rows for a model that cannot keep their documents apart; the model has its weights.
+
+    Raises:
+        SetupError: If the data set is packed and the model cannot.
+    """
+    if isinstance(model, HFCausalLM) and is_packed(dataset):
+        with setup_errors("config: dataset: packed"):
+            model.check_packing()
+
+
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
     """Set up the head, ``torch.compile`` and activation checkpointing as the config asks; in place."""
     if (refusal := prepare_head(model, loss)) and is_main_process():
@@ -74,11 +106,13 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
             file=sys.stderr,
         )
     model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
+    layers: Any = model.layers
     if cfg.compile:
-        training.compile_model(model, verbose=False)
+        for layer in layers:
+            layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))
         loss.compile_chunks()
     if cfg.enable_activation_checkpointing:
-        training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+        training.set_activation_checkpointing(model, auto_wrap_policy={type(layer) for layer in layers})
 
 
 def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None:
@@ -111,9 +145,11 @@ def _head_input(head: Any, hidden: Tensor) -> HeadInput:
 
 def _refusal(model: nn.Module) -> str | None:
     """Return why logits of the model's head cannot be computed from just a weight and a bias, if so."""
-    if not isinstance(model, TransformerDecoder):
+    if not isinstance(model, (TransformerDecoder, HFCausalLM)):
         return f"the model is a {type(model).__name__}"
     head: Any = model.output
+    if head is None:
+        return f"{type(model.hf).__name__} changes the logits of its output projection"
     if hasattr(head, "adapter_params"):
         return "the output projection has adapters"
     if type(head) not in (nn.Linear, TiedLinear):

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torchtune.modules import local_kv_cache
+from transformers.cache_utils import DynamicCache
 
 from tfidf_tune.analysis import MemorizationProbe, evaluating
 from tfidf_tune.loss import HeadInput
+from tfidf_tune.models import HFCausalLM
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import SetupError, setup_errors
@@ -59,7 +61,7 @@ class MemorizationMonitor:
         """
         is_fp16 = self._run.dtype is torch.float16
         with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
-            metrics = self._probe.measure(_TorchtuneModel(model, self._run.device, self._cache_dtype))
+            metrics = self._probe.measure(self._generator(model))
         progress.log(step, metrics)
         is_above = self._probe.is_above(metrics)
         below_threshold = self._run.output_dir / BELOW_THRESHOLD
@@ -73,6 +75,11 @@ class MemorizationMonitor:
         self._was_above = is_above
         progress.restart_clock()
         return self._probe.verdict(metrics) if is_above and not self._keeps else None
+
+    def _generator(self, model: nn.Module) -> "_TorchtuneModel":
+        if isinstance(model, HFCausalLM):
+            return _TransformersModel(model, self._run.device, self._cache_dtype)
+        return _TorchtuneModel(model, self._run.device, self._cache_dtype)
 
 
 def build_monitor(
@@ -95,7 +102,7 @@ def build_monitor(
             f"config: memorization_monitor: a prompt and its continuation have up to {probe.num_positions} tokens, the "
             f"model takes at most {model_.max_seq_len}: lower max_new_tokens or prefix_length"
         )
-    if not hasattr(model, "setup_caches"):
+    if not (hasattr(model, "setup_caches") or isinstance(model, HFCausalLM)):
         raise SetupError(
             f"config: memorization_monitor: a {type(model).__name__} has no KV caches to generate text with: set it to "
             "null"
@@ -138,6 +145,19 @@ class _TorchtuneModel:
                 ids_bs = _last_logits(output, 1).argmax(dim=-1)
                 generated.append(ids_bs)
                 start = end
+        return torch.cat(generated, dim=1).tolist()
+
+
+class _TransformersModel(_TorchtuneModel):
+    """A model of transformers, perhaps sharded, in the recipes' form."""
+
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        ids_bs = torch.tensor(prompts, device=self._device)
+        cache = DynamicCache(config=self._model.hf.config)
+        generated: list[Tensor] = []
+        for _ in range(num_tokens):
+            ids_bs = _last_logits(self._model(ids_bs, past_key_values=cache), 1).argmax(dim=-1)
+            generated.append(ids_bs)
         return torch.cat(generated, dim=1).tolist()
 
 

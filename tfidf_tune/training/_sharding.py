@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao.dtypes.nf4tensor import NF4Tensor
-from torchtune.training import get_shard_conditions
 
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._distributed import gather_tensors
@@ -51,9 +50,9 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
         reduce_dtype=mixed_precision_dtype(cfg.fsdp_reduce_dtype),
     )
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
-    for name, module in reversed(list(model.named_modules())):
-        if get_shard_conditions(name, module):
-            fully_shard(module, reshard_after_forward=cfg.fsdp_reshard_after_forward, **options)
+    layers: Any = model.layers
+    for layer in reversed(list(layers)):
+        fully_shard(layer, reshard_after_forward=cfg.fsdp_reshard_after_forward, **options)
     fully_shard(model, reshard_after_forward=False, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -1,0 +1,214 @@
+"""The model of any checkpoint, built from its own ``config.json``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, is_attention, linear_layers, quantize
+from tfidf_tune.models._families import FAMILIES
+from tfidf_tune.models._family import ModelFamily
+from tfidf_tune.models._linear import PLAIN, LinearFactory
+
+Implementation = Literal["auto", "torchtune", "transformers"]
+_IMPLEMENTATIONS = ("auto", "torchtune", "transformers")
+_MLP = ("w1", "w2", "w3")
+_DEFAULT_LENGTH = 2048  # of models without a limit, such as those with ALiBi
+
+
+@dataclass(frozen=True)
+class _LoRA:
+    targets: str | Sequence[str]
+    rank: int
+    alpha: float
+    dropout: float
+    quantize_base: bool
+
+
+def auto(
+    hf_config: PreTrainedConfig, *, implementation: Implementation = "auto", max_seq_len: int | None = None
+) -> nn.Module:
+    """Build the model of a checkpoint, randomly initialised.
+
+    Recipes pass the config of ``checkpointer.checkpoint_dir``, so that another checkpoint needs no other change.
+
+    Args:
+        hf_config (PreTrainedConfig): the checkpoint's config.
+        implementation (Implementation): ``torchtune`` for torchtune's modules, which load weights one by one and take
+            the least memory; ``transformers`` for transformers' own class; ``auto`` for torchtune's where they can
+            represent the model exactly, else transformers'. Default: "auto".
+        max_seq_len (int | None): longest sequence. Default: None, that of the checkpoint; with torchtune's modules,
+            which have no sliding window, at most the window.
+
+    Returns:
+        nn.Module: a ``TransformerDecoder``, or a :class:`HFCausalLM`; its attribute ``implementation`` says which was
+        chosen and why.
+
+    Raises:
+        ValueError: If ``max_seq_len`` exceeds the checkpoint's limit, or torchtune's modules are asked for and cannot
+            represent the model.
+    """
+    return _build(hf_config, None, implementation, max_seq_len)
+
+
+def lora_auto(
+    hf_config: PreTrainedConfig,
+    *,
+    lora_targets: str | Sequence[str] = "attention",
+    lora_rank: int = 8,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.0,
+    quantize_base: bool = False,
+    implementation: Implementation = "auto",
+    max_seq_len: int | None = None,
+) -> nn.Module:
+    """Build the model of a checkpoint with LoRA layers: torchtune's, or PEFT's in a model of transformers.
+
+    Args:
+        hf_config (PreTrainedConfig): as for :func:`auto`.
+        lora_targets (str | Sequence[str]): the linear layers that get adapters: ``attention`` for all of the attention,
+            ``all-linear`` for all but the output layer, or names in the checkpoint, such as ``[q_proj, v_proj]``.
+            Default: "attention".
+        lora_rank (int): rank of the adapters. Default: 8.
+        lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
+        lora_dropout (float): dropout before the adapters. Default: 0.0.
+        quantize_base (bool): keep the weights of linear layers, except the output layer, as NF4. Default: False.
+        implementation (Implementation): as for :func:`auto`. Default: "auto".
+        max_seq_len (int | None): as for :func:`auto`. Default: None.
+
+    Returns:
+        nn.Module: as of :func:`auto`.
+
+    Raises:
+        ValueError: As of :func:`auto`; if the model has no layer of a given name, or a layer that has no NF4 form.
+    """
+    lora = _LoRA(lora_targets, lora_rank, lora_alpha, lora_dropout, quantize_base)
+    return _build(hf_config, lora, implementation, max_seq_len)
+
+
+def _build(
+    hf_config: PreTrainedConfig, lora: _LoRA | None, implementation: Implementation, max_seq_len: int | None
+) -> nn.Module:
+    if implementation not in _IMPLEMENTATIONS:
+        raise ValueError(f"implementation is {implementation!r}: choose one of {', '.join(_IMPLEMENTATIONS)}")
+    limit = getattr(hf_config, "max_position_embeddings", None)
+    if max_seq_len is not None and limit is not None and max_seq_len > limit:
+        raise ValueError(f"max_seq_len is {max_seq_len}, the checkpoint's limit is {limit}: lower it")
+    length = max_seq_len or limit or _DEFAULT_LENGTH
+    reason = ""
+    if implementation != "transformers":
+        try:
+            model = _build_torchtune(hf_config, lora, length if max_seq_len else _within_window(hf_config, length))
+        except ValueError as error:
+            reason = str(error)
+        else:
+            model.implementation = "torchtune's modules"  # type: ignore[assignment]
+            return model
+    if implementation == "torchtune":
+        raise ValueError(
+            f"torchtune's modules cannot represent this checkpoint: {reason}; set model.implementation to auto or "
+            "transformers"
+        )
+    hf, peft_config = _build_transformers(hf_config, lora)
+    wrapped = HFCausalLM(hf, length, peft_config)
+    because = f" (not torchtune's modules: {reason})" if reason else ""
+    wrapped.implementation = f"{type(hf).__name__} of transformers{because}"  # type: ignore[assignment]
+    return wrapped
+
+
+def _build_torchtune(hf_config: PreTrainedConfig, lora: _LoRA | None, max_seq_len: int) -> nn.Module:
+    """Build torchtune's form of a model; a ValueError says why it has none."""
+    family = FAMILIES.get(hf_config.model_type)
+    if family is None:
+        raise ValueError(f"no family of the architecture '{hf_config.model_type}'")
+    linear = PLAIN if lora is None else _linear_factory(family, lora)
+    model: nn.Module = family.build(hf_config, max_seq_len, linear)
+    if differing := family.differing_settings(model, hf_config.to_dict()):
+        raise ValueError(differing[0])
+    return model
+
+
+def _linear_factory(family: ModelFamily, lora: _LoRA) -> LinearFactory:
+    """Translate names of the checkpoint's layers into torchtune's."""
+    possible = {name: theirs for name, theirs in family.lora_targets.items() if name != "output"}
+    chosen = set(possible)
+    if lora.targets == "attention":
+        chosen -= {*_MLP}
+    elif lora.targets != "all-linear":
+        chosen = {
+            name for name, theirs in possible.items() if any(_is_named(theirs, target) for target in _listed(lora))
+        }
+        if unknown := [one for one in _listed(lora) if not any(_is_named(theirs, one) for theirs in possible.values())]:
+            raise ValueError(f"no linear layer {unknown[0]!r}")
+    mlp = chosen & {*_MLP}
+    if mlp and mlp != possible.keys() & {*_MLP}:
+        raise ValueError("adapters on some layers of the MLP, not on all")
+    return LinearFactory(
+        lora_attn_modules=tuple(name for name in possible if name in chosen - mlp),
+        apply_lora_to_mlp=bool(mlp),
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        quantize_base=lora.quantize_base,
+    )
+
+
+def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tuple[Any, Any]:
+    """Return transformers' model and the config of its LoRA layers, if it has any."""
+    hf = build_hf(hf_config, dtype=torch.get_default_dtype())
+    if lora is None:
+        return hf, None
+    from peft import LoraConfig, inject_adapter_in_model  # slow to import
+    from transformers.pytorch_utils import Conv1D
+
+    targets = _layers_with_lora(hf, lora)
+    is_transposed = any(type(module) is Conv1D and name.endswith(tuple(targets)) for name, module in hf.named_modules())
+    if lora.quantize_base:
+        quantize(hf)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        fan_in_fan_out=is_transposed,
+        inference_mode=False,
+    )
+    return inject_adapter_in_model(config, hf), config
+
+
+def _layers_with_lora(hf: Any, lora: _LoRA) -> list[str]:
+    possible = list(linear_layers(hf))
+    if lora.targets == "all-linear":
+        return possible
+    if lora.targets == "attention":
+        chosen = [name for name in possible if is_attention(name)]
+        if not chosen:
+            raise ValueError(
+                f"lora_targets is 'attention', but {type(hf).__name__} has no linear layers of an attention: set it to "
+                f"all-linear, or to some of {', '.join(possible)}"
+            )
+        return chosen
+    for target in _listed(lora):
+        if not any(_is_named(name, target) for name in possible):
+            raise ValueError(
+                f"lora_targets names {target!r}, which {type(hf).__name__} does not have: possible are attention, "
+                f"all-linear, or a list of {', '.join(possible)}"
+            )
+    return [name for name in possible if any(_is_named(name, target) for target in _listed(lora))]
+
+
+def _listed(lora: _LoRA) -> Sequence[str]:
+    return [lora.targets] if isinstance(lora.targets, str) else lora.targets
+
+
+def _is_named(name: str, target: str) -> bool:
+    """Return whether a layer, ``self_attn.q_proj``, has a name, ``q_proj``."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _within_window(hf_config: PreTrainedConfig, length: int) -> int:
+    return min(length, getattr(hf_config, "sliding_window", None) or length)

@@ -1,0 +1,259 @@
+"""Any causal language model of transformers behind the interface of torchtune's decoders."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchtune.modules import FrozenNF4Linear, TiedLinear
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.pytorch_utils import Conv1D
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+_PREFIX = "hf."
+_HEAD = "output."
+
+
+def build_hf(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
+    """Build transformers' own model of a config, randomly initialised, with options of its ``from_config``."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=has_own_code(config), **options)
+    return model
+
+
+def has_own_code(config: PreTrainedConfig) -> bool:
+    """Return whether a config was read by code of its checkpoint, which only trusted code can be."""
+    return type(config).__module__.startswith("transformers_modules.")
+
+
+class HFCausalLM(nn.Module):
+    """A causal language model of transformers, called and taken apart as a torchtune ``TransformerDecoder``.
+
+    The output layer is called outside of transformers' model, so that a loss may take the hidden states instead of
+    logits. A model that does more to its logits than scale them, such as Gemma 2's soft cap, keeps its output layer.
+
+    Args:
+        hf (PreTrainedModel): the model, with LoRA layers of PEFT or without; it is changed.
+        max_seq_len (int): longest sequence.
+        peft_config (LoraConfig | None): settings of the LoRA layers. Default: None, no such layers.
+
+    Attributes:
+        hf (PreTrainedModel): the model, without its output layer if :attr:`output` is one.
+        output (Any): the output layer, a ``TiedLinear`` where it shares the weights of the embedding. None if the model
+            keeps it.
+        layer_names (tuple[str, ...]): names of the decoder layers.
+        num_output_chunks (int): see torchtune's ``TransformerDecoder``; 0 for logits in one piece.
+    """
+
+    def __init__(self, hf: PreTrainedModel, max_seq_len: int, peft_config: "LoraConfig | None" = None) -> None:
+        super().__init__()
+        self.hf = hf
+        self.peft_config = peft_config
+        self.max_seq_len = max_seq_len
+        self.num_output_chunks = 0
+        self.layer_names = tuple(f"{_PREFIX}{name}" for name in _decoder_layers(hf))
+        self._packs_by = "positions"
+        head: Any = hf.get_output_embeddings()
+        self._head_name = next(name for name, module in hf.named_modules() if module is head)
+        is_tied = head.weight is hf.get_input_embeddings().weight
+        self.output: Any = None
+        if _scales_logits_only(hf, self._head_name) and not (is_tied and head.bias is not None):
+            self.output = TiedLinear(hf.get_input_embeddings()) if is_tied else head
+            hf.set_submodule(self._head_name, nn.Identity())
+        elif is_tied:
+            hf.set_submodule(self._head_name, _TiedHead(hf.get_input_embeddings(), head.bias))
+
+    @property
+    def tok_embeddings(self) -> nn.Module:
+        """Return the embedding of the tokens."""
+        embeddings: nn.Module = self.hf.get_input_embeddings()
+        return embeddings
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Return the decoder layers, with the wrappers that they may have got."""
+        return [self.get_submodule(name) for name in self.layer_names]
+
+    def set_num_output_chunks(self, num_output_chunks: int) -> None:
+        """Make the model return a list of this many chunks of logits, see torchtune's ``TransformerDecoder``."""
+        self.num_output_chunks = num_output_chunks
+
+    def chunked_output(self, hidden: Tensor) -> list[Tensor]:
+        """Return logits of hidden states ``[b, s, d]`` in chunks along the sequence."""
+        return [self.output(chunk) for chunk in hidden.tensor_split(self.num_output_chunks, dim=1)]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Any = None,
+        input_pos: Tensor | None = None,
+        past_key_values: DynamicCache | None = None,
+    ) -> Any:
+        """Run the model.
+
+        Args:
+            tokens (Tensor): int64 ``[b, s]``.
+            mask (Any): ignored: transformers makes the mask from the positions.
+            input_pos (Tensor | None): int64 ``[b, s]``, from 0 in each document of a packed row. Default: None.
+            past_key_values (DynamicCache | None): a KV cache, which gets the states of the tokens. Default: None.
+
+        Returns:
+            Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was replaced by.
+        """
+        where = {} if input_pos is None else self._attention(input_pos)
+        if past_key_values is not None:
+            where["past_key_values"] = past_key_values
+        try:
+            hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **where).logits
+        except RuntimeError:
+            if not tokens.is_meta:
+                raise
+            # Most models read the positions to see whether rows are packed, if they get no mask.
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+            hidden = self.hf(input_ids=tokens, use_cache=False, **self._masked(positions)).logits
+        if self.output is None:
+            return list(hidden.tensor_split(self.num_output_chunks, dim=1)) if self.num_output_chunks else hidden
+        return self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()
+
+    def _attention(self, input_pos: Tensor) -> dict[str, Any]:
+        return {"position_ids": input_pos} if self._packs_by == "positions" else self._masked(input_pos)
+
+    def _masked(self, input_pos: Tensor) -> dict[str, Any]:
+        """Return positions ``[b, s]`` and a mask ``[b, 1, s, s]``, 0 within a document and very negative elsewhere."""
+        documents = (input_pos == 0).cumsum(dim=1)
+        may_attend = (documents[:, :, None] == documents[:, None]).tril()[:, None]
+        embeddings: Any = self.tok_embeddings
+        mask = torch.zeros(may_attend.shape, dtype=embeddings.weight.dtype, device=input_pos.device)
+        return {"position_ids": input_pos, "attention_mask": mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)}
+
+    @torch.no_grad()
+    def check_packing(self) -> None:
+        """Find out how documents of packed rows are kept apart: by the positions in most models, in others by a mask.
+
+        The model has its weights. Every process of a sharded model has to call.
+
+        Raises:
+            ValueError: If the model has no such way.
+        """
+        num_chunks, was_training = self.num_output_chunks, self.training
+        self.num_output_chunks = 0
+        self.eval()
+        embeddings: Any = self.tok_embeddings
+        device = next(self.parameters()).device
+        tokens = torch.arange(1, 11, device=device)[None] % embeddings.num_embeddings
+        positions = torch.cat([torch.arange(4), torch.arange(6)])[None].to(device)
+        alone = torch.cat([self(part) for part in tokens.split([4, 6], dim=1)], dim=1).float()
+        leak = (self(tokens)[:, 4:].float() - alone[:, 4:]).norm()
+        try:
+            for self._packs_by in ("positions", "mask"):
+                try:
+                    packed = self(tokens, input_pos=positions).float()
+                except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
+                    continue
+                if (packed - alone).norm() <= 0.1 * leak:
+                    return
+        finally:
+            self.num_output_chunks = num_chunks
+            self.train(was_training)
+        raise ValueError(f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows unpacked")
+
+    def hf_name(self, name: str) -> str:
+        """Return the name that transformers has for a parameter or buffer of this model, also of a layer with LoRA."""
+        if name.startswith(_HEAD):
+            return f"{self._head_name}.{name.removeprefix(_HEAD)}"
+        return name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+
+    def peft_name(self, name: str) -> str:
+        """Return the name that an adapter's parameter has in a file of PEFT."""
+        return f"base_model.model.{self.hf_name(name).replace('.default.', '.')}"
+
+
+def linear_layers(hf: PreTrainedModel) -> Iterator[str]:
+    """Yield the names of linear layers within the decoder layers, once each: ``self_attn.q_proj``."""
+    names = _decoder_layers(hf)
+    found: dict[str, None] = {}
+    for layer in names:
+        for name, module in hf.get_submodule(layer).named_modules():
+            if isinstance(module, (nn.Linear, Conv1D)):
+                found.setdefault(name)
+    yield from found
+
+
+def is_attention(name: str) -> bool:
+    """Return whether a name of :func:`linear_layers` is of the attention."""
+    return re.match(r"\w*(attn|attention)\b", name) is not None
+
+
+def quantize(hf: PreTrainedModel) -> None:
+    """Replace the linear layers of the decoder layers by layers with NF4 weights; in place.
+
+    Raises:
+        ValueError: If a layer is of another class.
+    """
+    for layer in _decoder_layers(hf):
+        for name, module in list(hf.get_submodule(layer).named_modules()):
+            if isinstance(module, Conv1D):
+                raise ValueError(f"quantize_base is True, but {name} is a Conv1D, which torchao has no NF4 form of")
+            if isinstance(module, nn.Linear):
+                has_bias, dtype = module.bias is not None, module.weight.dtype
+                new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, module.weight.device, dtype)
+                hf.set_submodule(f"{layer}.{name}", new)
+
+
+def _decoder_layers(hf: PreTrainedModel) -> list[str]:
+    """Return the names of the modules that transformers never splits over devices: the decoder layers."""
+    kinds = set(hf._no_split_modules or ())
+    names = [name for name, module in hf.named_modules() if type(module).__name__ in kinds]
+    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+
+
+class _OnlyHidden(BaseModelOutput):  # type: ignore[misc]
+    """The output of any decoder: hidden states, and None for all else."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _scales_logits_only(hf: PreTrainedModel, head_name: str) -> bool:
+    """Return whether the model's logits are the output layer's, perhaps times a number.
+
+    The decoder is replaced by made-up hidden states and the output layer by the identity.
+    """
+    decoder: Any = hf.get_decoder()
+    head = hf.get_submodule(head_name)
+    with torch.device("cpu"):
+        hidden = torch.linspace(-100, 100, 64).reshape(1, 4, 16)
+        tokens = torch.zeros(1, 4, dtype=torch.int64)
+    hf.set_submodule(head_name, nn.Identity())
+    decoder.forward = lambda *_, **__: _OnlyHidden(last_hidden_state=hidden)
+    try:
+        ratio = hf(input_ids=tokens, use_cache=False).logits / hidden
+    except Exception:  # of a model that takes more from its decoder or output layer
+        return False
+    finally:
+        del decoder.forward
+        hf.set_submodule(head_name, head)
+    return torch.allclose(ratio, ratio[0, 0, 0].expand_as(ratio))
+
+
+class _TiedHead(nn.Module):
+    """An output layer within transformers' model that has the weight of the embedding, but not as a parameter."""
+
+    def __init__(self, embeddings: nn.Module, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self._embeddings = [embeddings]  # in a list, which does not make it a submodule
+        self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Any = self._embeddings[0].weight
+        return cast(Tensor, weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
