@@ -55,7 +55,7 @@ def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, cap
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["lora_finetune", "any/lora_memorization"] in lines
-    assert ["full_finetune", "demo/gpt_neox_660K_full_memorization"] in lines
+    assert ["full_finetune", "any/full_memorization"] in lines
     first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
     assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
     assert ["tinyllama/1.1B_full_memorization"] in lines[first_of_full:]
