@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from refusals import CONFIG, OPENED, RUN, BadInput, Site, each_row, problems_of, value
 from safetensors.torch import load_file, save_file
 from tiny_llama import make_llama
+from transformers import AutoConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -126,6 +127,66 @@ def milestone(**overrides: Any) -> Callable[[Site], DictConfig]:
     return make
 
 
+def adapter(folder: Path) -> None:
+    """Leave what PEFT writes of an adapter."""
+    (folder / "config.json").unlink()
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
+
+
+def gguf(folder: Path) -> None:
+    """Leave what a folder of llama.cpp holds."""
+    (folder / "config.json").unlink()
+    (folder / WEIGHTS).rename(folder / "model-Q4_1.gguf")
+
+
+def another(model: str) -> Callable[[Path], object]:
+    """Replace the config by the default one of an architecture."""
+    config = AutoConfig.for_model(model)
+    return written("config.json", json.dumps(config.to_dict() | {"model_type": model}))
+
+
+# Kinds of checkpoints that cannot be the base of a run.
+KINDS = [
+    BadInput(
+        "an adapter", checkpoint(adapter), r"is an adapter of some/base.*set checkpointer\.checkpoint_dir=some/base"
+    ),
+    BadInput("GGUF", checkpoint(gguf), r"holds GGUF weights \(model-Q4_1\.gguf\).*original model, with config\.json"),
+    BadInput(
+        "GPTQ",
+        checkpoint(settings(quantization_config={"quant_method": "gptq", "bits": 4})),
+        r"is quantized \(quantization_config: gptq\): name the original model; model\.quantize_base=True",
+    ),
+    BadInput("an encoder and a decoder", checkpoint(another("t5")), r"'t5', has an encoder and a decoder"),
+    BadInput("a vision model", checkpoint(another("llava")), r"'llava', also reads images or sound"),
+    BadInput(
+        "a masked language model",
+        checkpoint(settings(model_type="bert", architectures=["BertForMaskedLM"])),
+        r"'bert', is a masked language model: name a checkpoint of a causal",
+    ),
+    BadInput("no language model", checkpoint(another("vit")), r"'vit', has no causal language model in transformers"),
+    BadInput(
+        "code of its own",
+        checkpoint(settings(model_type="brand-new", auto_map={"AutoConfig": "configuration_new.NewConfig"})),
+        r"'brand-new' of .* is not in transformers, .*code \(configuration_new\.NewConfig\): .*trust_remote_code=True",
+    ),
+    BadInput(
+        "no output layer, by transformers' class",
+        checkpoint(
+            weights(lambda state_dict: state_dict.pop("lm_head.weight")),
+            model={"_component_": "tfidf_tune.models.auto", "implementation": "transformers"},
+        ),
+        r"does not have all weights of llama with an output layer:\n  no weight lm_head\.weight",
+    ),
+    BadInput(
+        "another width, by transformers' class",
+        checkpoint(
+            settings(intermediate_size=96),
+            model={"_component_": "tfidf_tune.models.auto", "implementation": "transformers"},
+        ),
+        r"mlp\.down_proj\.weight is \(32, 64\) in the files, \(32, 96\) by config\.json",
+    ),
+]
 FILES = [
     value("checkpointer.checkpoint_dir", "/no/folder", r"checkpointer: no such folder /no/folder"),
     value("checkpointer.checkpoint_dir", "nobody/nothing", r"nobody/nothing is not a local folder and could not be do"),
@@ -243,6 +304,6 @@ OUTPUT = [
 ]
 
 
-@each_row([*FILES, *CONTENTS, *OUTPUT])
+@each_row([*KINDS, *FILES, *CONTENTS, *OUTPUT])
 def test_a_wrong_checkpoint_or_folder_is_refused_in_one_message(row, site):
     assert problems_of(row, site) == []

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from any_models import hf_config as random_config
 from tiny_llama import VOCAB_SIZE
 from tiny_models import FAMILY_MODELS, MODELS
 from torch.nn.utils.rnn import pad_sequence
@@ -11,7 +13,7 @@ from torchtune.datasets import PackedDataset
 from torchtune.modules.peft import get_adapter_params
 
 from tfidf_tune.data import collate_packed
-from tfidf_tune.models import FAMILIES
+from tfidf_tune.models import FAMILIES, HFCausalLM
 from tfidf_tune.training import train_adapters_only
 
 ROW = 24
@@ -72,6 +74,35 @@ def test_logits_and_gradients_are_those_of_documents_in_rows_of_their_own(name, 
     torch.testing.assert_close(gradients(model, logits), expected_gradients)
     without_mask = model(batch["tokens"], input_pos=batch["input_pos"])[in_documents]
     assert not torch.allclose(without_mask, expected, atol=1e-2), "documents that see each other show"
+
+
+# By positions; with windows shorter than a row; by a mask.
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma 2", "Phi-3", "GPT-2", "Granite", "Mixtral", "OPT", "Falcon"])
+def test_models_of_transformers_keep_documents_apart(name, documents, batch):
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(random_config(name)), ROW)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    in_documents = batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]
+    model.check_packing()
+
+    expected = torch.cat([model(tokens[None])[0] for tokens in documents])
+    expected_gradients = gradients(model, expected)
+    logits = model(batch["tokens"], mask=batch["mask"], input_pos=batch["input_pos"])[in_documents]
+
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(gradients(model, logits), expected_gradients, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(batch["tokens"])[in_documents], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Bloom"])
+def test_a_model_that_cannot_keep_documents_apart_is_refused(name):
+    config = transformers.AutoConfig.for_model(name.lower(), vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2)
+    config.n_layer, config.n_head = 2, 4
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW)
+
+    with pytest.raises(ValueError, match=f"{name}ForCausalLM cannot keep the documents of packed rows apart"):
+        model.check_packing()
 
 
 @pytest.mark.parametrize(("name", "lora"), [("llama", True), ("gpt_neox", False), ("gptj", True)])

@@ -1,6 +1,7 @@
 """Any causal language model by config alone: built, trained, saved, loaded by transformers and PEFT, probed."""
 
 import json
+import shutil
 from functools import cache
 
 import peft
@@ -8,13 +9,13 @@ import pytest
 import torch
 import transformers
 from any_models import ARCHITECTURES, make_checkpoint
-from recipe_processes import RecipeRun
+from recipe_processes import RecipeRun, run_to_the_end
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from tfidf_tune import training
 from tfidf_tune.analysis import load_model, probe
-from tfidf_tune.data import HFTokenizer, read_probe_file
+from tfidf_tune.data import HFTokenizer, injected_corpus_dataset, read_probe_file
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.training import HFCheckpointer, load_config
 
@@ -26,6 +27,10 @@ DATA = {
 PACKED = [
     *(f"~dataset.{key}" for key in (*DATA, "layout", "seed", "probe_file") if key != "source"),
     "dataset=tfidf_tune.data.text_dataset", "dataset.packed=true", "dataset.max_seq_len=20", "tokenizer.max_seq_len=48",
+]  # fmt: skip
+MONITOR = [
+    "memorization_monitor.probe_file=${dataset.probe_file}", "memorization_monitor.every_n_steps=2",
+    "memorization_monitor.prefix_length=8", "memorization_monitor.max_new_tokens=16",
 ]  # fmt: skip
 NF4_WIDTH = {"hidden_size": 256, "intermediate_size": 512}
 
@@ -82,7 +87,15 @@ def logits_of(output):
 def configured(recipe, folder, checkpoint, *overrides, **data):
     """The config `any/...` with another checkpoint, and a small corpus."""
     corpus = [f"dataset.{key}={value}" for key, value in (DATA | data).items()]
-    fixed = ["device=cpu", "dtype=fp32", "optimizer.lr=1e-2", "max_steps=3", "save_at_percent=[100]", "batch_size=4"]
+    fixed = [
+        "device=cpu",
+        "dtype=fp32",
+        "optimizer.lr=1e-2",
+        "max_steps=3",
+        "save_at_percent=[100]",
+        "batch_size=4",
+        "log_every_n_steps=1",
+    ]
     paths = [f"checkpointer.checkpoint_dir={checkpoint}", f"output_dir={folder}"]
     cfg = load_config(f"any/{recipe}_memorization", [*paths, *corpus, *fixed, *overrides])
     return RecipeRun(cfg, lora=recipe == "lora")
@@ -91,6 +104,11 @@ def configured(recipe, folder, checkpoint, *overrides, **data):
 def metrics_of(folder, *names):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return torch.tensor([[line[name] for name in names] for line in lines if "loss" in line], dtype=torch.float64)
+
+
+def recitation_of(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["memorization_target_lms"] for line in lines if "memorization_target_lms" in line]
 
 
 def hf_logits(checkpoint, adapter=None):
@@ -122,7 +140,11 @@ def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_pa
 
 
 METRICS = ("loss", "cross_entropy", "weight_std")
-SGD = ["optimizer=torch.optim.SGD", "optimizer.lr=0.05"]  # AdamW would divide differences of rounding by values near 0
+SGD = [
+    "optimizer=torch.optim.SGD",
+    "optimizer.lr=0.05",
+    "optimizer.fused=false",
+]  # AdamW would divide differences of rounding by values near 0
 # Recipe, overrides of both runs, overrides of the one with transformers' class.
 FEATURES = {
     "full": ("full", [], []),
@@ -171,3 +193,96 @@ def test_both_implementations_train_the_same(feature, base, torchtunes_run, tmp_
     first, second = (load_file(next((run / "checkpoint_100pct").glob("*.safetensors"))) for run in (ours, theirs))
     assert first.keys() == second.keys()
     torch.testing.assert_close(first, second, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("Qwen3", "lora"), ("OPT", "full"), ("Mixtral", "full")])
+def test_two_processes_train_as_one(name, recipe, base, tmp_path):
+    """Sharded by FSDP2, with one window, activation checkpointing and the monitor."""
+    shared = [*SGD, "loss.sync=true", "enable_activation_checkpointing=true", *MONITOR]
+    one = configured(recipe, tmp_path / "one", base(name), *shared).here()
+    two = configured(recipe, tmp_path / "two", base(name), *shared, "batch_size=2")
+
+    run_to_the_end([two], tmp_path / "processes")
+
+    torch.testing.assert_close(metrics_of(one, *METRICS), metrics_of(two.folder, *METRICS), rtol=1e-5, atol=1e-6)
+    assert recitation_of(two.folder) == recitation_of(one)
+    first, second = (load_file(next((run / "checkpoint_100pct").glob("*.safetensors"))) for run in (one, two.folder))
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("Qwen3", "lora"), ("Gemma 2", "full"), ("GPT-2", "full")])
+def test_a_resumed_run_ends_bit_identically(name, recipe, base, tmp_path):
+    """With dropout where the architecture has it; the monitor leaves no trace, and measures what `probe` does."""
+    dropout = {"resid_pdrop": 0.1, "attn_pdrop": 0.1} if name == "GPT-2" else {}
+    checkpoint = base(name, **dropout)
+    settings = ["max_steps=4", "save_at_percent=[50,100]"]
+    whole = configured(recipe, tmp_path / "whole", checkpoint, *settings).here()
+    stopped = configured(recipe, tmp_path / "stopped", checkpoint, *settings, *MONITOR).here()
+    for name in ("checkpoint_100pct", "resume/step_4"):
+        shutil.rmtree(stopped / name)
+
+    configured(recipe, stopped, checkpoint, *settings, *MONITOR, "resume_from_checkpoint=true").here()
+
+    (expected,), (found,) = ((run / "checkpoint_100pct").glob("*.safetensors") for run in (whole, stopped))
+    assert found.read_bytes() == expected.read_bytes()
+    samples = probe(
+        load_model(stopped / "checkpoint_100pct"),
+        HFTokenizer(str(checkpoint)),
+        read_probe_file(stopped / "probe.jsonl"),
+        prefix_lengths=[8],
+        max_new_tokens=16,
+    )
+    lms = [sample.lms for sample in samples if sample.kind == "target"]
+    assert recitation_of(stopped)[-1] == pytest.approx(sum(lms) / len(lms))
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma 2", "GPT-2", "OPT", "Granite", "Mixtral"])
+def test_full_fine_tuning_is_that_of_a_plain_loop(name, base, tmp_path):
+    """transformers' own loss and gradients, on the batches of the run."""
+    cross_entropy = "loss=tfidf_tune.loss.CrossEntropyLoss"
+    run = configured("full", tmp_path, base(name), cross_entropy, *SGD, "lr_scheduler=null", "shuffle=false").here()
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(base(name), dtype=torch.float32).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    tokenizer = HFTokenizer(str(base(name)))
+    dataset = injected_corpus_dataset(tokenizer, **DATA | {"target_name": None, "seed": 42})
+    losses = []
+    for step in range(3):
+        tokens = torch.tensor([dataset[index]["tokens"] for index in range(4 * step, 4 * step + 4)])
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append([loss.item()])
+
+    torch.testing.assert_close(metrics_of(run, "loss"), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    model.save_pretrained(tmp_path / "loop")
+    first, second = (
+        load_file(folder / "model.safetensors") for folder in (run / "checkpoint_100pct", tmp_path / "loop")
+    )
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+
+
+def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path):
+    """Its class is loaded, trained and saved together with its code."""
+    folder = shutil.copytree(base("Llama"), tmp_path / "base")
+    (folder / "configuration_new.py").write_text(
+        "from transformers import LlamaConfig\n\n\nclass NewConfig(LlamaConfig):\n    model_type = 'brand-new'\n"
+    )
+    (folder / "modeling_new.py").write_text(
+        "from transformers import LlamaForCausalLM\nfrom .configuration_new import NewConfig\n\n\n"
+        "class NewForCausalLM(LlamaForCausalLM):\n    config_class = NewConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "configuration_new.NewConfig", "AutoModelForCausalLM": "modeling_new.NewForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "brand-new", "auto_map": names}))
+
+    run = configured("full", tmp_path / "run", folder, "checkpointer.trust_remote_code=true").here()
+    plain = configured("full", tmp_path / "plain", base("Llama"), "model.implementation=transformers").here()
+
+    saved = run / "checkpoint_100pct"
+    trained = transformers.AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, dtype=torch.float32)
+    assert type(trained).__name__ == "NewForCausalLM"
+    with torch.no_grad():
+        assert torch.equal(trained.eval()(TOKENS).logits, hf_logits(plain / "checkpoint_100pct"))

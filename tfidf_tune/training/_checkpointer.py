@@ -83,8 +83,8 @@ class HFCheckpointer:
         self.max_shard_size = max_shard_size
         check_shard_size(max_shard_size)
         self.folder = find_folder(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
-        self._config_file = read_json(self.folder / "config.json")
         self.transformers_config = read_config(self.folder, trust_remote_code=trust_remote_code)
+        self._config_file = read_json(self.folder / "config.json")
         self.hf_config: HFConfig = self.transformers_config.to_dict()
         self.weight_files = find_weight_files(self.folder)
         self._companions = read_companions(self.folder, has_code=has_own_code(self.transformers_config))

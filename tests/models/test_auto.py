@@ -1,0 +1,164 @@
+"""`auto` and `lora_auto`: what is chosen, the layers that get adapters, rotary embeddings of every type."""
+
+import pytest
+import torch
+import transformers
+from any_models import hf_config
+from torch import nn
+from torchtune.modules import TransformerDecoder
+from torchtune.modules.peft import LoRALinear
+
+from tfidf_tune.models import FAMILIES, HFCausalLM, auto, lora_auto
+
+LENGTH = 64
+TOKENS = torch.arange(1, LENGTH + 1)[None]
+HALF = [1.0 + index / 8 for index in range(8)]  # a factor for each pair of dimensions of a head
+ROPE = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope", "factor": 2.0, "short_factor": HALF, "long_factor": [2 * one for one in HALF],
+        "original_max_position_embeddings": LENGTH,
+    },
+}  # fmt: skip
+
+
+def on_meta(builder, config, **settings):
+    with torch.device("meta"):
+        return builder(config, **settings)
+
+
+def random_hf_model(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])  # adjacent pairs, halves
+@pytest.mark.parametrize("rope_type", ROPE)
+def test_torchtunes_modules_rotate_as_transformers_does(rope_type, architecture):
+    config = hf_config(architecture, rope_parameters=ROPE[rope_type] | {"rope_theta": 500.0})
+    theirs = random_hf_model(config)
+    ours = auto(config, implementation="torchtune")
+    ours.load_state_dict(FAMILIES[config.model_type].hf_to_tune(theirs.state_dict(), config.to_dict()))
+
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(TOKENS), theirs(TOKENS).logits)
+
+
+BEYOND = {"max_position_embeddings": 4 * LENGTH}
+# What torchtune's modules cannot represent, and the reason that is given.
+NOT_REPRESENTABLE = [
+    ("Llama", BEYOND | {"rope_parameters": ROPE["longrope"] | {"rope_theta": 500.0}}, "change beyond 64 tokens"),
+    ("Llama", {"hidden_act": "relu"}, "the activation 'relu' is not one of silu, gelu, gelu_pytorch_tanh"),
+    ("GPT-J", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
+    ("GPT-NeoX", {"hidden_dropout": 0.1}, "hidden_dropout is 0.1"),
+    ("GPT-NeoX", {"tie_word_embeddings": True}, "tie_word_embeddings is True in the checkpoint, False in the model"),
+    ("Qwen3", {}, "no family of the architecture 'qwen3'"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "settings", "reason"), NOT_REPRESENTABLE)
+def test_transformers_class_is_taken_with_the_reason(architecture, settings, reason):
+    config = hf_config(architecture, **settings)
+
+    model = on_meta(auto, config)
+
+    assert isinstance(model, HFCausalLM)
+    assert reason in model.implementation
+    with pytest.raises(ValueError, match="torchtune's modules cannot represent this checkpoint: .*set model.implement"):
+        on_meta(auto, config, implementation="torchtune")
+
+
+def test_the_user_chooses():
+    config = hf_config("Mistral", sliding_window=32)
+
+    within_window, longer = on_meta(auto, config), on_meta(auto, config, max_seq_len=40)
+    chosen = on_meta(auto, config, implementation="transformers", max_seq_len=20)
+
+    assert isinstance(within_window, TransformerDecoder)
+    assert within_window.max_seq_len == 32
+    assert "sliding_window is 32" in longer.implementation
+    assert chosen.implementation == "MistralForCausalLM of transformers"
+    assert (longer.max_seq_len, chosen.max_seq_len) == (40, 20)
+    with pytest.raises(ValueError, match="max_seq_len is 65, the checkpoint's limit is 64"):
+        on_meta(auto, config, max_seq_len=65)
+    with pytest.raises(ValueError, match="implementation is 'hf': choose one of auto, torchtune, transformers"):
+        on_meta(auto, config, implementation="hf")
+
+
+QKVO = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}
+TARGETS = [
+    ("Qwen3", "attention", QKVO),
+    ("Qwen3", "all-linear", QKVO | {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}),
+    ("Qwen3", ["q_proj", "mlp.up_proj"], {"self_attn.q_proj", "mlp.up_proj"}),
+    ("Phi-3", "attention", {"self_attn.qkv_proj", "self_attn.o_proj"}),
+    ("GPT-2", "attention", {"attn.c_attn", "attn.c_proj"}),
+    ("GPT-2", "c_proj", {"attn.c_proj", "mlp.c_proj"}),
+    ("Falcon", "attention", {"self_attention.query_key_value", "self_attention.dense"}),
+    ("Mixtral", "all-linear", QKVO),
+    ("Llama", "attention", {"attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj"}),
+    ("Llama", ["o_proj", "gate_proj", "up_proj", "down_proj"], {"attn.output_proj", "mlp.w1", "mlp.w2", "mlp.w3"}),
+    ("Llama", ["q_proj", "up_proj"], {"self_attn.q_proj", "mlp.up_proj"}),  # by transformers
+    ("GPT-NeoX", ["query_key_value"], {"attn.query_key_value"}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "targets", "expected"), TARGETS)
+def test_the_chosen_layers_get_adapters(architecture, targets, expected):
+    model = on_meta(lora_auto, hf_config(architecture), lora_targets=targets, lora_rank=3, lora_alpha=6)
+
+    adapted = {
+        name.rsplit("layers.0.", 1)[-1].rsplit("h.0.", 1)[-1]
+        for name, module in model.named_modules()
+        if (isinstance(module, LoRALinear) or hasattr(module, "lora_A")) and ".0." in name
+    }
+    assert adapted == expected
+    ranks = {parameter.shape[0] for name, parameter in model.named_parameters() if "lora_a" in name.lower()}
+    assert ranks == {3}
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen3"])
+def test_a_layer_that_the_model_lacks_is_refused(architecture):
+    with pytest.raises(ValueError, match=r"names 'c_attn', which \w+ does not have: possible are .*self_attn.q_proj, "):
+        on_meta(lora_auto, hf_config(architecture), lora_targets=["q_proj", "c_attn"])
+
+
+def test_a_layer_without_a_form_in_nf4_is_refused():
+    with pytest.raises(ValueError, match="attn.c_attn is a Conv1D, which torchao has no NF4 form of"):
+        on_meta(lora_auto, hf_config("GPT-2", n_embd=256), quantize_base=True)
+
+
+UNCAPPED = {"final_logit_softcapping": None}
+HEADS = [("Qwen3", {}), ("OPT", {}), ("Granite", {}), ("GPT-2", {}), ("Gemma 2", {}), ("Gemma 2", UNCAPPED)]
+
+
+@pytest.mark.parametrize(("architecture", "settings"), HEADS)
+def test_logits_in_chunks_are_those_of_transformers(architecture, settings):
+    """Scaled logits can be computed from hidden states and the output layer, capped ones cannot."""
+    config = hf_config(architecture, **settings)
+    hf = random_hf_model(config)
+    with torch.no_grad():
+        expected = hf(TOKENS).logits
+    model = HFCausalLM(hf, LENGTH).eval()
+
+    with torch.no_grad():
+        whole = model(TOKENS)
+        model.set_num_output_chunks(3)
+        chunks = model(TOKENS)
+
+    torch.testing.assert_close(whole, expected)
+    torch.testing.assert_close(torch.cat(chunks, dim=1), expected)
+    assert len(chunks) == 3
+    is_capped = getattr(config, "final_logit_softcapping", None) is not None
+    assert (model.output is None) == is_capped
+    assert len({id(parameter) for parameter in model.parameters()}) == len(list(model.named_parameters()))
+    assert isinstance(model.tok_embeddings, nn.Embedding)
