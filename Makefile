@@ -9,7 +9,7 @@ TRAINERS := .venv-trainers
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type f -not -name '*.pyc')
 
-.PHONY: install demo test test-trainers faults lint types docs package resolve benchmark clean
+.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark clean
 
 install: $(VENV)/installed
 
@@ -54,6 +54,10 @@ $(TRAINERS)/wheel/built: $(SOURCES) | install
 
 faults: install
 	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults
+
+# The table of docs/models.md: trains every architecture of tests/any_models.py.
+models: install
+	WRITE_MODELS=1 $(BIN)/python -m pytest tests/recipes/test_any_model.py -k path_alone
 
 lint: install
 	$(BIN)/ruff check .

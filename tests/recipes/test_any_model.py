@@ -1,8 +1,10 @@
 """Any causal language model by config alone: built, trained, saved, loaded by transformers and PEFT, probed."""
 
 import json
+import os
 import shutil
 from functools import cache
+from pathlib import Path
 
 import peft
 import pytest
@@ -28,6 +30,9 @@ PACKED = [
     *(f"~dataset.{key}" for key in (*DATA, "layout", "seed", "probe_file") if key != "source"),
     "dataset=tfidf_tune.data.text_dataset", "dataset.packed=true", "dataset.max_seq_len=20", "tokenizer.max_seq_len=48",
 ]  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+TABLE_HEAD = "| Architecture | `model_type` | Implementation | Start | Full | LoRA |"
+TABLE_RULE = "|---|---|---|--:|--:|--:|"
 MONITOR = [
     "memorization_monitor.probe_file=${dataset.probe_file}", "memorization_monitor.every_n_steps=2",
     "memorization_monitor.prefix_length=8", "memorization_monitor.max_new_tokens=16",
@@ -44,6 +49,40 @@ def base(tmp_path_factory, text_file):
         return make_checkpoint(name, tmp_path_factory.mktemp("base"), text_file, **overrides)
 
     return make
+
+
+def difference(found, expected):
+    """The largest difference of logits, as a share of the largest logit."""
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Differences of logits by architecture; `make models` writes them into the page on models."""
+    found = {name: {} for name in ARCHITECTURES}
+    yield found
+    if os.environ.get("WRITE_MODELS"):
+        page = PAGE.read_text()
+        start, end = page.index(TABLE_HEAD), page.index("\n\n", page.index(TABLE_HEAD))
+        PAGE.write_text(page[:start] + "\n".join([TABLE_HEAD, TABLE_RULE, *map(row_of, found.items())]) + page[end:])
+
+
+def row_of(item):
+    name, found = item
+    model_type, _, implementation = ARCHITECTURES[name]
+    numbers = " | ".join(f"{found[column]:.0e}" if found[column] else "0" for column in ("start", "full", "lora"))
+    return f"| {name} | `{model_type}` | {implementation} | {numbers} |"
+
+
+def test_the_page_lists_the_architectures_and_their_implementations():
+    lines = PAGE.read_text().splitlines()
+    first = lines.index(TABLE_HEAD) + 2
+    rows = [line.split(" | ")[:3] for line in lines[first : first + len(ARCHITECTURES)]]
+
+    assert rows == [
+        [f"| {name}", f"`{kind}`", implementation] for name, (kind, _, implementation) in ARCHITECTURES.items()
+    ]
+    assert not lines[first + len(ARCHITECTURES)]
 
 
 @pytest.fixture
@@ -120,7 +159,7 @@ def hf_logits(checkpoint, adapter=None):
 
 @pytest.mark.parametrize("recipe", ["full", "lora"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_path, logits_in_training, capsys):
+def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_path, logits_in_training, capsys, table):
     """Logits are transformers' before training, and those of training in the checkpoint, which is probed."""
     loss = "CrossEntropyLoss" if recipe == "lora" else "TFIDFCrossEntropyLoss"
     run = configured(recipe, tmp_path / "run", base(name), f"loss=tfidf_tune.loss.{loss}")
@@ -132,6 +171,8 @@ def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_pa
     trained = hf_logits(base(name), checkpoint) if recipe == "lora" else hf_logits(checkpoint)
     torch.testing.assert_close(logits_in_training["start"], untouched)
     torch.testing.assert_close(trained, logits_in_training[checkpoint])
+    table[name]["start"] = difference(logits_in_training["start"], untouched)
+    table[name][recipe] = difference(logits_in_training[checkpoint], trained)
     assert (trained - untouched).abs().max() > 0.01
     tokenizer = HFTokenizer(str(checkpoint))
     passages = read_probe_file(run.folder / "probe.jsonl")

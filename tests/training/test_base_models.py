@@ -1,0 +1,50 @@
+"""Ids of the hub that cannot be downloaded, against a server that answers as the hub does."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub.constants
+import pytest
+
+from tfidf_tune.training import HFCheckpointer
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Refuses every file, as the hub does for gated and for unknown repositories."""
+
+    def do_GET(self):
+        is_gated = "gated" in self.path
+        self.send_response(403 if is_gated else 401)
+        self.send_header("X-Error-Code", "GatedRepo" if is_gated else "RepoNotFound")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with ThreadingHTTPServer(("localhost", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://localhost:{server.server_port}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("some/gated", "it is gated: accept its terms on https://huggingface.co/some/gated, and run `hf auth login`"),
+        ("some/other", "there is no such model, or it is private: check the id, or run `hf auth login`"),
+    ],
+)
+def test_an_id_that_cannot_be_downloaded_is_refused_with_the_remedy(name, remedy, hub, monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    with pytest.raises(FileNotFoundError, match=f"{name} is not a local folder and could not be downloaded") as caught:
+        HFCheckpointer(checkpoint_dir=name)
+
+    assert str(caught.value).endswith(remedy)
