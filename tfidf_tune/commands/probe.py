@@ -43,6 +43,8 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the output if it exists")
     add("--controls-source", help="text that the model never saw; default: Python's documentation")
     add("--column", default="text", help=f"column of the text; {default}")
+    sample_help = f"what a document of a .txt file is; {default}"
+    add("--sample-by", choices=("line", "paragraph", "document"), default="line", help=sample_help)
     add("--num-targets", type=whole_number(1), default=100, help=default)
     add("--num-controls", type=whole_number(0), default=100, help=default)
     add("--block-size", type=whole_number(2), default=256, help=f"tokens in a passage; {default}")
