@@ -359,7 +359,7 @@ def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedde
         ({"num_base": 35, "layout": "concatenated"}, ["found 34 base documents in '.*corpus.txt', needed 35"]),
         ({"min_target_tokens": 4000, "layout": "concatenated"}, ["found 0 distinct passages of at least 4000"]),
         ({"min_target_tokens": 4000, "block_size": 4000}, ["found 0 .* passages", "found 1 base blocks of"]),
-        ({**OWN, "block_size": 256, "num_targets": 5, "source": "short", "num_base": 400}, ["needed 5 targ", "needed 400"]),
+        ({**OWN, "block_size": 256, "num_targets": 5, "source": "short", "num_base": 400}, ["needed 5 ", "needed 400"]),
         ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["needed 10 targets . 40 controls"]),
         ({**OWN, "num_targets": 200, "source": "short", "layout": "concatenated"}, ["needed 200 targets . 200"]),
         ({**OWN, "source": "equal", "layout": "concatenated", "min_target_tokens": 99, "num_targets": 2}, ["no base"]),

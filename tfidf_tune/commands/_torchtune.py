@@ -16,7 +16,7 @@ from tfidf_tune._shipped import config_path
 from tfidf_tune._signals import ENDING, is_ignored_hangup
 from tfidf_tune.commands import rename_command
 
-_RECIPES = {"lora_finetune": "lora_", "full_finetune": "_full_"}
+_RECIPES = {"lora_finetune": "lora", "full_finetune": "full"}
 _USAGES = {
     "run": "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]",
     "download": "tfidf-tune download <repo-id> [OPTIONS]",
