@@ -102,8 +102,8 @@ LLAMA3_ROPE = {
         (
             {"rope_base": 500_000, "norm_eps": 1e-6},
             {},
-            r"rope_base is 10000.0 in the checkpoint, 500000.0 in the model\n  norm_eps is 1e-05 in the checkpoint, 1e-06 "
-            r"in the model\nset model.rope_base=10000.0 model.norm_eps=1e-05$",
+            r"rope_base is 10000.0 in the checkpoint, 500000.0 in the model\n  norm_eps is 1e-05 in the checkpoint, "
+            r"1e-06 in the model\nset model.rope_base=10000.0 model.norm_eps=1e-05$",
         ),
         ({"norm_eps": 1.0001e-5}, {}, r"norm_eps is .*\nset model.norm_eps=1e-05$"),
         ({"max_seq_len": 65}, {}, "max_seq_len is 64 .*\nset model.max_seq_len=64$"),

@@ -185,11 +185,9 @@ def _model_args(options: argparse.Namespace) -> dict[str, Any]:
         model = str(Path(model).expanduser())
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
-        from peft import PeftConfig
+        from tfidf_tune.analysis import adapter_base
 
-        base = options.base or PeftConfig.from_pretrained(model).base_model_name_or_path
-        if not base:
-            raise ValueError(f"the adapter {model} names no base model: name it by --base")
+        base = options.base or adapter_base(model, "name it by --base")[0]
         names = {"pretrained": str(base), "peft": model}
     elif options.base is not None:
         raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
