@@ -40,6 +40,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
         training.shard_model(model, cfg, run)
         training.load_model(model, checkpointer, run)
         total_steps = training.count_steps(cfg, dataloader)
+        training.print_data(cfg, dataset, total_steps)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
         resume.restore(state)
@@ -58,6 +59,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
                 monitor=monitor,
                 save=partial(checkpointer.save_model, model),
             )
+        training.print_next_steps(cfg, dataset, run)
 
 
 if __name__ == "__main__":

@@ -201,6 +201,7 @@ def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog
     assert load("loss.tf=binary", "loss=tfidf_tune.loss.CrossEntropyLoss").loss == ce | {"tf": "binary"}  # is refused
     caplog.clear()
     assert load("loss={_component_: x, k: 3}").loss == {"_component_": "x", "k": 3}
+    assert load("loss=[{_component_: x}]").loss == [{"_component_": "x"}]
     assert load("loss=tfidf_tune.loss.TFIDFCrossEntropyLoss").loss.tf == "log"
     assert load("loss=no.such.loss").loss.tf == "log"
     assert not caplog.messages

@@ -65,6 +65,11 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         self._spans = spans
         self.num_documents, self.num_cut, self.num_cut_targets, self.num_left_out = (counts[name] for name in _COUNTS)
 
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens of all sequences, prompts included."""
+        return len(self._tokens)
+
     def __len__(self) -> int:
         return len(self._spans)
 

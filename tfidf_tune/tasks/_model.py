@@ -1,5 +1,6 @@
 """The harness's Hugging Face model with prompts of token ids in addition to prompts of text."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,10 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
 
         if len(self.tokenizer) > self._model.get_input_embeddings().weight.shape[0]:
             self._model.resize_token_embeddings(len(self.tokenizer))
-        self._model = PeftModel.from_pretrained(self._model, peft, revision=revision)
+        with warnings.catch_warnings():
+            # PEFT 0.18 reads an attribute that transformers 5 has renamed.
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            self._model = PeftModel.from_pretrained(self._model, peft, revision=revision)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if is_token_ids_request(context):

@@ -126,7 +126,7 @@ class _Override(NamedTuple):
         names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS
         below = _look_up(content, key)
         has_component = isinstance(below, dict) and "_component_" in below
-        if (has_component or names_weighting) and not value.startswith("{"):
+        if (has_component or names_weighting) and not value.startswith(("{", "[")):
             return cls(text, f"{key}._component_", value, names_component=True)
         return cls(text, key, value, names_component=name == "_component_" or value.startswith("{"))
 
