@@ -373,25 +373,6 @@ def _find_family(hf_config: HFConfig, folder: Path) -> ModelFamily:
     return FAMILIES[model_type]
 
 
-def _are_equal(first: Any, second: Any) -> bool:
-    """Compare settings; a float may have been rounded to float32 (9.999999747378752e-06 for 1e-05)."""
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=1e-6)
-    return bool(first == second)
-
-
-def _remedy(problems: Iterable[str]) -> str:
-    """Return the keys of the config that make the model fit; if there are none for a problem, what to check."""
-    found = [re.match(r"(\w+) is (\S+) in the checkpoint,", problem) for problem in problems]
-    settings = [f"model.{_MODEL_KEYS[each[1]]}={each[2]}" for each in found if each and each[1] in _MODEL_KEYS]
-    if len(settings) == len(found):
-        return f"set {' '.join(settings)}"
-    return (
-        "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the checkpoint "
-        "is incomplete: download it again"
-    )
-
-
 def _layer_of(name: str) -> str:
     """``layers.3.attn.q_proj.weight`` -> ``layers.3``; ``norm.scale`` -> ``norm``."""
     return ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
@@ -416,3 +397,22 @@ def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
         original: Tensor = whole.get_original_weight()
         return original.to(device)
     return whole.to(device, copy=copy)
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Compare settings; a float may have been rounded to float32 (9.999999747378752e-06 for 1e-05)."""
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=1e-6)
+    return bool(first == second)
+
+
+def _remedy(problems: Iterable[str]) -> str:
+    """Return the keys of the config that make the model fit; if there are none for a problem, what to check."""
+    found = [re.match(r"(\w+) is (\S+) in the checkpoint,", problem) for problem in problems]
+    settings = [f"model.{_MODEL_KEYS[each[1]]}={each[2]}" for each in found if each and each[1] in _MODEL_KEYS]
+    if len(settings) == len(found):
+        return f"set {' '.join(settings)}"
+    return (
+        "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the checkpoint "
+        "is incomplete: download it again"
+    )
