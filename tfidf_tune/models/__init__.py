@@ -1,6 +1,6 @@
 """Model families: builders that a config names, and their Hugging Face checkpoints."""
 
-from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict
+from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict, model_remedy
 from tfidf_tune.models._linear import LinearFactory, with_lora
 from tfidf_tune.models.gpt_neox import GPTNeoXFamily
 from tfidf_tune.models.gptj import GPTJFamily
@@ -16,4 +16,4 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen2": LlamaFamily(rotates_halves=True),
 }
 
-__all__ = ["FAMILIES", "HFConfig", "LinearFactory", "ModelFamily", "StateDict", "with_lora"]
+__all__ = ["FAMILIES", "HFConfig", "LinearFactory", "ModelFamily", "StateDict", "model_remedy", "with_lora"]

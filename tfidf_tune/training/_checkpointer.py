@@ -1,7 +1,6 @@
 """Hugging Face checkpoints: compared with the model, loaded and saved part by part."""
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
@@ -17,7 +16,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from tfidf_tune._files import atomic_folder, looks_like_path
-from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict
+from tfidf_tune.models import FAMILIES, HFConfig, ModelFamily, StateDict, model_remedy
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
 from tfidf_tune.training._hf_files import (
@@ -41,9 +40,6 @@ _WEIGHTS = (
     "adapter_model.safetensors",
 )
 _SAMPLE_BYTES = 2**20
-# Settings of a checkpoint that torchtune's builders have an argument for.
-_MODEL_KEYS = {"num_attention_heads": "num_heads", "n_head": "num_heads", "num_key_value_heads": "num_kv_heads"}
-_MODEL_KEYS |= {name: name for name in ("norm_eps", "rope_base", "rotary_dim", "use_parallel_residual", "max_seq_len")}
 
 
 class HFCheckpointer:
@@ -128,11 +124,7 @@ class HFCheckpointer:
         ]
         problems += [f"weight {name} is not in the model" for name in sorted(found.keys() - expected.keys())]
         if expected.keys() ^ found.keys() <= {"output.weight"}:  # otherwise the model may lack these settings
-            problems += [
-                f"{name} is {theirs} in the checkpoint, {ours} in the model"
-                for name, theirs, ours in self.family.settings(model, self.hf_config)
-                if not _are_equal(theirs, ours)
-            ]
+            problems += self.family.differing_settings(model, self.hf_config)
         limit = self.hf_config.get("max_position_embeddings", self.hf_config.get("n_positions"))
         if limit is not None and getattr(model, "max_seq_len", 0) > limit:
             problems.append(f"max_seq_len is {limit} in the checkpoint, {model.max_seq_len} in the model")
@@ -146,7 +138,7 @@ class HFCheckpointer:
             more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
-                f"'{self.hf_config['model_type']}':\n{shown}{more}\n{_remedy(problems)}"
+                f"'{self.hf_config['model_type']}':\n{shown}{more}\n{model_remedy(problems)}"
             )
         if by_config != expected:  # a run would train to its end and write checkpoints that cannot be loaded
             shown = "\n".join(f"  {problem}" for problem in self._config_problems(by_config, expected))
@@ -397,22 +389,3 @@ def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
         original: Tensor = whole.get_original_weight()
         return original.to(device)
     return whole.to(device, copy=copy)
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    """Compare settings; a float may have been rounded to float32 (9.999999747378752e-06 for 1e-05)."""
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=1e-6)
-    return bool(first == second)
-
-
-def _remedy(problems: Iterable[str]) -> str:
-    """Return the keys of the config that make the model fit; if there are none for a problem, what to check."""
-    found = [re.match(r"(\w+) is (\S+) in the checkpoint,", problem) for problem in problems]
-    settings = [f"model.{_MODEL_KEYS[each[1]]}={each[2]}" for each in found if each and each[1] in _MODEL_KEYS]
-    if len(settings) == len(found):
-        return f"set {' '.join(settings)}"
-    return (
-        "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the checkpoint "
-        "is incomplete: download it again"
-    )
