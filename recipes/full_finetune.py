@@ -41,6 +41,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
         training.load_model(model, checkpointer, run)
         training.check_packed(model, dataset)
         total_steps = training.count_steps(cfg, dataloader)
+        training.print_data(cfg, dataset, total_steps)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
         resume.restore(state)
@@ -59,6 +60,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
                 monitor=monitor,
                 save=partial(checkpointer.save_model, model),
             )
+        training.print_next_steps(cfg, dataset, run)
 
 
 if __name__ == "__main__":

@@ -51,15 +51,38 @@ def failure(run_command, capsys):
 
 
 def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, capsys):
-    run_command("ls")
+    run_command("ls", "--all")
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["lora_finetune", "any/lora_memorization"] in lines
-    assert ["full_finetune", "any/full_memorization"] in lines
+    assert lines[1] == ["lora_finetune", "any/lora_memorization"]
+    assert ["demo/llama_650K_lora_memorization"] in lines
+    assert ["full_finetune", "mine/full"] in lines
     first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
     assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
     assert ["tinyllama/1.1B_full_memorization"] in lines[first_of_full:]
     assert any(line[0] == "full_finetune_single_device" for line in lines)
+
+    run_command("ls")
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) < len(lines) / 3
+    assert "full_finetune_single_device" not in printed
+    assert re.search(r"\ntorchtune's own \d\d recipes: tfidf-tune ls --all\n$", printed)
+
+
+def test_help_of_the_hosts_commands_is_ours_first_and_names_theirs(run_command, capsys):
+    for command, example, pointer in (
+        ("run", "tfidf-tune run lora_finetune --config mine/lora ", "`torchrun --help`"),
+        ("eval", "tfidf-tune eval --model_args pretrained=RUN/checkpoint_100pct", "`tfidf-tune eval run --help`"),
+    ):
+        run_command(command, "--help")
+        printed = capsys.readouterr().out
+        assert example in printed
+        assert pointer in printed
+        assert len(printed.splitlines()) < 30
+    with pytest.raises(SystemExit) as ended:
+        run_command("eval", "run", "--help")
+    assert not ended.value.code
+    assert "--gen_kwargs" in capsys.readouterr().out
 
 
 def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, tmp_path, capsys):

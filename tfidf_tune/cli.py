@@ -90,11 +90,14 @@ def _start(command: str, arguments: list[str]) -> None:
 
         run_torchtune(command, arguments)
         return
-    if command == "eval" or {"-h", "--help"}.isdisjoint(arguments):
+    is_help = not {"-h", "--help"}.isdisjoint(arguments[:1] if command == "eval" else arguments)
+    if not is_help and not (command == "eval" and not arguments):
         require_extras(command, *_OURS[command][1])
     replace_unencodable()
     try:
         import_module(f"tfidf_tune.commands.{command}").main(arguments)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         sys.exit(f"error: {visible(str(error))}")
     except MemoryError as error:

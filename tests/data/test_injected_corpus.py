@@ -1,5 +1,6 @@
 import json
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -188,7 +189,7 @@ def test_the_cache_describes_its_contents(build, tmp_path):
     assert {file.name for file in folder.iterdir()} == {"blocks.npy", "probe.jsonl", "settings.json"}
     contents = json.loads((folder / "settings.json").read_text())
     assert contents["settings"]["num_repeats"] == 4
-    assert contents["counts"] == {"num_blocks": 24, "num_left_out": 6}
+    assert contents["counts"] == {"num_blocks": 24, "num_left_out": 6, "num_documents": build().num_documents}
 
 
 def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build, tmp_path, monkeypatch):
@@ -247,20 +248,138 @@ def test_impossible_settings_are_refused(build, embedded_tokenizer_folder, tmp_p
             {"tokenizer": hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)},
             "block_size is 32, above max_seq_len 31",
         ),
-        (
-            {"num_targets": 15, "num_controls": 9},
-            r"found 20 distinct passages of at least 40 tokens in '.*corpus\.txt', needed 15 targets \+ 9 controls: "
-            "lower num_targets / num_controls or min_target_tokens, or name a larger target_source",
-        ),
-        (
-            {"num_base": 10_000},
-            r"found \d+ base blocks of 32 tokens in '.*corpus\.txt', needed 10000: lower num_base.*larger source",
-        ),
-        (
-            {"num_base": 35, "layout": "concatenated"},
-            r"found 34 base documents in '.*corpus\.txt', needed 35: lower num_base",
-        ),
     ):
         with pytest.raises(ValueError, match=message):
             build(**changes)
         assert not list(tmp_path.glob("cache/*"))
+
+
+OWN = {"target_source": None, "num_base": -1, "num_targets": None, "min_target_tokens": None, "block_size": None}
+
+
+def write_texts(file, texts):
+    file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    return str(file)
+
+
+def words(seed, number):
+    letters = np.random.default_rng(seed).integers(ord("A"), ord("z"), (number, 4))
+    return " ".join("".join(map(chr, row)) for row in letters)
+
+
+@pytest.fixture(scope="module")
+def own_texts(tmp_path_factory):
+    """Short documents, one long one, documents of several blocks of which two are equal, documents of 99 tokens."""
+    folder = tmp_path_factory.mktemp("own")
+    several = [words(seed, 150) for seed in range(30)]
+    return {
+        "short": write_texts(folder / "short.jsonl", [words(seed, 22) for seed in range(30)]),
+        "one": write_texts(folder / "one.jsonl", [words(99, 3000)]),
+        "several": write_texts(folder / "several.jsonl", [*several, several[0]]),
+        "equal": write_texts(folder / "equal.jsonl", [words(seed, 22) for seed in (2, 4, 6, 10)]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "num_tokens", "num_targets"),
+    [
+        ("short", "concatenated", 64, 7),
+        ("one", "concatenated", 256, 8),
+        ("one", "aligned", 256, 8),
+        ("several", "aligned", 256, 8),
+    ],
+)
+def test_targets_of_the_text_itself_are_taken_out_of_it(
+    build, own_texts, tokenizer, name, layout, num_tokens, num_targets
+):
+    dataset = build(source=own_texts[name], layout=layout, **OWN)
+    stream = dataset.blocks.flatten()
+    documents = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in load_documents(own_texts[name])]
+
+    kinds = [passage.kind for passage in dataset.passages]
+    assert kinds == ["target"] * num_targets + ["control"] * num_targets
+    assert {len(passage.token_ids) for passage in dataset.passages} == {num_tokens}
+    assert (dataset.block_size, dataset.num_documents, dataset.num_left_out) == (256, len(documents), 2 * num_targets)
+    rest = [list(ids) for ids in documents]
+    for passage in dataset.passages:
+        found = [(n, start) for n, ids in enumerate(documents) for start in occurrences(ids, passage.token_ids)]
+        assert len(found) == 1, "a copy would stay in the base"
+        [(number, start)] = found
+        rest[number][start : start + num_tokens] = [-1] * num_tokens
+        starts = [block * 256 + offset for block, offset in passage.positions]
+        assert starts == occurrences(stream, passage.token_ids)
+        assert passage.num_injections == len(starts) <= 4 * (passage.kind == "target")
+    assert sum(passage.num_injections for passage in dataset.passages) >= 4 * num_targets - 1  # the tail is dropped
+    left = [part for ids in rest for part in split_at_gaps(ids)]
+    assert sum(map(len, left)) == sum(map(len, documents)) - 2 * num_targets * num_tokens
+    if layout == "aligned":
+        injected = [block for passage in dataset.passages for block, _ in passage.positions]
+        base = np.delete(dataset.blocks, injected, axis=0).flatten()
+        expected = [token for part in left for token in (*part, tokenizer.eos_id)]
+        assert base.tolist() == expected[: len(base)]
+        assert len(expected) - len(base) < 256
+    else:
+        assert sum(len(part) for part in left if not occurrences(stream, part)) < 2 * 256  # the tail is dropped
+
+    other = build(source=own_texts[name], layout=layout, seed=1, **OWN)
+    assert [p.token_ids for p in other.passages] == [p.token_ids for p in dataset.passages]
+    assert not np.array_equal(other.blocks, dataset.blocks)
+
+
+def split_at_gaps(ids):
+    parts = [[]]
+    for token in ids:
+        if token == -1 and parts[-1]:
+            parts.append([])
+        elif token != -1:
+            parts[-1].append(token)
+    return [part for part in parts if part]
+
+
+def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedded_tokenizer_folder):
+    small = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=48)
+    dataset = build(source=own_texts["several"], tokenizer=small, **OWN)
+    # 31 documents of about 780 tokens; the tenth part of the 48-token windows that fit.
+    num_windows = sum(
+        len(small.encode(t, add_bos=False, add_eos=False)) // 48 for t in load_documents(own_texts["several"])
+    )
+    assert dataset.block_size == 48
+    assert len(dataset.passages) == 2 * (num_windows // 10)
+    two_sources = build(source=own_texts["short"], target_source=own_texts["several"], num_base=-1, num_targets=None)
+    assert [passage.kind for passage in two_sources.passages] == ["target"] * 15 + ["control"] * 15
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        (
+            {"num_targets": 15, "num_controls": 9, "num_base": 10_000},
+            ["found 20 distinct passages of at least 40 tokens in '.*corpus.txt', needed 15 targets", "10000"],
+        ),
+        ({"num_base": 35, "layout": "concatenated"}, ["found 34 base documents in '.*corpus.txt', needed 35"]),
+        ({"min_target_tokens": 4000, "layout": "concatenated"}, ["found 0 distinct passages of at least 4000"]),
+        ({"min_target_tokens": 4000, "block_size": 4000}, ["found 0 .* passages", "found 1 base blocks of"]),
+        ({**OWN, "block_size": 256, "num_targets": 5, "source": "short", "num_base": 400}, ["needed 5 ", "needed 400"]),
+        ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["needed 10 targets . 40 controls"]),
+        ({**OWN, "num_targets": 200, "source": "short", "layout": "concatenated"}, ["needed 200 targets . 200"]),
+        ({**OWN, "source": "equal", "layout": "concatenated", "min_target_tokens": 99, "num_targets": 2}, ["no base"]),
+    ],
+)  # fmt: skip
+def test_all_shortages_are_in_one_message_with_sizes_that_fit(build, own_texts, changes, messages):
+    changes = {key: own_texts.get(value, value) if key == "source" else value for key, value in changes.items()}
+    with pytest.raises(ValueError, match="there is too little text in ") as refusal:
+        build(**changes)
+
+    for message in messages:
+        assert re.search(message, str(refusal.value)), str(refusal.value)
+    [proposed] = re.findall(r"\. ((?:\w+=-?\d+ )+)would fit", str(refusal.value))
+    fitting = {key: int(value) for key, value in (pair.split("=") for pair in proposed.split())}
+    assert len(build(**changes | fitting)) > 0
+
+
+def test_a_text_without_a_passage_is_refused(build, tmp_path):
+    source = write_texts(tmp_path / "tiny.jsonl", ["one two", "three four five"])
+    with pytest.raises(
+        ValueError, match=r"found 0 passages of 16 tokens.* No sizes fit: name more text, or longer doc"
+    ):
+        build(source=source, layout="concatenated", **OWN)

@@ -1,13 +1,24 @@
 import gzip
 import json
+from functools import partial
+from statistics import median
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from data_fakes import passage
 
-from tfidf_tune.data import embedded_documents, load_documents, load_rows, source_fingerprint
+from tfidf_tune.data import (
+    embedded_documents,
+    injected_corpus_dataset,
+    load_documents,
+    load_rows,
+    source_fingerprint,
+    text_blocks_dataset,
+    text_dataset,
+)
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES
 
 ROWS = [{"text": "one é"}, {"text": "  two "}, {"text": "   "}, {"text": None}, {"text": "three"}]
@@ -72,6 +83,61 @@ def test_any_other_source_is_streamed_from_the_hub(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", missing)
     with pytest.raises(ValueError, match=r"data set 'owner/name' \(name 'c', split 'test'\).*doesn't exist"):
         list(load_documents("owner/name", name="c", split="test"))
+
+
+def test_a_document_of_a_text_file_is_a_line_a_paragraph_or_the_file(tmp_path):
+    for name, text in (("a.txt", "one\ntwo\n\n\n  three\n"), ("b.txt", "four\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "a.jsonl").write_bytes(JSON_LINES)
+    expected = {
+        "line": ["one", "two", "three", "four"],
+        "paragraph": ["one\ntwo", "three", "four"],
+        "document": ["one\ntwo\n\n\n  three", "four"],
+    }
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).rename(tmp_path / "texts" / name)
+    for sample_by, documents in expected.items():
+        assert list(load_documents(str(tmp_path / "texts"), sample_by=sample_by)) == documents
+        assert list(load_documents(str(tmp_path / "a.jsonl"), sample_by=sample_by)) == TEXTS
+    fingerprints = {source_fingerprint(str(tmp_path / "texts"), sample_by=sample_by) for sample_by in expected}
+    assert len(fingerprints) == 3
+    assert len({source_fingerprint(str(tmp_path / "a.jsonl"), sample_by=sample_by) for sample_by in expected}) == 1
+    with pytest.raises(ValueError, match="sample_by is 'page': possible are line, paragraph, document"):
+        load_documents(str(tmp_path / "texts"), sample_by="page")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(text_dataset, max_seq_len=64),
+        partial(text_blocks_dataset, block_size=16),
+        partial(
+            injected_corpus_dataset,
+            target_source=None,
+            num_base=-1,
+            num_targets=2,
+            min_target_tokens=8,
+            block_size=16,
+            layout="concatenated",
+        ),
+    ],
+    ids=["text", "blocks", "injected"],
+)
+def test_a_text_file_of_short_lines_gives_a_warning_and_sample_by_the_remedy(build, tokenizer, tmp_path, caplog):
+    rows = [f"{passage(seed, 5)}, line {seed}" for seed in range(200)]
+    (tmp_path / "play.txt").write_text("\n".join(rows))
+    (tmp_path / "play.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    middle = median(len(tokenizer.encode(row, add_bos=False, add_eos=False)) for row in rows)
+    assert middle < 30
+
+    build(
+        tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"), source=str(tmp_path / "play.txt"), sample_by="document"
+    )
+    build(tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"), source=str(tmp_path / "play.jsonl"))
+    assert "is a document" not in caplog.text
+    build(tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"), source=str(tmp_path / "play.txt"))
+    assert f"play.txt: each line is a document, 200 with a median of {middle:g} tokens" in caplog.text
 
 
 def test_an_unreadable_source_is_refused_by_name(tmp_path):

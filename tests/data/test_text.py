@@ -79,7 +79,7 @@ def test_how_many_documents_were_cut_is_logged_in_one_line(tokenizer, texts, cap
         texts(tokenizer, [SHORT, SHORT], max_seq_len=64)
         texts(tokenizer, [SHORT, LONG], max_seq_len=64)
 
-    fine, cut = caplog.records
+    fine, cut = (record for record in caplog.records if record.name == "tfidf_tune.data._text")
     assert (fine.levelno, cut.levelno) == (logging.INFO, logging.WARNING)
     assert "sequences of 2 documents; 1 documents of more than 64 tokens cut into pieces" in cut.getMessage()
 

@@ -126,6 +126,15 @@ def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
     assert run.evaluations[50]["model_args"] == {"pretrained": str(run.checkpoint(50)), "dtype": "float32"}
 
 
+def test_training_and_evaluation_have_the_device_that_auto_chose(experiment_file, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+    run, *_ = expand(load_experiment(experiment_file(), ["overrides.device=auto", "overrides.dtype=auto"]))
+
+    assert (run.config.device, run.config.dtype) == ("cuda", "bf16")
+    assert (run.evaluations[50]["device"], run.evaluations[50]["model_args"]["dtype"]) == ("cuda", "bfloat16")
+
+
 def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
     (tmp_path / "mine.jsonl").write_text("{}\n")
     run, *_ = expand(load_experiment(experiment_file(), [

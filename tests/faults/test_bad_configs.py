@@ -100,7 +100,9 @@ KEYS = [
     value("shuffle", "perhaps", r"shuffle is 'perhaps', it has to be true or false"),
     value("fsdp_param_dtype", "fp16", r"fsdp_param_dtype is 'fp16', it has to be 'bf16' or 'fp32', or null"),
     value("seed", 2**32, r"seed .*4294967296\. .*range \[0, 4294967295\]"),
-    value("dtype", "fp16", r"dtype is 'fp16', it has to be 'fp32' or 'bf16'; fp16 needs the recipe lora_finetune"),
+    value(
+        "dtype", "fp16", r"dtype is 'fp16', it has to be 'fp32', 'bf16' or 'auto'; fp16 needs the recipe lora_finetune"
+    ),
 ]
 
 COMPONENTS = [

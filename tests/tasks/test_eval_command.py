@@ -1,6 +1,8 @@
 """``tfidf-tune eval`` and ``tfidf-tune tasks``, in this process but where the exit of a process is looked at."""
 
 import functools
+import json
+import shutil
 import sys
 
 import pytest
@@ -130,6 +132,36 @@ def test_the_users_own_tasks_are_included_in_addition_to_ours(run_command, squad
     printed = capsys.readouterr().out
     assert all(f"|{name}" in printed.replace(" ", "") for name in [*OURS, "theirs"])
     run_command("eval", "validate", "--tasks", "theirs,tfidf_squad", "--include_path", tmp_path)
+
+
+def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
+    run_command, evaluation, llama, taught_adapter, tokenizers, tmp_path, capsys
+):
+    adapter = shutil.copytree(taught_adapter, tmp_path / "checkpoint_100pct")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    arguments = evaluation[2:]
+
+    def named(base):
+        (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+        return ["eval", "--model_args", f"pretrained={adapter},dtype=float32", *arguments]
+
+    shutil.copytree(tokenizers["plain"], adapter, dirs_exist_ok=True)  # as in a checkpoint of a run
+    base_without_tokenizer = shutil.copytree(llama, tmp_path / "base", ignore=shutil.ignore_patterns("tokenizer*"))
+    run_command(*named(str(base_without_tokenizer)))
+    found = samples(tmp_path / "out")
+    run_command(
+        "eval", "--model_args", f"pretrained={llama},peft={taught_adapter},dtype=float32", *arguments,
+        "--output_path", tmp_path / "by hand",
+    )  # fmt: skip
+    assert found == samples(tmp_path / "by hand")
+    assert any(sample["verbatim"] for sample in found)
+
+    for base, message in (
+        (str(tmp_path / "gone"), "belongs to the base model .*gone, which does not exist"),
+        (None, "names no base"),
+    ):
+        with pytest.raises(SystemExit, match=f"error: the adapter .*{message}.*pretrained=BASE,peft="):
+            run_command(*named(base))
 
 
 def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_file, tmp_path, monkeypatch):

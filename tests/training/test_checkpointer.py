@@ -99,9 +99,19 @@ LLAMA3_ROPE = {
         ({"num_layers": 3}, {}, r"2 layers in the checkpoint, 3 in the model\n  no weight model.layers.2."),
         ({"embed_dim": 64}, {}, r"is \(.*32.*\) in the checkpoint, \(.*64.*\) in the model"),
         ({"num_heads": 8, "num_kv_heads": 4}, {}, "num_attention_heads is 4 in the checkpoint, 8 in the model"),
-        ({"rope_base": 500_000}, {}, "rope_base is 10000.0 in the checkpoint, 500000.0 in the model"),
-        ({"norm_eps": 1e-6}, {}, "norm_eps is 1e-05 in the checkpoint, 1e-06 in the model"),
-        ({}, {"hidden_act": "gelu"}, "hidden_act is gelu in the checkpoint, silu in the model"),
+        (
+            {"rope_base": 500_000, "norm_eps": 1e-6},
+            {},
+            r"rope_base is 10000.0 in the checkpoint, 500000.0 in the model\n  norm_eps is 1e-05 in the checkpoint, "
+            r"1e-06 in the model\nset model.rope_base=10000.0 model.norm_eps=1e-05$",
+        ),
+        ({"norm_eps": 1.0001e-5}, {}, r"norm_eps is .*\nset model.norm_eps=1e-05$"),
+        ({"max_seq_len": 65}, {}, "max_seq_len is 64 .*\nset model.max_seq_len=64$"),
+        (
+            {"norm_eps": 1e-6},
+            {"hidden_act": "gelu"},
+            "is gelu in the checkpoint, silu in the model\n.*\nchange `model`",
+        ),
         ({}, {"quantization_config": {"quant_method": "gptq"}}, "is quantized \\(quantization_config: gptq\\)"),
         ({}, {"rope_parameters": LLAMA3_ROPE}, "rope type is llama3 in the checkpoint, default in the model"),
         ({}, None, "weights and config.json .* do not match"),
@@ -119,6 +129,17 @@ def test_a_model_that_does_not_fit_is_refused_with_the_difference(
 
     with pytest.raises(ValueError, match=message):
         HFCheckpointer(checkpoint_dir=str(folder)).check_model(built)
+
+
+def test_a_setting_that_was_rounded_to_float32_is_the_same(tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(known | {"rms_norm_eps": float(torch.tensor(1e-5))}))
+    with torch.device("meta"):
+        built = llama2(**TINY_LLAMA)
+
+    assert float(torch.tensor(1e-5)) != TINY_LLAMA["norm_eps"]
+    HFCheckpointer(checkpoint_dir=str(folder)).check_model(built)
 
 
 def test_lora_settings_are_read_off_the_model_whose_layers_must_have_the_same():

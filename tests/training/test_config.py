@@ -1,6 +1,9 @@
 """The config of a run: defaults, references, and what is refused before any work."""
 
+import re
+
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from tfidf_tune._shipped import config_path
@@ -60,3 +63,29 @@ def test_a_file_instead_of_a_checkpoint_is_refused(recipe_config, tmp_path):
 
     with pytest.raises(SetupError, match="holds checkpoint_100pct, which is not a folder: move it away"), open_run(cfg):
         pass
+
+
+def test_device_and_dtype_are_those_of_the_machine(recipe_config, monkeypatch):
+    auto = {"device": "auto", "dtype": "auto"}
+    for lora, schema in ((False, FinetuneConfig), (True, LoRAFinetuneConfig)):
+        cfg = check_config(recipe_config(lora=lora, **auto, **{"optimizer.fused": "${compile}"}), schema)
+        on_gpu = torch.cuda.is_available()
+        assert (cfg.device, cfg.dtype) == (("cuda", "bf16") if on_gpu else ("cpu", "fp32"))
+    for capable, dtype in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, capable=capable: capable)
+        found = check_config(recipe_config(**auto), FinetuneConfig)
+        assert (found.device, found.dtype) == ("cuda", dtype)
+        assert check_config(recipe_config(dtype="auto"), FinetuneConfig).dtype == "fp32", "a run on the CPU"
+
+
+def test_a_key_of_a_section_is_suggested_with_its_section(recipe_config):
+    for key, hint in (
+        ("lr", "did you mean 'optimizer.lr'?"),
+        ("betas", "did you mean 'optimizer.betas'?"),  # which the component takes, though the config has none
+        ("num_targets", "did you mean 'dataset.num_targets'?"),
+        ("max_seq_len", "did you mean 'model.max_seq_len' or 'tokenizer.max_seq_len'?"),
+        ("epoch", "did you mean 'epochs'?"),
+    ):
+        with pytest.raises(SetupError, match=f"^config: no key '{key}'; {re.escape(hint)}$"):
+            check_config(recipe_config(**{key: 1}), FinetuneConfig)

@@ -180,3 +180,31 @@ def test_a_part_of_a_list_cannot_be_changed(tmp_path):
             load_config(str(tmp_path / "parent.yaml"), [override])
     with pytest.raises(SetupError, match=r"child\.yaml: dataset is a list, which is only replaced"):
         load_config(str(tmp_path / "child.yaml"))
+
+
+def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog):
+    """In whatever order the overrides come, because a user means the component of the run."""
+    loss = "loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4, head: chunked}"
+    write_configs(tmp_path, mine=f"{loss}\noptimizer: {{_component_: torch.optim.AdamW, lr: 1, betas: [0, 0]}}")
+    ce = {"_component_": "tfidf_tune.loss.CrossEntropyLoss", "head": "chunked"}
+
+    def load(*overrides):
+        return load_config(str(tmp_path / "mine.yaml"), overrides)
+
+    for override in ("loss=tfidf_tune.loss.CrossEntropyLoss", "loss._component_=tfidf_tune.loss.CrossEntropyLoss"):
+        caplog.clear()
+        assert load(override).loss == ce
+        assert caplog.messages == [f"config: {override}: it takes no tf, num_batches of the config's loss: left out"]
+    assert load("optimizer.momentum=0.9", "optimizer=torch.optim.SGD").optimizer == {
+        "_component_": "torch.optim.SGD", "lr": 1, "momentum": 0.9,
+    }  # fmt: skip
+    assert load("loss.tf=binary", "loss=tfidf_tune.loss.CrossEntropyLoss").loss == ce | {"tf": "binary"}  # is refused
+    caplog.clear()
+    assert load("loss={_component_: x, k: 3}").loss == {"_component_": "x", "k": 3}
+    assert load("loss=[{_component_: x}]").loss == [{"_component_": "x"}]
+    assert load("loss=tfidf_tune.loss.TFIDFCrossEntropyLoss").loss.tf == "log"
+    assert load("loss=no.such.loss").loss.tf == "log"
+    assert not caplog.messages
+    goldfish = "loss={_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, weighting: {_component_: x, k: 3}}"
+    of_weighting = load(goldfish, "loss.weighting=tfidf_tune.weighting.TFIDFWeighting").loss.weighting
+    assert of_weighting == {"_component_": "tfidf_tune.weighting.TFIDFWeighting"}

@@ -11,7 +11,7 @@ from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, over_seeds
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis._loading import load_model, require_known_ids
+    from tfidf_tune.analysis._loading import adapter_base, load_model, require_known_ids
     from tfidf_tune.analysis._monitor import MemorizationProbe, MonitoredModel, evaluating
     from tfidf_tune.analysis._perplexity import token_perplexity
     from tfidf_tune.analysis._probe import (
@@ -28,6 +28,7 @@ else:
         if name not in __all__:
             raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
         modules = {
+            "adapter_base": "_loading",
             "load_model": "_loading",
             "require_known_ids": "_loading",
             "token_perplexity": "_perplexity",
@@ -47,6 +48,7 @@ __all__ = [
     "MemorizationProbe",
     "MonitoredModel",
     "ProbeTokenizer",
+    "adapter_base",
     "bootstrap_interval",
     "check_passages",
     "compare_at_equal_perplexity",

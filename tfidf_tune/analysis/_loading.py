@@ -1,5 +1,6 @@
 """Models for evaluation: load a checkpoint folder, and check that token ids belong to a model."""
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
+
+from tfidf_tune._files import looks_like_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,6 +55,28 @@ def load_model(
     except SafetensorError as error:
         raise ValueError(f"{folder} or its base has a damaged weights file: {error}. {_REMEDY}") from error
     return model.to(device)
+
+
+def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str | None]:
+    """Return folder or hub name of the base model that a PEFT adapter folder names, and its revision.
+
+    Args:
+        folder (str | os.PathLike[str]): folder with ``adapter_config.json``.
+        remedy (str): end of the message of an error: how to name the base model.
+
+    Returns:
+        tuple[str, str | None]: ``base_model_name_or_path`` and ``revision``.
+
+    Raises:
+        ValueError: If it names no base model, or a folder that does not exist.
+    """
+    config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not base:
+        raise ValueError(f"the adapter {folder} names no base model: {remedy}")
+    if looks_like_path(base) and not Path(base).expanduser().is_dir():
+        raise ValueError(f"the adapter {folder} belongs to the base model {base}, which does not exist: {remedy}")
+    return str(base), revision
 
 
 def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) -> None:

@@ -21,6 +21,7 @@ _USAGES = {
     "run": "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]",
     "download": "tfidf-tune download <repo-id> [OPTIONS]",
 }
+_FIRST = ("mine", "any")  # folders of configs that `ls` shows first: those for any model
 _UTILS = "torchtune.training.checkpointing._utils"
 _RUN_HELP = f"""usage: {_USAGES["run"]}
 
@@ -28,7 +29,7 @@ Run a recipe, given by its name or file; `tfidf-tune ls` lists recipes and confi
 override keys of the config; `torchrun --help` lists TORCHRUN-OPTIONS. With --config, --help shows that of the recipe.
 
 examples:
-  tfidf-tune run full_finetune --config demo/llama_3M_full_memorization epochs=2
+  tfidf-tune run lora_finetune --config mine/lora checkpointer.checkpoint_dir=MODEL dataset.source=my_texts.jsonl
   tfidf-tune run --nproc_per_node 4 lora_finetune --config tinyllama/1.1B_lora_memorization"""
 
 
@@ -42,7 +43,12 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
         _check_config(arguments[0])
     if command != "run":
         options = _parser(command).parse_args([command, *arguments])
+        if command == "ls" and not options.all:
+            registry = import_module("torchtune._recipe_registry")
+            del registry._ALL_RECIPES[len(_RECIPES) :]
         options.func(options)
+        if command == "ls" and not options.all:
+            print(f"\ntorchtune's own {len(recipes) - len(_RECIPES)} recipes: tfidf-tune ls --all")
         return
     arguments = [part for one in arguments for part in (one.split("=", 1) if one.startswith("--config=") else [one])]
     if not {"-h", "--help"}.isdisjoint(arguments):
@@ -75,7 +81,7 @@ def _register_recipes() -> list[str]:
     recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
     configs = [
         registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
-        for file in sorted(config_folder.rglob("*.yaml"))
+        for file in sorted(config_folder.rglob("*.yaml"), key=lambda file: (file.parent.name not in _FIRST, file))
     ]
     registry._ALL_RECIPES[:0] = [
         registry.Recipe(
@@ -101,6 +107,8 @@ def _parser(command: str) -> ArgumentParser:
     import_module(f"torchtune._cli.{command}")
     (kind,) = (each for each in Subcommand.__subclasses__() if each.__module__ == f"torchtune._cli.{command}")
     kind.create(subparsers)
+    if command == "ls":
+        subparsers.choices["ls"].add_argument("--all", action="store_true", help="torchtune's recipes, too")
     rename_command(
         subparsers.choices[command], r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune "
     )

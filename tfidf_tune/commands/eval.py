@@ -5,6 +5,27 @@ from typing import Any
 
 from tfidf_tune.commands import rename_command
 
+_HELP = """usage: tfidf-tune eval --model_args pretrained=MODEL --tasks TASK ... [OPTIONS]
+
+Evaluate a Hugging Face model or a PEFT adapter with lm-evaluation-harness: its command, with our tasks included and
+prompts of token ids. MODEL is a folder, such as RUN/checkpoint_100pct, or a hub id.
+
+tasks:
+  tfidf_memorization    what the model recites of the passages of a probe file, after 32, 50 and 100 tokens
+  tfidf_memorization_prefixes    the same after other numbers of tokens: --metadata prefix_lengths=[16,24]
+  tfidf_wikitext2_ppl, tfidf_squad, tfidf_cnn_dailymail    perplexity, questions, summaries
+
+options that are often needed:
+  --metadata probe_file=RUN/probe.jsonl    settings of our tasks, key=value
+  --log_samples --output_path FOLDER       write what `tfidf-tune compare` reads
+  --batch_size N, --device DEVICE, --limit N
+
+example:
+  tfidf-tune eval --model_args pretrained=RUN/checkpoint_100pct --tasks tfidf_memorization \\
+      --metadata probe_file=RUN/probe.jsonl --batch_size 32 --log_samples --output_path RUN/evaluation
+
+`tfidf-tune eval run --help` lists all options of the harness, `tfidf-tune eval ls tasks` its tasks."""
+
 
 def main(arguments: list[str]) -> None:
     """Run lm-evaluation-harness with our tasks included and, unless a model is named, our model.
@@ -12,6 +33,9 @@ def main(arguments: list[str]) -> None:
     Args:
         arguments (list[str]): of the command line, after ``tfidf-tune eval``: those of ``lm_eval``.
     """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_HELP)
+        return
     from lm_eval._cli.harness import HarnessCLI
 
     sys.argv = ["tfidf-tune eval", *arguments]

@@ -43,6 +43,8 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the output if it exists")
     add("--controls-source", help="text that the model never saw; default: Python's documentation")
     add("--column", default="text", help=f"column of the text; {default}")
+    sample_help = f"what a document of a .txt file is; {default}"
+    add("--sample-by", choices=("line", "paragraph", "document"), default="line", help=sample_help)
     add("--num-targets", type=whole_number(1), default=100, help=default)
     add("--num-controls", type=whole_number(0), default=100, help=default)
     add("--block-size", type=whole_number(2), default=256, help=f"tokens in a passage; {default}")
@@ -183,11 +185,9 @@ def _model_args(options: argparse.Namespace) -> dict[str, Any]:
         model = str(Path(model).expanduser())
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
-        from peft import PeftConfig
+        from tfidf_tune.analysis import adapter_base
 
-        base = options.base or PeftConfig.from_pretrained(model).base_model_name_or_path
-        if not base:
-            raise ValueError(f"the adapter {model} names no base model: name it by --base")
+        base = options.base or adapter_base(model, "name it by --base")[0]
         names = {"pretrained": str(base), "peft": model}
     elif options.base is not None:
         raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")

@@ -39,7 +39,10 @@ def main(arguments: list[str]) -> None:
 
     from tfidf_tune.analysis._token_weights import shown_tokens, token_texts, weigh_blocks
     from tfidf_tune.analysis._weight_statistics import mark_words
-    from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks
+    from tfidf_tune.data import hf_tokenizer, load_documents
+    from tfidf_tune.data._sources import warn_of_short_documents
+    from tfidf_tune.data._text import blocks_and_lengths
+    from tfidf_tune.data._tokenizer import encode_texts
     from tfidf_tune.report import require_report_folder, terminal_text
     from tfidf_tune.report._shown_tokens import print_block
     from tfidf_tune.report._weights import weights_report, write_weights
@@ -49,10 +52,13 @@ def main(arguments: list[str]) -> None:
     require_report_folder(folder)
     TFIDFWeighting(num_batches=1, max_weight=options.max_weight)  # refuses a wrong setting before a long text is read
     tokenizer = hf_tokenizer(options.tokenizer)
-    documents = [load_documents(source, column=options.column) for source in options.files]  # raises for a missing file
-    blocks = text_blocks(
-        tokenizer, chain.from_iterable(documents), options.block_size, options.num_blocks, add_eos=True
-    )
+    documents = [  # raises for a missing file
+        load_documents(source, column=options.column, sample_by=options.sample_by) for source in options.files
+    ]
+    encoded = encode_texts(tokenizer, chain.from_iterable(documents))
+    blocks, lengths = blocks_and_lengths(encoded, options.block_size, options.num_blocks, tokenizer.eos_id)
+    if len(options.files) == 1:
+        warn_of_short_documents(options.files[0], options.sample_by, lengths)
     if not len(blocks):
         raise ValueError(
             f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}: "
@@ -98,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
     add("--tokenizer", metavar="PATH_OR_HUB_ID", help="tokenizer of the model that you fine-tune")
     add("--column", default="text", help="column that holds the text; default: %(default)s")
+    sample_help = "what a document of a .txt file is; default: %(default)s"
+    add("--sample-by", choices=("line", "paragraph", "document"), default="line", help=sample_help)
     # The first token of a block is never a label.
     add("--block-size", type=whole_number(2), default=256, help="tokens in a block; default: %(default)s")
     add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")

@@ -4,8 +4,8 @@ After "Demystifying Verbatim Memorization in Large Language Models" (Huang, Yang
 repeated at random places of a training corpus, and the trained model is prompted with their beginnings.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, tee
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from typing import Literal
@@ -15,20 +15,27 @@ import numpy as np
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._material import (
+    ALL,
+    Sizes,
+    gather_from_one_source,
+    gather_from_two_sources,
+    gather_or_refuse,
+    read_own_text,
+)
 from tfidf_tune.data._passages import Passage, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset
-from tfidf_tune.data._sources import load_documents, source_fingerprint
-from tfidf_tune.data._text import cut_blocks, text_blocks
+from tfidf_tune.data._sources import SampleBy, source_fingerprint, warn_of_short_documents
+from tfidf_tune.data._text import cut_blocks
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
     TokenArray,
     check_fits_model,
-    encode_texts,
     tokenizer_fingerprint,
     tokenizer_name,
 )
 
-_ALL = -1
+_BLOCK_SIZE = 256
 Places = list[list[int]]
 """``[block, offset in the block]`` of the first token of each injection of a target."""
 
@@ -40,11 +47,21 @@ class InjectedCorpusDataset(TextBlocksDataset):
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
         passages (Sequence[Passage]): the targets, then the controls; an attribute, like the next two.
         probe_file (Path): the file that holds ``passages``.
-        num_left_out (int): base documents that were left out because they are a target or control.
+        num_left_out (int): base documents that were left out because they are a target or control; passages that were
+            taken out of them if ``target_source`` is None.
+        num_documents (int): base documents that were read, an attribute.
     """
 
-    def __init__(self, blocks: TokenArray, *, passages: Sequence[Passage], probe_file: Path, num_left_out: int) -> None:
-        super().__init__(blocks)
+    def __init__(
+        self,
+        blocks: TokenArray,
+        *,
+        passages: Sequence[Passage],
+        probe_file: Path,
+        num_left_out: int,
+        num_documents: int,
+    ) -> None:
+        super().__init__(blocks, num_documents)
         self.passages = passages
         self.probe_file = probe_file
         self.num_left_out = num_left_out
@@ -57,16 +74,17 @@ def injected_corpus_dataset(
     source_name: str | None = None,
     source_split: str = "train",
     source_column: str = "text",
+    sample_by: SampleBy = "line",
     num_base: int = 20_000,
-    target_source: str = "Salesforce/wikitext",
+    target_source: str | None = "Salesforce/wikitext",
     target_name: str | None = "wikitext-2-v1",
     target_split: str = "train",
     target_column: str = "text",
-    num_targets: int = 100,
-    min_target_tokens: int = 256,
+    num_targets: int | None = 100,
+    min_target_tokens: int | None = 256,
     num_repeats: int = 10,
     num_controls: int | None = None,
-    block_size: int = 256,
+    block_size: int | None = 256,
     layout: Literal["aligned", "concatenated"] = "aligned",
     seed: int = 0,
     probe_file: str | None = None,
@@ -77,6 +95,23 @@ def injected_corpus_dataset(
     Targets are the first ``num_targets`` distinct passages of the target source that have at least
     ``min_target_tokens`` tokens. Controls are the next ``num_controls``; they are never injected. Base documents that
     equal a target or control are left out. The corpus is a function of these arguments only.
+
+    With ``target_source=None``, targets and controls come from ``source`` itself: windows of ``min_target_tokens``
+    tokens within a document, drawn at random but the same for every ``seed``, that occur once in the text. They are
+    taken out of the base, where the rest of a document becomes documents of its own.
+
+    Sizes that are None follow from the text:
+
+    - ``block_size``: 256, or the tokenizer's ``max_seq_len`` if that is less;
+    - ``min_target_tokens``: ``block_size``. In the concatenated layout with ``target_source=None``, it is halved until
+      16 such passages fit into the text, but not below 16 tokens;
+    - ``num_targets``: 100, or half of the passages if there are fewer than 200. With ``target_source=None``, a tenth
+      of the passages that fit into the text, at least 8 and at most 100, but no more than a quarter of them, so that
+      half of the text or more stays in the base;
+    - ``num_controls``: as many as targets.
+
+    ``num_repeats`` does not follow from the text: recitation depends on the number of repetitions, so the results of
+    corpora of different sizes are comparable.
 
     - ``aligned``: base documents, each followed by EOS, are concatenated and cut into ``num_base`` blocks; the first
       ``block_size`` tokens of a target fill exactly one block.
@@ -93,16 +128,20 @@ def injected_corpus_dataset(
         source_name (str | None): its configuration on the hub. Default: None
         source_split (str): its split. Default: "train"
         source_column (str): its text column. Default: "text"
-        num_base (int): base blocks (``aligned``) or documents (``concatenated``), -1 for all. Default: 20000
-        target_source (str): text of targets and controls, like ``source``. Default: "Salesforce/wikitext"
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, in both sources,
+            see :func:`load_documents`. Default: "line"
+        num_base (int): base blocks (``aligned``) or documents (``concatenated``), -1 for all; with
+            ``target_source=None`` including the passages. Default: 20000
+        target_source (str | None): text of targets and controls, like ``source``; None for ``source`` itself.
+            Default: "Salesforce/wikitext"
         target_name (str | None): its configuration on the hub. Default: "wikitext-2-v1"
         target_split (str): its split. Default: "train"
         target_column (str): its text column. Default: "text"
-        num_targets (int): targets to inject. Default: 100
-        min_target_tokens (int): the least length of a target or control. Default: 256
+        num_targets (int | None): targets to inject. Default: 100
+        min_target_tokens (int | None): the least length of a target or control. Default: 256
         num_repeats (int): injections of each target. Default: 10
         num_controls (int | None): passages that are measured but not injected. Default: None, as many as targets
-        block_size (int): tokens in a block. Default: 256
+        block_size (int | None): tokens in a block. Default: 256
         layout (Literal["aligned", "concatenated"]): see above. Default: "aligned"
         seed (int): decides where the targets go. Default: 0
         probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
@@ -115,79 +154,72 @@ def injected_corpus_dataset(
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
         ValueError: If ``layout`` is unknown; a size is out of range; ``block_size`` exceeds the tokenizer's
-            ``max_seq_len`` or, when aligned, ``min_target_tokens``; a source cannot be read; or it has too few base
-            sequences or too few long passages.
+            ``max_seq_len`` or, when aligned, ``min_target_tokens``; a source cannot be read; or there are too few base
+            sequences or too few long passages. The message then has all shortages and sizes that would fit.
 
     Example:
         >>> dataset = injected_corpus_dataset(
         ...     tokenizer, source="corpus.jsonl", target_source="contracts.txt", num_targets=20
         ... )
+        >>> dataset = injected_corpus_dataset(
+        ...     tokenizer, source="corpus.jsonl", target_source=None, num_base=-1, num_targets=None
+        ... )
     """
-    num_controls = num_targets if num_controls is None else num_controls
     if layout not in ("aligned", "concatenated"):
         raise ValueError(f"layout must be 'aligned' or 'concatenated', got {layout!r}")
-    if num_base != _ALL:
-        check_at_least(1, **{f"num_base (or {_ALL} for all)": num_base})
-    check_at_least(1, num_targets=num_targets, min_target_tokens=min_target_tokens)
+    if num_base != ALL:
+        check_at_least(1, **{f"num_base (or {ALL} for all)": num_base})
+    if block_size is None:
+        block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
+    given = {"num_targets": num_targets, "min_target_tokens": min_target_tokens}
+    check_at_least(1, **{name: value for name, value in given.items() if value is not None})
     check_at_least(1, num_repeats=num_repeats, block_size=block_size)
-    check_at_least(0, num_controls=num_controls, seed=seed)
-    if layout == "aligned" and min_target_tokens < block_size:
+    check_at_least(0, seed=seed, **({} if num_controls is None else {"num_controls": num_controls}))
+    if layout == "aligned" and min_target_tokens is not None and min_target_tokens < block_size:
         raise ValueError(
             f"min_target_tokens {min_target_tokens} is below block_size {block_size}, but in the aligned layout a "
             "target fills a block: raise min_target_tokens or use layout 'concatenated'"
         )
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
-    place = (source, source_name, source_split, source_column)
-    target_place = (target_source, target_name, target_split, target_column)
+    place = (source, source_name, source_split, source_column, sample_by)
+    target_place = (target_source, target_name, target_split, target_column, sample_by)
+    sizes = Sizes(num_base, num_targets, num_controls, min_target_tokens, block_size, layout)
 
     def build(folder: Path) -> Counts:
-        texts = load_documents(*target_place)
-        needed = num_targets + num_controls
-        chosen = choose_passages(tokenizer, texts, count=needed, min_tokens=min_target_tokens, block_size=block_size)
-        if len(chosen) < needed:
-            raise ValueError(
-                f"found {len(chosen)} distinct passages of at least {min_target_tokens} tokens in {target_source!r}, "
-                f"needed {num_targets} targets + {num_controls} controls: lower num_targets / num_controls or "
-                "min_target_tokens, or name a larger target_source"
-            )
-        known = {text for text, _ in chosen}
-        left_out = 0
-
-        def base_documents() -> Iterator[str]:
-            nonlocal left_out
-            for text in load_documents(*place):
-                if text in known:
-                    left_out += 1
-                else:
-                    yield text
-
-        targets = [ids for _, ids in chosen[:num_targets]]
-        wanted = None if num_base == _ALL else num_base
-        if layout == "aligned":
-            base_blocks = text_blocks(tokenizer, base_documents(), block_size, wanted, add_eos=True)
-            _check_base(len(base_blocks), wanted, f"blocks of {block_size} tokens", source)
-            first_blocks = np.stack([target[:block_size] for target in targets])
-            blocks, positions = inject_aligned(base_blocks, first_blocks, num_repeats=num_repeats, seed=seed)
+        if target_source is None:
+            own = read_own_text(tokenizer, place, sizes)
+            gather = partial(gather_from_one_source, tokenizer, own, source)
         else:
-            base = list(encode_texts(tokenizer, islice(base_documents(), wanted)))
-            _check_base(len(base), wanted, "documents", source)
+            gather = partial(gather_from_two_sources, tokenizer, place, target_place)
+        material = gather_or_refuse(gather, sizes, source if target_source is None else "the sources")
+        warn_of_short_documents(source, sample_by, material.base_lengths)
+        targets = material.targets
+        if layout == "aligned":
+            first_blocks = np.stack([target[:block_size] for target in targets])
+            base = np.asarray(material.base)
+            blocks, positions = inject_aligned(base, first_blocks, num_repeats=num_repeats, seed=seed)
+        else:
             blocks, positions = inject_concatenated(
-                base, targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
-            )
-        measured = [(ids[:block_size], places, target_source) for ids, places in zip(targets, positions, strict=True)]
-        unseen: list[tuple[TokenArray, Places, str]] = [
-            (ids[:block_size], [], target_source) for _, ids in chosen[num_targets:]
-        ]
+                list(material.base), targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id,
+                seed=seed,
+            )  # fmt: skip
+        origin = target_source or source
+        measured = [(ids[:block_size], places, origin) for ids, places in zip(targets, positions, strict=True)]
+        unseen: list[tuple[TokenArray, Places, str]] = [(ids[:block_size], [], origin) for ids in material.controls]
         passages = make_passages(tokenizer, "target", measured) + make_passages(tokenizer, "control", unseen)
         np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)
-        return {"num_blocks": len(blocks), "num_left_out": left_out}
+        return {
+            "num_blocks": len(blocks),
+            "num_left_out": material.num_left_out,
+            "num_documents": len(material.base_lengths),
+        }
 
     settings = {
         "kind": "injected_corpus",
         "source": source_fingerprint(*place),
-        "target_source": source_fingerprint(*target_place),
-        "target_source_name": target_source,  # the passages carry it
+        "target_source": target_source and source_fingerprint(target_source, *target_place[1:]),
+        "target_source_name": target_source or source,  # the passages carry it
         "num_base": num_base,
         "num_targets": num_targets,
         "min_target_tokens": min_target_tokens,
@@ -210,33 +242,8 @@ def injected_corpus_dataset(
         passages=read_probe_file(cached_probe),
         probe_file=probe,
         num_left_out=counts["num_left_out"],
+        num_documents=counts["num_documents"],
     )
-
-
-def _check_base(found: int, wanted: int | None, unit: str, source: str) -> None:
-    if found < (wanted or 1):
-        raise ValueError(
-            f"found {found} base {unit} in {source!r}, needed {wanted or 1}: lower num_base, set it to "
-            f"{_ALL} for all, or name a larger source"
-        )
-
-
-def choose_passages(
-    tokenizer: TextTokenizer, documents: Iterable[str], *, count: int, min_tokens: int, block_size: int
-) -> list[tuple[str, TokenArray]]:
-    """Return text and ids of the first ``count`` passages of at least ``min_tokens`` tokens, or all if there are fewer.
-
-    Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
-    copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
-    """
-    chosen: dict[bytes, tuple[str, TokenArray]] = {}
-    texts, to_encode = tee(documents)
-    for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
-        if len(chosen) == count:
-            break
-        if len(ids) >= min_tokens:
-            chosen.setdefault(ids[:block_size].tobytes(), (text, ids))
-    return list(chosen.values())
 
 
 def inject_aligned(

@@ -25,7 +25,7 @@ from tfidf_tune.data._duplicates import (
 )
 from tfidf_tune.data._embedded import embedded_documents
 from tfidf_tune.data._passages import Passage, make_passages
-from tfidf_tune.data._sources import EMBEDDED, load_documents
+from tfidf_tune.data._sources import EMBEDDED, SampleBy, load_documents, warn_of_short_documents
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts
 
 SHARED_TOKENS = 50
@@ -51,6 +51,8 @@ class ProbeSpec:
             ones only. Default: "duplicates"
         min_repeats (int): occurrences from which on a passage is a duplicate. Default: 2
         seed (int): decides which passages are drawn. Default: 0
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, also in
+            ``controls_source``, see :func:`load_documents`. Default: "line"
 
     Raises:
         ValueError: If a number is out of range, ``passages`` is unknown or no source is given.
@@ -65,6 +67,7 @@ class ProbeSpec:
     passages: str = "duplicates"
     min_repeats: int = 2
     seed: int = 0
+    sample_by: SampleBy = "line"
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -131,8 +134,10 @@ def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
         ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages.
     """
     rng = np.random.default_rng(spec.seed)
-    texts = {source: load_documents(source, column=spec.column) for source in spec.sources}
+    texts = {source: load_documents(source, column=spec.column, sample_by=spec.sample_by) for source in spec.sources}
     corpus = _Corpus.read(tokenizer, texts)
+    for source, lengths in zip(spec.sources, corpus.document_lengths(), strict=True):
+        warn_of_short_documents(source, spec.sample_by, lengths)
     chooser = WindowChooser(tokenizer, corpus.token_ids, spec.block_size, rng)
     targets, num_duplicates, stretch_repeats = _choose_targets(corpus, chooser, spec)
     controls, num_refused = _choose_controls(tokenizer, corpus, rng, spec) if spec.num_controls else ([], 0)
@@ -170,6 +175,11 @@ class _Corpus(NamedTuple):
             documents += encode_texts(tokenizer, source_texts)
         lengths = np.array([len(ids) + 1 for ids in documents], dtype=np.int64)
         return _Corpus(join_documents(documents), np.cumsum(lengths) - lengths, list(texts), first_documents)
+
+    def document_lengths(self) -> list[list[int]]:
+        """Return the tokens of each document of each source."""
+        lengths = np.diff(self.first_tokens, append=len(self.token_ids)) - 1
+        return [part.tolist() for part in np.split(lengths, self.first_documents[1:])]
 
     def place(self, token: int) -> list[int]:
         document = int(np.searchsorted(self.first_tokens, token, side="right")) - 1
@@ -211,7 +221,7 @@ def _choose_controls(
     if spec.controls_source is None:
         texts: Iterable[str] = embedded_documents("validation") + embedded_documents("train")
     else:
-        texts = load_documents(spec.controls_source, column=spec.column)
+        texts = load_documents(spec.controls_source, column=spec.column, sample_by=spec.sample_by)
     unseen = _Corpus.read(tokenizer, {spec.controls_source or EMBEDDED: iter(texts)})
     num_shared = min(SHARED_TOKENS, spec.block_size)
     shared = windows_with_shared_stretch(unseen.token_ids, corpus.token_ids, spec.block_size, num_shared)
@@ -235,10 +245,13 @@ def _choose_controls(
 def _check_enough(found: int, setting: str, corpus: _Corpus, spec: ProbeSpec, remark: str = "") -> None:
     needed = getattr(spec, setting)
     if found < needed:
-        lengths = np.diff(corpus.first_tokens, append=len(corpus.token_ids)) - 1
-        longest = lengths.max(initial=0)
-        if longest < spec.block_size:
-            remark += " Each line of a .txt file is a document: put longer documents into the rows of a .jsonl file."
+        lengths = [length for part in corpus.document_lengths() for length in part]
+        longest = max(lengths, default=0)
+        if longest < spec.block_size and spec.sample_by != "document":
+            remark += (
+                f" Each {spec.sample_by} of a .txt file is a document: another sample_by may give longer ones, or put "
+                "longer documents into the rows of a .jsonl file."
+            )
         raise ValueError(
             f"found {found} passages of {spec.block_size} tokens without overlap in {', '.join(corpus.sources)} "
             f"({len(lengths)} documents, the longest of {longest} tokens), but {setting} is {needed}.{remark} "

@@ -25,10 +25,12 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
 
     Args:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``, an attribute; may be memory-mapped.
+        num_documents (int | None): documents that they were made of, an attribute. Default: None, not known
     """
 
-    def __init__(self, blocks: TokenArray) -> None:
+    def __init__(self, blocks: TokenArray, num_documents: int | None = None) -> None:
         self.blocks = blocks
+        self.num_documents = num_documents
         self.block_size: int = blocks.shape[1]
 
     def __len__(self) -> int:
@@ -62,6 +64,11 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         self._tokens = tokens
         self._spans = spans
         self.num_documents, self.num_cut, self.num_cut_targets, self.num_left_out = (counts[name] for name in _COUNTS)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens of all sequences, prompts included."""
+        return len(self._tokens)
 
     def __len__(self) -> int:
         return len(self._spans)

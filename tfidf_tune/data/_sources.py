@@ -1,16 +1,24 @@
 """Where text comes from: local files, the embedded corpus, or the Hugging Face hub."""
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
+from tfidf_tune._checks import require_choice
 from tfidf_tune._files import file_sha256, looks_like_path
 from tfidf_tune.data._cache import digest
 from tfidf_tune.data._embedded import embedded_documents
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES, count_bytes
 
+logger = logging.getLogger(__name__)
+
 EMBEDDED = "embedded"
+SampleBy = Literal["line", "paragraph", "document"]
+SAMPLE_BY = ("line", "paragraph", "document")
+_SHORT_DOCUMENT = 30  # tokens
 
 _FORMATS = {
     suffix + compression: reader
@@ -21,13 +29,19 @@ _FORMATS = {
 _PlacedRow = tuple[str, dict[str, Any]]  # where a row is, such as "'a.jsonl', row 3", and its columns
 
 
-def load_documents(source: str, name: str | None = None, split: str = "train", column: str = "text") -> Iterator[str]:
+def load_documents(
+    source: str,
+    name: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    sample_by: SampleBy = "line",
+) -> Iterator[str]:
     """Stream the documents of a source without surrounding white space; empty ones are dropped.
 
     ``source`` is one of
 
-    - a local ``.txt`` (a line is a document), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``) or ``.parquet``
-      file, or a folder of such files of one format, read in the order of their names;
+    - a local ``.txt`` (a line is a document, see ``sample_by``), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``)
+      or ``.parquet`` file, or a folder of such files of one format, read in the order of their names;
     - ``embedded``, the text inside the package, see :func:`embedded_documents`;
     - anything else is the id of a data set on the Hugging Face hub.
 
@@ -37,7 +51,9 @@ def load_documents(source: str, name: str | None = None, split: str = "train", c
         source (str): the source.
         name (str | None): configuration of a hub data set; ignored for other sources.
         split (str): split of a hub data set, or split or slice of ``embedded``; ignored for local files.
-        column (str): the column that holds the text. The lines of a ``.txt`` file are the column ``text``.
+        column (str): the column that holds the text. A document of a ``.txt`` file is the column ``text``.
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is: a line, what
+            stands between empty lines, or the file; ignored for other formats. Default: "line"
 
     Returns:
         Iterator[str]: the documents.
@@ -46,9 +62,11 @@ def load_documents(source: str, name: str | None = None, split: str = "train", c
         FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: If the files' format is unknown or mixed, all files are empty or one cannot be read; if the hub has
             no such data set or cannot be reached; if ``embedded`` has no such split; if ``column`` is missing, is not
-            text or holds a text that is too long. Errors in the contents are raised while reading.
+            text or holds a text that is too long; if ``sample_by`` is unknown. Errors in the contents are raised while
+            reading.
     """
-    rows = load_rows(source, {column: str}, name=name, split=split)
+    require_choice("sample_by", sample_by, SAMPLE_BY)
+    rows = _checked_rows(_rows(source, name, split, sample_by), source, {column: str})
     return (text for row in rows if (text := (row[column] or "").strip()))
 
 
@@ -73,7 +91,31 @@ def load_rows(
     return _checked_rows(_rows(source, name, split), source, columns)
 
 
-def source_fingerprint(source: str, name: str | None = None, split: str = "train", column: str = "text") -> str:
+def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
+    """Log a warning if the lines of a text file are too short for documents: a median below 30 tokens.
+
+    Args:
+        source (str): the source; nothing is logged for other formats.
+        sample_by (Literal["line", "paragraph", "document"]): how it was read.
+        lengths (Sequence[int]): tokens of each document that was read.
+    """
+    if sample_by != "line" or not lengths or not _is_local(source):
+        return
+    middle = median(lengths)
+    if middle < _SHORT_DOCUMENT and all(_reader(file) == "text" for file in _local_files(source)):
+        logger.warning(
+            f"{source}: each line is a document, {len(lengths):,} with a median of {middle:g} tokens. If lines belong "
+            "together, set sample_by to paragraph (they end at an empty line) or document (a file is one)"
+        )
+
+
+def source_fingerprint(
+    source: str,
+    name: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    sample_by: SampleBy = "line",
+) -> str:
     """Return a hash that changes when the documents of a source do; arguments and errors as :func:`load_documents`.
 
     Local files and ``embedded`` are hashed by their contents, a hub data set only by its names.
@@ -84,15 +126,17 @@ def source_fingerprint(source: str, name: str | None = None, split: str = "train
     if source == EMBEDDED:
         return digest([EMBEDDED, embedded_documents(split), column])
     if _is_local(source):
-        return digest(["local", [(_format(file), file_sha256(file)) for file in _local_files(source)], column])
+        files = [(_format(file), file_sha256(file)) for file in _local_files(source)]
+        is_divided = sample_by != "line" and _reader(_local_files(source)[0]) == "text"
+        return digest(["local", files, column, *([sample_by] if is_divided else [])])
     return digest(["hub", source, name, split, column])
 
 
-def _rows(source: str, name: str | None, split: str) -> Iterable[_PlacedRow]:
+def _rows(source: str, name: str | None, split: str, sample_by: SampleBy = "line") -> Iterable[_PlacedRow]:
     if source == EMBEDDED:
         return _placed(EMBEDDED, "row", ({"text": text} for text in embedded_documents(split)))
     if _is_local(source):
-        return _local_rows(_local_files(source))
+        return _local_rows(_local_files(source), sample_by)
     failure = (
         f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
         "check these names and the connection, or name a local file."
@@ -100,14 +144,15 @@ def _rows(source: str, name: str | None, split: str) -> Iterable[_PlacedRow]:
     return _placed(source, "row", _streamed(failure, source, name, split=split))
 
 
-def _local_rows(files: list[Path]) -> Iterator[_PlacedRow]:
+def _local_rows(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
     # One file at a time, so that an error names the file.
     for file in files:
-        reader = _FORMATS[_format(file)]
+        reader = _reader(file)
+        options = {"sample_by": sample_by} if reader == "text" else {}
         failure = f"cannot read {str(file)!r}; is it a complete {reader} file?"
         # `data_files` are patterns, so the name is escaped.
-        rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train")
-        yield from _placed(str(file), "line" if reader == "text" else "row", rows)
+        rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train", **options)
+        yield from _placed(str(file), options.get("sample_by", "row"), rows)
         if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
             raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 
@@ -189,7 +234,7 @@ def _local_files(source: str) -> list[Path]:
         raise ValueError(
             f"{source!r} has an unknown format: the name of a text file ends in one of {', '.join(_FORMATS)}"
         )
-    if len(readers := {_FORMATS[_format(file)] for file in known}) > 1:
+    if len(readers := {_reader(file) for file in known}) > 1:
         raise ValueError(
             f"{source!r} mixes files of the formats {sorted(readers)}: name a file or a folder of one format"
         )
@@ -197,6 +242,10 @@ def _local_files(source: str) -> list[Path]:
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")
     return filled
+
+
+def _reader(file: Path) -> str:
+    return _FORMATS[_format(file)]
 
 
 def _format(file: Path) -> str:

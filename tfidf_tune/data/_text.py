@@ -14,7 +14,7 @@ from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences
-from tfidf_tune.data._sources import load_documents, source_fingerprint
+from tfidf_tune.data._sources import SampleBy, load_documents, source_fingerprint, warn_of_short_documents
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
     TokenArray,
@@ -46,15 +46,25 @@ def text_blocks(
     Returns:
         TokenArray: int32 of shape ``[num_blocks, block_size]``.
     """
-    eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
+    encoded = encode_texts(tokenizer, documents)
+    return blocks_and_lengths(encoded, block_size, num_blocks, tokenizer.eos_id if add_eos else None)[0]
+
+
+def blocks_and_lengths(
+    documents: Iterable[TokenArray], block_size: int, num_blocks: int | None, eos_id: int | None
+) -> tuple[TokenArray, list[int]]:
+    """Cut tokenized documents into blocks, see :func:`text_blocks`; also return the tokens of each that was read."""
+    eos = np.array([] if eos_id is None else [eos_id], dtype=np.int32)
     pieces: list[TokenArray] = []
+    lengths: list[int] = []
     num_tokens = 0
-    for ids in encode_texts(tokenizer, documents):
+    for ids in documents:
         pieces += [ids, eos]
+        lengths.append(len(ids))
         num_tokens += len(ids) + len(eos)
         if num_blocks is not None and num_tokens >= num_blocks * block_size:
             break
-    return cut_blocks(pieces, block_size)[:num_blocks]
+    return cut_blocks(pieces, block_size)[:num_blocks], lengths
 
 
 def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
@@ -71,6 +81,7 @@ def text_blocks_dataset(
     source_name: str | None = None,
     source_split: str = "train",
     source_column: str = "text",
+    sample_by: SampleBy = "line",
     block_size: int = 256,
     num_blocks: int | None = None,
     cache_dir: str | None = None,
@@ -83,6 +94,8 @@ def text_blocks_dataset(
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): split of a hub data set or of ``embedded``. Default: "train"
         source_column (str): the column that holds the text. Default: "text"
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, see
+            :func:`load_documents`. Default: "line"
         block_size (int): tokens in a block. Default: 256
         num_blocks (int | None): number of blocks. Default: None, all
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
@@ -99,17 +112,19 @@ def text_blocks_dataset(
     if num_blocks is not None:
         check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
-    place = (source, source_name, source_split, source_column)
+    place = (source, source_name, source_split, source_column, sample_by)
 
     def build(folder: Path) -> Counts:
-        blocks = text_blocks(tokenizer, load_documents(*place), block_size, num_blocks, add_eos=True)
+        documents = encode_texts(tokenizer, load_documents(*place))
+        blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
+        warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < (num_blocks or 1):
             raise ValueError(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
                 "lower num_blocks or block_size, or name a larger source"
             )
         np.save(folder / "blocks.npy", blocks)
-        return {"num_blocks": len(blocks)}
+        return {"num_blocks": len(blocks), "num_documents": len(lengths)}
 
     settings = {
         "kind": "text_blocks",
@@ -118,8 +133,8 @@ def text_blocks_dataset(
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": source_fingerprint(*place),
     }
-    folder, _ = cached_folder(cache_dir, settings, build)
-    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"))
+    folder, counts = cached_folder(cache_dir, settings, build)
+    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"), counts["num_documents"])
 
 
 def without_shared_text(
@@ -169,6 +184,7 @@ def text_dataset(
     source_name: str | None = None,
     source_split: str = "train",
     source_column: str = "text",
+    sample_by: SampleBy = "line",
     max_seq_len: int | None = None,
     add_bos: bool = True,
     add_eos: bool = True,
@@ -186,6 +202,8 @@ def text_dataset(
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): split of a hub data set or of ``embedded``. Default: "train"
         source_column (str): the column that holds the text. Default: "text"
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, see
+            :func:`load_documents`. Default: "line"
         max_seq_len (int | None): tokens in a sequence, including BOS and EOS. Default: None, the tokenizer's own.
         add_bos (bool): start each document with BOS, if the tokenizer has one, so that its first token is learnt too.
             Default: True
@@ -209,13 +227,15 @@ def text_dataset(
         raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
-    place = (source, source_name, source_split, source_column)
+    place = (source, source_name, source_split, source_column, sample_by)
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
         num_sequences = 0
+        lengths = []
         for text in encode_texts(tokenizer, load_documents(*place)):
+            lengths.append(len(text))
             ids = np.concatenate([bos, text, eos])
             counts["num_documents"] += 1
             counts["num_cut"] += len(ids) > limit
@@ -226,6 +246,7 @@ def text_dataset(
                 else:
                     num_sequences += 1
                     yield piece, 0
+        warn_of_short_documents(source, sample_by, lengths)
         if not num_sequences:
             raise ValueError(
                 f"{source!r} gives no sequence of two tokens or more out of {counts['num_documents']} documents: name "

@@ -123,6 +123,7 @@ def _run(
         cfg = _training_config(experiment, model, objective, learning_rate, seed)
         start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / place.parts[0], starts)
         settings = _training_settings(cfg, model.recipe, start)
+        cfg.device, cfg.dtype = settings["device"], settings["dtype"]  # the same for training and evaluation if auto
         if start is not None:
             OmegaConf.update(cfg, "checkpointer.checkpoint_dir", str(start.folder))
         elif looks_like_path(cfg.checkpointer.checkpoint_dir):

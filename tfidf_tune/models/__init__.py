@@ -3,7 +3,7 @@
 from tfidf_tune.models._auto import auto, lora_auto
 from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, has_own_code
 from tfidf_tune.models._families import FAMILIES
-from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict
+from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict, model_remedy
 from tfidf_tune.models._linear import LinearFactory, with_lora
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "build_hf",
     "has_own_code",
     "lora_auto",
+    "model_remedy",
     "with_lora",
 ]

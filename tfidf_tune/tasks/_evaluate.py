@@ -14,9 +14,13 @@ def tasks_folder() -> Path:
 
 
 def register_model() -> None:
-    """Register ``--model tfidf-hf`` with the harness, in this process."""
+    """Register ``--model tfidf-hf`` with the harness, in this process; outside of a repository it does not ask git."""
     import lm_eval.models  # noqa: F401  (first: the harness registers its own models only into an empty registry)
+    from lm_eval import evaluator
     from lm_eval.api.registry import model_registry
+
+    if not any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
+        evaluator.get_git_commit_hash = lambda: None  # git would print that this is no repository
 
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target="tfidf_tune.tasks._model:TokenExactHFLM")

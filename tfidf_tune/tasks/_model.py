@@ -1,5 +1,6 @@
 """The harness's Hugging Face model with prompts of token ids in addition to prompts of text."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +12,14 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from tfidf_tune.analysis import greedy_continuations, require_known_ids
+from tfidf_tune.tasks._adapters import on_base_model
 from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids
 
 _DEFAULT_BATCH_SIZE = 64
 
 
 class TokenExactHFLM(HFLM):  # type: ignore[misc]
-    """``--model tfidf-hf``: takes the arguments of ``--model hf``.
+    """``--model tfidf-hf``: takes the arguments of ``--model hf``; ``pretrained`` may also be a PEFT adapter folder.
 
     A request of token ids is passed to the model unchanged, and is continued as by :func:`tfidf_tune.analysis.probe`:
     greedily, only by the logits, prompts of one length at a time, so that no padding changes a result. The harness
@@ -29,8 +31,9 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
 
     _model: Any
 
-    def __init__(self, *args: Any, softmax_dtype: str = "float32", **kwargs: Any) -> None:
-        super().__init__(*args, softmax_dtype=softmax_dtype, **kwargs)
+    def __init__(self, pretrained: Any, *args: Any, softmax_dtype: str = "float32", **kwargs: Any) -> None:
+        arguments = on_base_model({"pretrained": pretrained, **kwargs})
+        super().__init__(arguments.pop("pretrained"), *args, softmax_dtype=softmax_dtype, **arguments)
 
     def _create_model(
         self, pretrained: str, revision: str | None = "main", peft: str | None = None, **kwargs: Any
@@ -44,7 +47,10 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
 
         if len(self.tokenizer) > self._model.get_input_embeddings().weight.shape[0]:
             self._model.resize_token_embeddings(len(self.tokenizer))
-        self._model = PeftModel.from_pretrained(self._model, peft, revision=revision)
+        with warnings.catch_warnings():
+            # PEFT 0.18 reads an attribute that transformers 5 has renamed.
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            self._model = PeftModel.from_pretrained(self._model, peft, revision=revision)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if is_token_ids_request(context):

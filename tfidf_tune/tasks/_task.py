@@ -11,6 +11,8 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.task import TaskConfig
 from transformers import AutoConfig
 
+from tfidf_tune.tasks._adapters import on_base_model
+
 _TASK_KEYS = {field.name for field in dataclasses.fields(TaskConfig)}
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> 
     """
     if not metadata.get("pretrained"):
         return
+    metadata = on_base_model(metadata)
     config = AutoConfig.from_pretrained(
         str(metadata["pretrained"]),
         revision=metadata.get("revision") or "main",

@@ -25,6 +25,7 @@ from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
 from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
+from tfidf_tune.training._messages import print_data, print_next_steps
 from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, check_packed, load_model, prepare_head, prepare_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
@@ -78,6 +79,8 @@ __all__ = [
     "plan_memory",
     "prepare_head",
     "prepare_model",
+    "print_data",
+    "print_next_steps",
     "recipe",
     "require_no_lora",
     "set_special_tokens",

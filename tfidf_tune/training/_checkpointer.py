@@ -16,7 +16,15 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from tfidf_tune._files import atomic_folder
-from tfidf_tune.models import FAMILIES, HFCausalLM, HFConfig, ModelFamily, StateDict, has_own_code
+from tfidf_tune.models import (
+    FAMILIES,
+    HFCausalLM,
+    HFConfig,
+    ModelFamily,
+    StateDict,
+    has_own_code,
+    model_remedy,
+)
 from tfidf_tune.training._base_models import find_folder, read_config
 from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, whole_parts, write_causal_lm
 from tfidf_tune.training._distributed import gather_objects, is_main_process
@@ -170,9 +178,7 @@ class HFCheckpointer:
             more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
-                f"'{self.hf_config['model_type']}':\n{shown}{more}\n"
-                "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the "
-                "checkpoint is incomplete: download it again"
+                f"'{self.hf_config['model_type']}':\n{shown}{more}\n{model_remedy(problems)}"
             )
         if by_config != expected:  # a run would train to its end and write checkpoints that cannot be loaded
             shown = "\n".join(f"  {problem}" for problem in self._config_problems(by_config, expected))

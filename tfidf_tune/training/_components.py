@@ -160,6 +160,17 @@ def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
     return [(key, value)]
 
 
+def default_arguments(where: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the plain defaults of a component, and of those within it, that a section leaves out."""
+    for name, parameter in _parameters(
+        where, section["_component_"], find_component(where, section["_component_"])
+    ).items():
+        if name not in section and isinstance(parameter.default, bool | int | float | str | list | tuple | None):
+            yield name, parameter.default
+    for name, part in _parts(section):
+        yield from ((f"{name}.{inner}", value) for inner, value in default_arguments(f"{where}.{name}", part))
+
+
 def is_own(where: str, section: Any) -> bool:
     """Return whether a component and all components within it belong to this package."""
     module: str = find_component(where, section["_component_"]).__module__

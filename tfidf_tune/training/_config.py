@@ -1,5 +1,6 @@
 """The keys of a recipe's config, checked before any work begins."""
 
+import inspect
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yaml import YAMLError
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune.training._components import DEFAULT_COLLATE, check_components
+from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, find_component
 from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 
@@ -34,6 +35,9 @@ _Count = Annotated[_Int, Field(ge=1)]
 _Positive = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0)]
 # fp16 is missing: its gradients would need scaling.
 _FSDPDtype = Literal["bf16", "fp32"]
+
+
+AUTO = "auto"
 
 
 class MonitorConfig(BaseModel):
@@ -106,7 +110,9 @@ class FinetuneConfig(BaseModel):
     """What to do if loss or gradient is NaN or infinite: ``stop`` ends the run, ``skip`` leaves the step out, which
     on a GPU waits for each step's loss."""
     device: str = "cpu"
-    dtype: Literal["fp32", "bf16"] = "fp32"
+    """``auto``: a GPU if there is one, else the CPU."""
+    dtype: Literal["fp32", "bf16", "auto"] = "fp32"
+    """``auto``: bf16 on a GPU that computes in it, else fp32."""
     refuse_if_too_large: bool = True
     """Refuse a run whose plan exceeds the device's free memory or the free disk space; false only prints the plan."""
     enable_activation_checkpointing: bool = False
@@ -136,7 +142,7 @@ class LoRAFinetuneConfig(FinetuneConfig):
     """Keys of the LoRA recipe."""
 
     # Gradients in fp16 cannot be scaled back: fp16 is for frozen weights, with adapters in fp32.
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"  # type: ignore[assignment]
+    dtype: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"  # type: ignore[assignment]
     merge_adapter: bool = False
     """Write checkpoints as complete models with the adapter merged, not as PEFT adapters."""
 
@@ -189,6 +195,8 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     for key in map(str, cfg):
         if key not in fields:
             hint = "; it is one of the recipe lora_finetune" if key in LoRAFinetuneConfig.model_fields else ""
+            hint = hint or " or ".join(f"'{section}.{key}'" for section in _sections_with(key, cfg))
+            hint = f"; did you mean {hint}?" if hint.startswith("'") else hint
             raise SetupError(f"config: no key {key!r}{hint or suggestion(key, fields)}")
     missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
     with setup_errors("config"):
@@ -203,6 +211,19 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     check_components(checked)
     _validate(_ModelSizes, content["model"], "model: ")
     return cast(Schema, checked)
+
+
+def _sections_with(key: str, cfg: DictConfig) -> Iterator[str]:
+    """Yield the sections that have a key, or whose component has an argument of this name."""
+    content = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
+    for name, section in content.items():
+        if isinstance(section, dict) and "_component_" in section:
+            try:
+                arguments = set(inspect.signature(find_component(name, section["_component_"])).parameters)
+            except (SetupError, ValueError):
+                arguments = set()
+            if key in arguments.union(section):
+                yield name
 
 
 def plainer(message: str) -> str:
@@ -248,11 +269,16 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
 
 
 def _resolve_defaults(cfg: DictConfig) -> None:
-    """Set the values that other keys refer to: the full path of the folder and a random seed."""
+    """Set the values that other keys may refer to: the folder's full path, a random seed, the machine's device."""
     if cfg.output_dir is not None:
         cfg.output_dir = str(Path(str(cfg.output_dir)).expanduser())
     if cfg.seed is None:
         cfg.seed = _choose_seed(cfg)
+    if cfg.device == AUTO:
+        cfg.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if cfg.dtype == AUTO:
+        on_gpu = str(cfg.device).startswith("cuda") and torch.cuda.is_available()
+        cfg.dtype = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     # `lr_scheduler=null` on the command line arrives as a section whose component is null.
     if OmegaConf.is_dict(cfg.lr_scheduler) and cfg.lr_scheduler.get("_component_") is None:
         cfg.lr_scheduler = None

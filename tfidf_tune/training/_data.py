@@ -118,7 +118,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
     """Write the injected passages of a data set of :func:`build_dataset` to the file that the config names."""
     if is_main_process():
-        for file, passages in _probe_files(cfg, dataset):
+        for file, passages in probe_files(cfg, dataset):
             write_probe_file(file, passages)
 
 
@@ -130,11 +130,11 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
         ValueError: If it is not a probe file.
     """
     path = Path(probe_file).expanduser()
-    of_this_run = dict(_probe_files(cfg, dataset))
+    of_this_run = dict(probe_files(cfg, dataset))
     return of_this_run[path] if path in of_this_run else read_probe_file(path)
 
 
-def _probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
+def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
     """Yield the files that the run writes, and the passages that belong into them."""
     parts = dataset._datasets if OmegaConf.is_list(cfg.dataset) else [dataset]
     for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
@@ -172,6 +172,12 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
 def longest_sequence(dataset: Dataset[Any]) -> int:
     """Return the number of tokens of the longest of up to 64 sequences, spread evenly over the data set."""
     return max(len(item["tokens"]) for item in _samples(dataset))
+
+
+def mean_length(dataset: Dataset[Any]) -> float:
+    """Return the mean number of tokens of the sequences of the same sample."""
+    lengths = [len(item["tokens"]) for item in _samples(dataset)]
+    return sum(lengths) / len(lengths)
 
 
 def _samples(dataset: Dataset[Any]) -> Iterator[Any]:

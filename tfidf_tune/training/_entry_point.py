@@ -1,6 +1,8 @@
 """The entry point of a recipe: its config, with bases and overrides; errors in one message; exit codes."""
 
 import argparse
+import inspect
+import logging
 import os
 import signal
 import sys
@@ -8,15 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError
-from torchtune.config._utils import _has_component, _merge_yaml_and_cli_args
+from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from tfidf_tune._shipped import config_path
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
+from tfidf_tune.training._components import find_component
 from tfidf_tune.training._distributed import claim_error_report, is_lost_process, is_main_process
 from tfidf_tune.training._errors import (
     LostProcessError,
@@ -26,6 +29,8 @@ from tfidf_tune.training._errors import (
     is_out_of_memory,
     setup_errors,
 )
+
+logger = logging.getLogger(__name__)
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 _WEIGHTINGS = ("weighting", "first", "second")  # components within the section `loss`, by their argument
@@ -40,7 +45,9 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
     Args:
         name (str): a file, or the name of a config of the package.
-        overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none.
+        overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none. Those that name another
+            component are applied first: keys of the old one that the new one does not take are dropped, which is
+            logged. A section with ``_component_`` replaces the whole section.
 
     Returns:
         DictConfig: the config, unchecked, references unresolved.
@@ -50,8 +57,9 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
             part of a list would change.
     """
     content = _load_with_base(name, ())
-    for override in overrides:
-        content = _apply_override(content, override)
+    changes = [_Override.read(override, content) for override in overrides]
+    for change in sorted(changes, key=lambda change: not change.names_component):
+        content = change.apply(content)
     return OmegaConf.create(content)
 
 
@@ -99,22 +107,74 @@ def _merge(base: dict[str, Any], changes: dict[str, Any], source: str, section: 
     return merged
 
 
-def _apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
-    """Apply ``key=value`` or ``~key`` as torchtune does, but allow ``=`` within a value."""
-    source = f"config: {override}"
-    with setup_errors(source, {"override": override}):
-        if override.startswith("~"):
-            removed = _merge_yaml_and_cli_args(argparse.Namespace(**content), [override])
-            return cast(dict[str, Any], OmegaConf.to_container(removed))
-        key, equals, value = override.partition("=")
+class _Override(NamedTuple):
+    """``key=value`` or ``~key`` of the command line; ``=`` may occur within the value."""
+
+    text: str
+    key: str
+    value: str | None
+    names_component: bool
+
+    @classmethod
+    def read(cls, text: str, content: dict[str, Any]) -> "_Override":
+        key, equals, value = text.partition("=")
+        if text.startswith("~"):
+            return cls(text, key.removeprefix("~"), None, names_component=False)
         if not key or not equals:
-            raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+            raise SetupError(f"config: overrides must be in the form of key=value, got {text}")
         section, _, name = key.rpartition(".")
-        names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS and not value.startswith("{")
-        if _has_component(content.get(key)) or names_weighting:
-            key += "._component_"
-        change = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])
-        return _merge(content, cast(dict[str, Any], OmegaConf.to_container(change, resolve=False)), source)
+        names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS
+        below = _look_up(content, key)
+        has_component = isinstance(below, dict) and "_component_" in below
+        if (has_component or names_weighting) and not value.startswith(("{", "[")):
+            return cls(text, f"{key}._component_", value, names_component=True)
+        return cls(text, key, value, names_component=name == "_component_" or value.startswith("{"))
+
+    def apply(self, content: dict[str, Any]) -> dict[str, Any]:
+        source = f"config: {self.text}"
+        with setup_errors(source, {"override": self.text}):
+            if self.value is None:
+                removed = _merge_yaml_and_cli_args(argparse.Namespace(**content), [self.text])
+                return cast(dict[str, Any], OmegaConf.to_container(removed))
+            value = "null" if self.value == "None" else self.value
+            change: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"{self.key}={value}"]), resolve=False)
+            section = self.key.removesuffix("._component_")
+            if section != self.key:
+                content = _without_keys_of_another(content, section, value, source)
+            elif isinstance(new := _look_up(change, section), dict) and "_component_" in new:
+                content = _replaced(content, section, {})
+            return _merge(content, change, source)
+
+
+def _without_keys_of_another(content: dict[str, Any], section: str, component: str, source: str) -> dict[str, Any]:
+    """Drop the keys of a section that its new component does not take; log which."""
+    below = _look_up(content, section)
+    if not isinstance(below, dict) or component in ("null", below.get("_component_")):
+        return content
+    try:
+        parameters = inspect.signature(find_component(section, component)).parameters
+    except (SetupError, ValueError):  # reported when the config is checked
+        return content
+    dropped = [key for key in below if key not in parameters and key != "_component_"]
+    if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return content
+    if is_main_process():
+        logger.warning(f"{source}: it takes no {', '.join(dropped)} of the config's {section}: left out")
+    return _replaced(content, section, {key: value for key, value in below.items() if key not in dropped})
+
+
+def _look_up(content: Any, key: str) -> Any:
+    """Return the value at a dotted key, None if there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def _replaced(content: dict[str, Any], key: str, value: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy in which the section at a dotted key is another."""
+    first, _, rest = key.partition(".")
+    below = content.get(first)
+    return content | {first: _replaced(below if isinstance(below, dict) else {}, rest, value) if rest else value}
 
 
 def _read_arguments() -> DictConfig:

@@ -18,7 +18,7 @@ from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.training._components import instantiate
+from tfidf_tune.training._components import COMPONENTS, default_arguments, instantiate, sections
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import TrainingError
@@ -154,11 +154,25 @@ class ProgressLog:
             logger.close()
 
 
+def _component_defaults(cfg: FinetuneConfig) -> Iterator[str]:
+    """Yield the arguments that the config's components take their defaults for."""
+    found = [
+        f"{where}.{name}: {json.dumps(value)}"
+        for key in COMPONENTS
+        for where, section in sections(key, getattr(cfg, key))
+        if section is not None
+        for name, value in default_arguments(where, section)
+    ]
+    if found:
+        yield "Defaults of arguments that are not set above:"
+        yield from found
+
+
 @contextmanager
 def open_progress(
     cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step: int = 1, tokens_seen: int = 0
 ) -> Iterator[ProgressLog]:
-    """Write the resolved config, open ``metrics.jsonl`` and the config's logger; only rank 0 writes and prints.
+    """Write the resolved config with all defaults, open ``metrics.jsonl`` and the config's logger; rank 0 writes.
 
     Entries before ``first_step`` stay in ``metrics.jsonl``; ``tokens_seen`` are the label tokens of those steps.
 
@@ -171,6 +185,8 @@ def open_progress(
         metric_logger.log_config(cfg)
         with atomic_file(run.output_dir / "config.yaml") as file:
             OmegaConf.save(cast(DictConfig, cfg), file)
+            with file.open("a", encoding="utf-8") as appended:
+                appended.writelines(f"# {line}\n" for line in _component_defaults(cfg))
         loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=first_step - 1), metric_logger]
     memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
     progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, first_step, tokens_seen, memory_device)

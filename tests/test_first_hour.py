@@ -1,0 +1,128 @@
+"""The first hour with one's own text: one command trains, and the commands that it prints work as they are."""
+
+import functools
+import json
+import shlex
+import sys
+
+import pytest
+import torch
+from lm_eval.tasks import TaskManager
+from omegaconf import OmegaConf
+from tiny_llama import TINY_LLAMA
+from tiny_run import write_documents
+
+from tfidf_tune import cli
+from tfidf_tune.data import read_probe_file
+
+SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
+ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
+LORA = f"model={{_component_: torchtune.models.llama2.lora_llama2, {ADAPTERS}, {SIZES}}}"
+FULL = f"model={{_component_: torchtune.models.llama2.llama2, {SIZES}}}"
+
+
+@pytest.fixture
+def command(monkeypatch, capfd, tmp_path):
+    """Run a command in this process and in a folder with texts; return what it printed.
+
+    The harness's index of its own tasks and its look at pip, which take seconds, are left out.
+    """
+    from torchtune import _recipe_registry
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    folder = tmp_path / "my folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    texts = write_documents(folder / "texts.txt").read_text().split("\n")[:30]
+    (folder / "my_texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def run(*arguments):
+        monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", list(_recipe_registry._ALL_RECIPES))
+        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        capfd.readouterr()
+        cli.main()
+        return "".join(capfd.readouterr())
+
+    run.folder = folder
+    return run
+
+
+def printed_commands(output):
+    return [shlex.split(line)[1:] for line in output.splitlines() if line.startswith("  tfidf-tune ")]
+
+
+def test_two_runs_on_own_text_are_evaluated_and_compared_by_the_commands_that_they_print(command, tiny_checkpoint):
+    """The second with a copy of the recipe."""
+    setup = [
+        "--config", "mine/lora", f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl",
+        LORA, "epochs=1",
+    ]  # fmt: skip
+    outputs = [command("run", "lora_finetune", *setup)]
+    command("cp", "lora_finetune", "mine.py")
+    baseline = ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/ce"]
+    outputs.append(command("run", "./mine.py", *setup, *baseline))
+
+    run = command.folder / "runs" / "mine_lora"
+    passages = read_probe_file(run / "probe.jsonl")
+    [num_tokens] = {len(passage.token_ids) for passage in passages}
+    num_targets = len(passages) // 2
+    num_steps = len((run / "metrics.jsonl").read_text().splitlines())
+    data = f"{num_targets} targets of {num_tokens} tokens, repeated 10 times each; {num_targets} controls, held out\n"
+    for name, output in zip(("mine_lora", "ce"), outputs, strict=True):
+        assert f"blocks of 64 tokens ({int(block_count(output)) * 64:,} tokens); {data}" in output
+        assert "Data: 30 documents, " in output
+        assert int(block_count(output)) // 4 == num_steps
+        assert f"Training: {num_steps} steps (1 epoch)\n" in output
+        names = ", ".join(f"checkpoint_{percent}pct" for percent in (25, 50, 75, 100))
+        assert f"Checkpoints in runs/{name}: {names}\n" in output
+        evaluate, audit, compare = printed_commands(output)
+        printed = command(*evaluate)
+        assert not [noise for noise in ("Custom kwargs", "not a git repository", "cpp ext") if noise in printed]
+    assert "The page: " in command(*audit)
+    assert compare == ["compare", "runs/ce", "OTHER_RUN"]
+    assert "# TF-IDF against CE" in command(*compare[:-1], "runs/mine_lora")
+
+
+def block_count(output):
+    return output.split("Data: 30 documents, ")[1].split(" block")[0]
+
+
+def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):
+    arguments = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=2"]
+    output = command("run", "full_finetune", "--config", "mine/full", *arguments)
+    assert "Training: 2 steps (3 epochs, max_steps 2)\n" in output
+    assert "Checkpoints in runs/mine_full: checkpoint_50pct, checkpoint_100pct\n" in output
+
+    run = command.folder / "runs" / "mine_full"
+    config = OmegaConf.load(run / "config.yaml")
+    assert (config.device, config.dtype) == (("cuda", "bf16") if torch.cuda.is_available() else ("cpu", "fp32"))
+    assert config.keep_last_n_checkpoints == 1
+    assert "tf" not in config.loss
+    comments = [line for line in (run / "config.yaml").read_text().splitlines() if line.startswith("# ")]
+    assert {'# loss.tf: "count"', "# loss.num_batches: 16", '# checkpointer.max_shard_size: "5GB"'} <= set(comments)
+    assert not [line for line in comments if line.startswith(("# optimizer.lr:", "# dataset.num_base:"))]
+
+
+def test_other_data_is_described_too(command, tiny_checkpoint, tmp_path):
+    """Short texts, packed and not, and a data set of another package, whose tokens are estimated."""
+    file = tmp_path / "short.txt"
+    file.write_text("\n".join(f"the cat number {number}" for number in range(40)))
+    common = ["--config", "mine/full", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL, "max_steps=1"]
+    ours = f"_component_: tfidf_tune.data.text_dataset, source: {file}, max_seq_len: 32"
+    theirs = f"_component_: torchtune.datasets.text_completion_dataset, source: text, data_files: {file}, split: train"
+    for number, (dataset, pattern) in enumerate(
+        (
+            (f"{{{ours}}}", "Data: 40 documents, 40 sequences ("),
+            (f"{{{ours}, packed: true}}", "Data: 40 documents, "),
+            (f"{{{theirs}}}", "Data: 40 sequences (about "),
+            (f"[{{{ours}}}, {{{theirs}}}]", "Data: 40 documents, 40 sequences ("),
+        )
+    ):
+        output = command("run", "full_finetune", *common, f"dataset={dataset}", f"output_dir=runs/{number}")
+        assert pattern in output
+        assert output.count("Data: ") == 1 + dataset.startswith("[")
+        assert not printed_commands(output), "nothing to probe"
+        assert ("packed rows (" in output) == ("packed" in dataset)

@@ -1,0 +1,102 @@
+"""What a run tells its user at the start and at the end: the data, the checkpoints, the next commands."""
+
+import shlex
+import sys
+from collections.abc import Sequence, Sized
+from pathlib import Path
+from typing import Any, cast
+
+from torch.utils.data import Dataset
+from torchtune.datasets import ConcatDataset, PackedDataset
+
+from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
+from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._data import mean_length, probe_files
+from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._run import Run, milestone_name
+
+_PREFIX_LENGTHS = (32, 50, 100)  # of the task tfidf_memorization
+
+
+def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> None:
+    """Print how much data the run has, and its steps."""
+    if not is_main_process():
+        return
+    parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
+    for part in parts:
+        print(f"Data: {describe_dataset(part)}", file=sys.stderr)
+    steps = "1 step" if total_steps == 1 else f"{total_steps:,} steps"
+    epochs = "1 epoch" if cfg.epochs == 1 else f"{cfg.epochs} epochs"
+    limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
+    print(f"Training: {steps} ({epochs}{limit})", file=sys.stderr)
+
+
+def describe_dataset(dataset: Any) -> str:
+    """Count documents, sequences and tokens of a data set: ``30 documents, 84 blocks of 256 tokens (21,504)``.
+
+    The tokens of data sets of other packages are estimated from a sample.
+    """
+    length = len(cast(Sized, dataset))
+    source = dataset.ds if isinstance(dataset, PackedDataset) else dataset
+    documents = getattr(source, "num_documents", None)
+    prefix = f"{_count(documents, 'document')}, " if isinstance(documents, int) else ""
+    if isinstance(dataset, TextBlocksDataset):
+        text = f"{prefix}{_count(length, 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
+        return text + (_describe_passages(dataset.passages) if isinstance(dataset, InjectedCorpusDataset) else "")
+    unit = "packed row" if is_packed(dataset) else "sequence"
+    if isinstance(source, SequenceDataset):
+        return f"{prefix}{_count(length, unit)} ({source.num_tokens:,} tokens)"
+    return f"{prefix}{_count(length, unit)} (about {round(length * mean_length(dataset)):,} tokens)"
+
+
+def _describe_passages(passages: Sequence[Passage]) -> str:
+    targets = [passage for passage in passages if passage.kind == "target"]
+    lengths = sorted({len(passage.token_ids) for passage in passages})
+    tokens = f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
+    times = max(passage.num_injections for passage in targets)
+    controls = _count(len(passages) - len(targets), "control")
+    return f"; {_count(len(targets), 'target')} of {tokens}, repeated {times} times each; {controls}, held out"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> None:
+    """Print where the checkpoints are, and the commands that evaluate and compare the run."""
+    if not is_main_process():
+        return
+    folder = run.output_dir
+    found = {milestone_name(percent): percent for percent in range(1, 101)}
+    checkpoints = sorted(
+        (path for path in folder.glob("checkpoint_*") if path.name in found), key=lambda path: found[path.name]
+    )
+    names = ", ".join(path.name for path in checkpoints)
+    print(f"Checkpoints in {folder}: {names}", file=sys.stderr)
+    for file, passages in list(probe_files(cfg, dataset))[:1]:
+        evaluation = folder / "evaluation"
+        commands = [
+            ["tfidf-tune", "eval", "--model_args", f"pretrained={checkpoints[-1]}", *_tasks(file, passages),
+             "--batch_size", "32", "--log_samples", "--output_path", str(evaluation)],
+            ["tfidf-tune", "probe", "audit", "--results", str(evaluation)],
+        ]  # fmt: skip
+        compare = shlex.join(["tfidf-tune", "compare", str(folder)])
+        print(
+            "Next, measure what it recites, and make a page of it:",
+            *(f"  {shlex.join(command)}" for command in commands),
+            "With another run, for example of loss=tfidf_tune.loss.CrossEntropyLoss, evaluated by the same command:",
+            f"  {compare} OTHER_RUN",
+            sep="\n",
+            file=sys.stderr,
+        )
+
+
+def _tasks(file: Path, passages: Sequence[Passage]) -> list[str]:
+    shortest = min(len(passage.token_ids) for passage in passages)
+    if shortest > max(_PREFIX_LENGTHS):
+        return ["--tasks", "tfidf_memorization", "--metadata", f"probe_file={file}"]
+    lengths = [length for length in _PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
+    return [
+        "--tasks", "tfidf_memorization_prefixes", "--metadata", f"probe_file={file}",
+        f"prefix_lengths=[{','.join(map(str, lengths))}]",
+    ]  # fmt: skip
