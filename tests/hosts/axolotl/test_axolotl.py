@@ -272,6 +272,7 @@ REFUSED = [
     ({"chunked_cross_entropy": True}, "chunked_cross_entropy is True, which puts another loss"),
     ({"orpo_alpha": 0.1}, "orpo_alpha is 0.1, which puts another loss"),
     ({"context_parallel_size": 2}, "context_parallel_size is 2"),
+    ({"token_weighting_args": {"counted": "tokens"}}, "sample_packing is true, .* set sample_packing to false, or "),
 ]  # fmt: skip
 OTHER_PLUGINS = [
     ("liger.LigerPlugin", {"liger_fused_linear_cross_entropy": True}, "liger_fused_linear_cross_entropy is True"),
