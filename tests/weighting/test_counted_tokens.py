@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from code_paths import CODE_PATHS, OneCodePath
+from docs_snippets import snippet
 from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
 from tfidf_reference import IGNORED, ReferenceTFIDF
@@ -157,6 +158,20 @@ def test_weights_worked_out_by_hand(path):
     # N = 2, and 5 and 7 are in both: each idf is 1. Only 5 occurs twice in its sequence: raw weights 1, 2, 1.
     torch.testing.assert_close(weighting(batch), torch.tensor([[0, 0.75, 0, 0], [0, 1.5, 0.75, 0]]))
     assert weighting.window.document_frequency(torch.tensor([5, 7, 8, 9])).tolist() == [2, 2, 1, 1]
+
+
+def test_the_loop_of_the_documentation_has_the_weights_of_the_reference():
+    rows = random_rows(torch.Generator().manual_seed(8), packed=False)
+    weighting = TFIDFWeighting(counted="tokens")
+    given = {
+        "input_ids": rows.tokens.masked_fill(rows.tokens == IGNORED, 5),  # a token of the text too
+        "attention_mask": rows.tokens != IGNORED,
+        "labels": rows.tokens.masked_fill(rows.masked, IGNORED),
+        "logits": None,
+        "loss": lambda logits, labels, tokens: given.update(weights=weighting(labels, tokens=tokens)),
+    }
+    exec(snippet("objective.md", "TF-IDF weights", number=1), given)
+    assert_weights_equal_reference(given["weights"], rows.of_reference(ReferenceTFIDF()))
 
 
 # ---- what else holds for every weighting
