@@ -36,7 +36,7 @@ def run_prompts(recipe_config, monkeypatch):
     """Run the recipe on these rows; return its metrics."""
     monkeypatch.setitem(sys.modules, "users_data", SimpleNamespace(prompts=prompts))
 
-    def run(counted, packed=False, **overrides):
+    def run(counted, packed=False, lora=False, **overrides):
         settings = {
             "dataset": {"_component_": "users_data.prompts", "packed": packed},
             "loss.num_batches": WINDOW,
@@ -49,7 +49,7 @@ def run_prompts(recipe_config, monkeypatch):
             "save_at_percent": [100],
             "keep_last_n_checkpoints": 0,
         }
-        return run_recipe(recipe_config(**(settings | overrides)))
+        return run_recipe(recipe_config(lora=lora, **(settings | overrides)), lora=lora)
 
     return run
 
@@ -111,7 +111,7 @@ def test_packed_rows_of_a_recipe_count_each_document_and_no_padding(run_prompts,
     assert num_packed < len(ROWS) / 2
     sizes = {False: len(ROWS), True: num_packed}
     alone, packed = (
-        values(run_prompts("tokens", packed, batch_size=size, epochs=STEPS, output_dir=str(tmp_path / str(packed))))
+        values(run_prompts("tokens", packed, True, batch_size=size, epochs=STEPS, output_dir=str(tmp_path / str(size))))
         for packed, size in sizes.items()
     )
     np.testing.assert_allclose(packed, alone, rtol=1e-4, atol=1e-7)

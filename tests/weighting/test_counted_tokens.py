@@ -12,6 +12,7 @@ from tfidf_reference import IGNORED, ReferenceTFIDF
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
+    GatheredLabels,
     ProductWeighting,
     TFIDFWeighting,
     TokenBatch,
@@ -261,6 +262,12 @@ def test_tokens_that_do_not_fit_are_refused_and_leave_the_window(tokens, message
     with pytest.raises(ValueError, match=message):
         weighting(LABELS, tokens=tokens, vocab_size=10)
     assert int(weighting.window.num_updates) == 0
+
+
+def test_gathered_labels_without_the_tokens_are_refused():
+    gathered = GatheredLabels(LABELS, None, (slice(1), slice(4)))
+    with pytest.raises(ValueError, match="TFIDFWeighting counts all tokens, but gathered has only labels"):
+        TFIDFWeighting(sync=True, counted="tokens")(LABELS, tokens=TOKENS, gathered=gathered)
 
 
 def test_on_a_gpu_a_label_that_is_not_the_token_at_its_position_gets_nan():

@@ -122,13 +122,18 @@ def check_types(labels: Tensor, document_ids: Tensor | None, tokens: Tensor | No
         raise ValueError(
             f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need separate sequences"
         )
-    if document_ids is not None and document_ids.is_floating_point():
-        raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
+    if document_ids is not None:
+        if document_ids.is_floating_point():
+            raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
+        _check_shape("document_ids", document_ids, labels)
     if tokens is not None:
         check_label_type(tokens, "tokens")
-    for name, tensor in (("document_ids", document_ids), ("tokens", tokens)):
-        if tensor is not None and tensor.shape != labels.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected that of labels, {tuple(labels.shape)}")
+        _check_shape("tokens", tokens, labels)
+
+
+def _check_shape(name: str, tensor: Tensor, labels: Tensor) -> None:
+    if tensor.shape != labels.shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected that of labels, {tuple(labels.shape)}")
 
 
 def check_tokens(labels: Tensor, tokens: Tensor) -> None:

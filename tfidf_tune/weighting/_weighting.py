@@ -67,25 +67,31 @@ class TokenWeighting(nn.Module, ABC):
         elif fields:
             batch = batch._replace(**fields)
         labels, document_ids, vocab_size, predictions, gathered, tokens = batch
-        tokens = self._needed(tokens, "the batch")
+        tokens = self._required(tokens, "the batch") if self.needs_tokens else None
         check_types(labels, document_ids, tokens)
         if not (self.sync and self.training):
             gathered = None
         elif gathered is None and has_other_ranks():
             gathered = gather_labels(labels, document_ids, tokens)
-        labels, tokens = _checked(labels, tokens, vocab_size)  # before those of all ranks, clamped to int32
+        labels = labels.long()
+        check_ids(labels, vocab_size)  # before those of all ranks, which are clamped to int32
+        if tokens is not None:
+            tokens = _checked_tokens(tokens, labels, vocab_size)
         if gathered is not None:
-            of_all = _checked(gathered.labels, self._needed(gathered.tokens, "gathered"), vocab_size)
-            gathered = gathered._replace(labels=of_all[0], tokens=of_all[1])
+            all_labels, all_tokens = gathered.labels.long(), None
+            check_ids(all_labels, vocab_size)
+            if self.needs_tokens:
+                all_tokens = _checked_tokens(self._required(gathered.tokens, "gathered"), all_labels, vocab_size)
+            gathered = gathered._replace(labels=all_labels, tokens=all_tokens)
         return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens))
 
-    def _needed(self, tokens: Tensor | None, where: str) -> Tensor | None:
-        if self.needs_tokens and tokens is None:
+    def _required(self, tokens: Tensor | None, where: str) -> Tensor:
+        if tokens is None:
             raise ValueError(
                 f"{type(self).__name__} counts all tokens, but {where} has only labels: pass tokens too, -100 in place "
                 "of padding, as in tokens=shift_tokens(input_ids)"
             )
-        return tokens if self.needs_tokens else None
+        return tokens
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -99,15 +105,11 @@ class TokenWeighting(nn.Module, ABC):
         return sum(buffer.nbytes for buffer in self.buffers())
 
 
-def _checked(labels: Tensor, tokens: Tensor | None, vocab_size: int | None) -> tuple[Tensor, Tensor | None]:
-    """Check labels and tokens, return them as int64."""
-    labels = labels.long()
-    check_ids(labels, vocab_size)
-    if tokens is not None:
-        tokens = tokens.long()
-        check_ids(tokens, vocab_size, "tokens")
-        check_tokens(labels, tokens)
-    return labels, tokens
+def _checked_tokens(tokens: Tensor, labels: Tensor, vocab_size: int | None) -> Tensor:
+    tokens = tokens.long()
+    check_ids(tokens, vocab_size, "tokens")
+    check_tokens(labels, tokens)
+    return tokens
 
 
 def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
