@@ -129,6 +129,15 @@ def test_padding_without_a_mask_is_refused(tiny_checkpoint, tmp_path):
         )  # fmt: skip
 
 
+def test_labels_that_are_not_the_tokens_are_refused(tiny_checkpoint, tmp_path):
+    trainer = make_trainer(
+        TokenWeightingTrainer, tiny_checkpoint, tmp_path, [{"input_ids": [1, 2, 3], "labels": [1, 2, 4]}] * 4,
+        weighting=TFIDFWeighting(counted="tokens"),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="labels that are not -100 differ from input_ids"):
+        trainer.train()
+
+
 def test_a_loss_that_gets_only_labels_is_refused():
     with pytest.raises(ValueError, match="counts all tokens, but the Trainer passes only the labels to a loss"):
         trainer_loss(TFIDFCrossEntropyLoss(counted="tokens"))

@@ -116,7 +116,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             )
         require_labels(inputs)
         if self._is_first_batch:
-            check_first_batch(inputs)
+            check_first_batch(inputs, needs_tokens=self.weighting.needs_tokens)
         weighted = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
         result = super().compute_loss(
             weighted, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch

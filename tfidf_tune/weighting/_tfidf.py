@@ -88,7 +88,7 @@ class TFIDFWeighting(TokenWeighting):
     union of those of all ranks in ``.train()`` mode: every rank computes the weights of the union, puts it into its
     window, which is thereby the same on every rank, and keeps the weights of its own rows. They are those of one
     process that sees the union. The window and the work therefore grow with the number of ranks. All ranks have to call
-    the weighting equally often, with document ids on all of them or on none.
+    the weighting equally often, with document ids and tokens on all of them or on none.
 
     Args:
         num_batches (int): mini-batches in the window, the current one included (the paper's K). Default: 16.
