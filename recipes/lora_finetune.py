@@ -36,7 +36,9 @@ def recipe_main(user_cfg: DictConfig) -> None:
             resume.check_inputs(dataset, checkpointer)
             monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
             training.check_resources(cfg, model, loss, dataset, run, checkpointer)
-            dataloader = training.build_dataloader(cfg, dataset, tokenizer, run)
+            dataloader = training.build_dataloader(
+                cfg, dataset, tokenizer, run, counts_tokens=loss.weighting.needs_tokens
+            )
 
         training.prepare_model(model, loss, cfg)
         training.shard_model(model, cfg, run)

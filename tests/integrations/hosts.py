@@ -84,9 +84,9 @@ def logs_of(trainer: Trainer) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-def run_recipe(cfg: Any) -> list[dict[str, float]]:
-    """Run the full recipe; return its metrics."""
-    folder = RecipeRun(cfg).here()
+def run_recipe(cfg: Any, *, lora: bool = False) -> list[dict[str, float]]:
+    """Run a recipe; return its metrics."""
+    folder = RecipeRun(cfg, lora).here()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

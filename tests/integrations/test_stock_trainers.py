@@ -3,7 +3,15 @@
 import pytest
 import torch
 from processes import on_every_rank
-from trainer_runs import RESUMED_AT, TOTAL, all_on_rank, resumed_runs, shared_window, stock_and_uniform
+from trainer_runs import (
+    RESUMED_AT,
+    TOTAL,
+    all_on_rank,
+    resumed_runs,
+    shared_window,
+    shared_window_of_tokens,
+    stock_and_uniform,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +36,15 @@ def test_two_processes(folder):
     assert_uniform_is_stock(ranks[0]["stock_and_uniform"])
     windows = [assert_resumed_runs_are_identical(rank["resumed_runs"]) for rank in ranks]
     assert not torch.equal(*windows), "each process has its own window"
-    expected = torch.tensor(shared_window(folder))
+    expected, of_tokens = torch.tensor(shared_window(folder)), torch.tensor(shared_window_of_tokens(folder))
+    assert (of_tokens[:, -2:] - expected[:, -2:]).abs().min() > 1e-4, "prompts count"
     assert expected[:, -2].min() > 0.1, "weights differ"
     for rank in ranks:
         is_sharded, sharded = rank["sharded"]
         assert is_sharded
         for found in (rank["shared_window"], rank["shared_window_fused"], sharded):
             torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch.tensor(rank["shared_window_of_tokens"]), of_tokens, rtol=1e-5, atol=1e-6)
 
 
 def assert_uniform_is_stock(found):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Train
 
 from tfidf_tune import TFIDFCrossEntropyLoss
 from tfidf_tune.integrations._checks import check_first_batch
-from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
+from tfidf_tune.integrations._inputs import documents_and_tokens, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
 from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.weighting import FocalWeighting, TFIDFWeighting, UniformWeighting
@@ -140,8 +140,9 @@ def test_documents_begin_where_positions_do_not_go_on(first_position):
     collator = DataCollatorWithFlattening(position_ids_start=first_position)
     batch = collator([{"input_ids": [7] * length} for length in (3, 1, 2)])
     labels = shifted_labels(batch, 6)
-    documents = document_ids_of(batch, labels)
+    documents, tokens = documents_and_tokens(batch, labels, needs_tokens=False)
     assert documents.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
+    assert tokens is None
 
 
 def test_batches_without_ids_and_without_labels():

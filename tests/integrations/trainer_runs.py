@@ -15,6 +15,7 @@ from trl import SFTTrainer
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
+from tfidf_tune.weighting._tfidf import Counted
 
 STEPS = 2
 RESUMED_AT, TOTAL = 2, 4
@@ -61,7 +62,7 @@ def resumed_runs(folder: Path) -> dict[str, Any]:
             }
             trainer = make_trainer(
                 trainer_class, folder / "tiny", folder / name, ragged_rows(100), settings=settings,
-                weighting=TFIDFWeighting(num_batches=3),
+                weighting=TFIDFWeighting(num_batches=3, counted=_COUNTED[name]),
             )  # fmt: skip
             trainer.train(
                 resume_from_checkpoint=str(folder / name / f"checkpoint-{RESUMED_AT}") if is_resumed else None
@@ -75,12 +76,12 @@ def resumed_runs(folder: Path) -> dict[str, Any]:
     return found
 
 
-def shared_window(folder: Path, *, fused_head: bool = False) -> list[list[float]]:
+def shared_window(folder: Path, *, fused_head: bool = False, counted: Counted = "labels") -> list[list[float]]:
     """Metrics with a window of all processes, on eight rows a step however many processes there are."""
     settings = {"max_steps": STEPS, "per_device_train_batch_size": 8 // world_size()}
     trainer = make_trainer(
         TokenWeightingTrainer, folder / "tiny", folder / "out", ragged_rows(100), settings=settings,
-        weighting=TFIDFWeighting(num_batches=2, sync=True), fused_head=fused_head,
+        weighting=TFIDFWeighting(num_batches=2, sync=True, counted=counted), fused_head=fused_head,
     )  # fmt: skip
     trainer.train()
     return [[entry[key] for key in _COMPARED] for entry in logs_of(trainer)]
@@ -89,6 +90,11 @@ def shared_window(folder: Path, *, fused_head: bool = False) -> list[list[float]
 def shared_window_fused(folder: Path) -> list[list[float]]:
     """The same through the fused head, whose weight is used outside of the wrapped model."""
     return shared_window(folder, fused_head=True)
+
+
+def shared_window_of_tokens(folder: Path) -> list[list[float]]:
+    """The same with all tokens counted."""
+    return shared_window(folder, counted="tokens")
 
 
 def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
@@ -107,10 +113,11 @@ def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
 def all_on_rank(rank: int, folder: Path) -> dict[str, Any]:
     """All of these, in one of two processes."""
     set_environment(rank, 2)
-    runs = (stock_and_uniform, resumed_runs, shared_window, shared_window_fused, sharded)
+    runs = (stock_and_uniform, resumed_runs, shared_window, shared_window_fused, shared_window_of_tokens, sharded)
     return {work.__name__: work(folder) for work in runs}
 
 
+_COUNTED: dict[str, Counted] = {"Trainer": "labels", "SFTTrainer": "tokens"}
 _COMPARED = ("loss", "grad_norm", "cross_entropy", "weight_mean", "weight_std", "weight_max")
 
 

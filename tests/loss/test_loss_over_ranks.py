@@ -79,8 +79,8 @@ def test_with_sync_the_gradients_of_the_head_add_up_to_those_of_the_union(ranks)
 
 
 def test_the_loss_passes_its_settings_to_the_weighting():
-    weighting = TFIDFCrossEntropyLoss(sync=True, normalization="rank").weighting
-    assert (weighting.sync, weighting.normalization) == (True, "rank")
+    weighting = TFIDFCrossEntropyLoss(sync=True, normalization="rank", counted="tokens").weighting
+    assert (weighting.sync, weighting.normalization, weighting.counted) == (True, "rank", "tokens")
     weighting = TFIDFCrossEntropyLoss().weighting
-    assert (weighting.sync, weighting.normalization) == (False, "rank")
+    assert (weighting.sync, weighting.normalization, weighting.counted) == (False, "rank", "labels")
     assert TFIDFCrossEntropyLoss(sync=True).weighting.normalization == "global"

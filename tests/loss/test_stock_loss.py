@@ -47,6 +47,13 @@ def test_the_arguments_reach_the_weights():
     assert_loss_equals_reference(loss, reference_loss(logits, labels, weights)[0])
 
 
+def test_counting_all_tokens_is_refused_because_stock_recipes_pass_only_labels():
+    with pytest.raises(
+        ValueError, match="counts all tokens, but a stock recipe of torchtune .* set counted to 'labels'"
+    ):
+        CEWithChunkedOutputLoss(counted="tokens")
+
+
 def test_a_config_makes_it_from_its_dotted_path():
     config = OmegaConf.create({"_component_": "tfidf_tune.loss.stock.CEWithChunkedOutputLoss", "num_batches": 4})
     loss = instantiate(config)

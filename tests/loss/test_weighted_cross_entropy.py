@@ -93,8 +93,11 @@ def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_
     given = logits if num_chunks is None else list(logits.chunk(num_chunks, dim=1))
     weighting.sync = True
     gathered = GatheredLabels(labels, document_ids, (slice(len(labels)), slice(labels.shape[1])))
-    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, gathered)
+    weighting.needs_tokens, tokens = True, labels.masked_fill(labels == IGNORED, 3)
+    gathered = gathered._replace(tokens=tokens)
+    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, gathered, tokens)
     (batch,) = weighting.asked
+    assert batch.tokens is tokens
     assert torch.equal(batch.labels, labels)
     assert batch.vocab_size == 37
     assert batch.document_ids is document_ids

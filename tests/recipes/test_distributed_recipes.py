@@ -111,7 +111,7 @@ GROUPS = {
         "tied, torch's head": {"model": "llama3_2-tied", "loss.head": "torch"},
         "neox": {"model": "gpt_neox", "loss.head": "chunked"},
         "gptj": {"model": "gptj", "fsdp_reshard_after_forward": False},
-        "accumulated": {"gradient_accumulation_steps": 2, "rows": 8},
+        "accumulated, all tokens": {"gradient_accumulation_steps": 2, "rows": 8, "loss.counted": "tokens"},
         "n-grams and TF-IDF": PRODUCT,
         "offloaded": {"fsdp_cpu_offload": True},
     },

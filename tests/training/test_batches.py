@@ -103,6 +103,19 @@ def test_tokens_to_predict_are_counted_without_the_first_of_a_row():
     assert agree_on_step([], stop=2) == ([], [], 0, [], 2), "after the last step only the signal is agreed on"
 
 
+def test_all_tokens_are_shifted_with_their_documents():
+    counted = batch([[-100, 2, -100, 4]]) | {"unpadded_tokens": torch.tensor([[1, 2, 3, 4]])}
+    packed = counted | {"document_ids": torch.tensor([[0, 0, 1, 1]])}
+
+    alone, packed = agree_on_step([counted, packed]).batches
+
+    for shifted in (alone, packed):
+        assert shifted["tokens"].tolist() == [[0, 2, 0, 4]], "what the model reads"
+        assert shifted["labels"].tolist() == [[2, -100, 4, -100]]
+        assert shifted["unpadded_tokens"].tolist() == [[2, 3, 4, 1]]
+    assert packed["document_ids"].tolist() == [[0, 1, 1, 0]]
+
+
 def steps_of_a_rank(rank):
     """Two mini-batches of different shapes on each rank, the second with documents."""
     first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])

@@ -41,9 +41,9 @@ class Numbers(torch.utils.data.Dataset):
         return {"tokens": [index] * (3 + index % 3), "labels": [index] * (3 + index % 3)}
 
 
-def make_loader(recipe_config, *, seed=0, **overrides):
+def make_loader(recipe_config, *, seed=0, counts_tokens=False, **overrides):
     return build_dataloader(check_config(recipe_config(**overrides), FinetuneConfig), Numbers(), TOKENIZER,
-                            replace(CPU_RUN, seed=seed))  # fmt: skip
+                            replace(CPU_RUN, seed=seed), counts_tokens=counts_tokens)  # fmt: skip
 
 
 def test_the_order_follows_from_the_seed_and_an_incomplete_batch_is_left_out(recipe_config):
@@ -55,6 +55,18 @@ def test_the_order_follows_from_the_seed_and_an_incomplete_batch_is_left_out(rec
     assert [batch["tokens"][:, 0].tolist() for batch in batches] == [[4 * i + j for j in range(4)] for i in range(5)]
     assert batches[0]["tokens"].tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
     assert batches[0]["labels"].tolist()[3] == [3, 3, 3, -100, -100]
+
+
+def test_tokens_are_told_from_padding_of_the_same_id(recipe_config):
+    """Item 0 has only tokens 0, the id of padding."""
+    (plain, *_), (batch, *_) = (
+        make_loader(recipe_config, shuffle=False, counts_tokens=counts) for counts in (False, True)
+    )
+    no = -100
+    assert batch.pop("unpadded_tokens").tolist() == [[0, 0, 0, no, no], [1, 1, 1, 1, no], [2] * 5, [3, 3, 3, no, no]]
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        name: tensor.tolist() for name, tensor in plain.items()
+    }
 
 
 @pytest.fixture

@@ -23,10 +23,11 @@ def batches():
     return [*ordinary, *odd, ordinary[0]]
 
 
-def steady(training, max_weight):
+def steady(training, max_weight, counted):
     """A weighting whose tables are laid out and whose window, of fewer batches than follow, has begun to roll."""
-    weighting = OneCodePath("device", num_batches=4, max_weight=max_weight)
-    weighting(torch.zeros(ROWS, LENGTH, dtype=torch.int64), vocab_size=VOCAB_SIZE)
+    weighting = OneCodePath("device", num_batches=4, max_weight=max_weight, counted=counted)
+    labels = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+    weighting(labels, vocab_size=VOCAB_SIZE, tokens=labels)
     weighting.weighting.train(training)
     return weighting
 
@@ -34,16 +35,23 @@ def steady(training, max_weight):
 def calls_of(weighting, training, documents):
     for i, labels in enumerate(batches()):
         document_ids = (torch.arange(LENGTH) // (i + 1)).expand(ROWS, LENGTH).contiguous() if documents else None
-        yield lambda labels=labels, ids=document_ids: weighting(
-            labels, training=training, vocab_size=VOCAB_SIZE, document_ids=ids
+        tokens = torch.where(labels == IGNORED, torch.arange(LENGTH), labels)
+        yield lambda labels=labels, ids=document_ids, tokens=tokens: weighting(
+            labels, training=training, vocab_size=VOCAB_SIZE, document_ids=ids, tokens=tokens
         )
 
 
 @pytest.mark.parametrize(
-    ("training", "documents", "max_weight"), [(True, False, None), (True, True, 1.5), (False, True, None)]
+    ("training", "documents", "max_weight", "counted"),
+    [
+        (True, False, None, "labels"),
+        (True, True, 1.5, "labels"),
+        (False, True, None, "labels"),
+        (True, True, None, "tokens"),
+    ],
 )
-def test_operations_shapes_and_memory_do_not_depend_on_values(training, documents, max_weight):
-    weighting = steady(training, max_weight)
+def test_operations_shapes_and_memory_do_not_depend_on_values(training, documents, max_weight, counted):
+    weighting = steady(training, max_weight, counted)
     before = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.window.named_buffers()}
     updates, recorded = int(weighting.window.num_updates), []
     for call in calls_of(weighting, training, documents):
@@ -56,5 +64,6 @@ def test_operations_shapes_and_memory_do_not_depend_on_values(training, document
     assert len(recorded[0]) > 30
     assert all(calls == recorded[0] for calls in recorded)
     assert len(before) == 4
-    # All but the batch without a valid token and the one of bad ids have entered the window.
-    assert int(weighting.window.num_updates) == updates + (8 if training else 0)
+    # All but the batch without a valid token and the one of bad ids have entered the window; without a label, its
+    # other tokens may count.
+    assert int(weighting.window.num_updates) == updates + (8 + (counted == "tokens") if training else 0)

@@ -38,6 +38,14 @@ class Case(NamedTuple):
     gathers: bool = False
     shape_known: bool = False
 
+    def tokens(self, labels):
+        """All tokens, if they are counted: others where labels are ignored, but for padding in the last third."""
+        if "counted" not in self.settings:
+            return None
+        position = torch.arange(labels.shape[1])
+        others = torch.where(position < len(position) * 2 // 3, position % VOCAB_SIZE, IGNORED)
+        return torch.where(labels == IGNORED, others, labels)
+
     @property
     def shared(self):
         return self.settings.get("sync", False)
@@ -55,6 +63,10 @@ CASES = {
     "sync, gathered by shape": Case({"sync": True}, documents=True, gathers=True, shape_known=True),
     "sync, mean of the rank": Case({"sync": True, "normalization": "rank"}),
     "sync, mean of the rank, capped": Case({"sync": True, "normalization": "rank", "max_weight": 1.4}, documents=True),
+    "sync, all tokens": Case({"sync": True, "counted": "tokens"}),
+    "sync, all tokens, gathered": Case(
+        {"sync": True, "counted": "tokens", "max_weight": 1.3}, documents=True, gathers=True, shape_known=True
+    ),
     "mean of all ranks": Case({"normalization": "global"}, documents=True),
     "nothing shared": Case({"max_weight": 1.5}, documents=True),
 }
@@ -111,6 +123,7 @@ def run_case(rank, case, path):
     for step, batches in enumerate(every_step):
         labels, document_ids = batches[rank]
         given = {"vocab_size": case.vocab_size, "document_ids": document_ids if case.documents else None}
+        given["tokens"] = case.tokens(labels)
         gathered = gathered_labels(case, batches, rank)
         trained.append(weighting(labels, gathered=gathered, **given))
         if step % 5 == 4:
@@ -126,7 +139,7 @@ def gathered_labels(case, batches, rank):
         return None
     labels, document_ids = batches[rank]
     shape = shape_of_a_step(batches) if case.shape_known else None
-    return gather_labels(labels, document_ids if case.documents else None, shape=shape)
+    return gather_labels(labels, document_ids if case.documents else None, case.tokens(labels), shape=shape)
 
 
 def repetition_of(rank):
@@ -152,6 +165,7 @@ def collectives_of(rank, case):
                 vocab_size=VOCAB_SIZE,
                 document_ids=batches[rank][1] if case.documents else None,
                 gathered=gathered_labels(case, batches, rank) if training else None,
+                tokens=case.tokens(batches[rank][0]),
             )
         names.append(
             [
@@ -186,6 +200,10 @@ def refused(rank):
         gather_labels(good, shape=(1, 2))
     with pytest.raises(ValueError, match=r"\(1, 3\), larger than shape=\(0, 3\), the maximum of all ranks"):
         gather_labels(good, shape=(0, 3))
+    of_tokens = TFIDFWeighting(num_batches=WINDOW, sync=True, counted="tokens")
+    with pytest.raises(ValueError, match=".") as error:
+        of_tokens(good, vocab_size=VOCAB_SIZE, tokens=good + int(rank == 1))
+    messages["other tokens"] = str(error.value)
     return messages, weighting(good, vocab_size=VOCAB_SIZE), state_copy(weighting)
 
 
@@ -206,7 +224,9 @@ def reference_weights(case, every_step):
         labels = [labels.tolist() for labels, _ in batches]
         ids = [ids.tolist() if case.documents else [[0] * ids.shape[1]] * len(ids) for _, ids in batches]
         if case.shared:
-            raw = of_rank[0].raw(list(chain(*labels)), list(chain(*ids)))
+            tokens = [case.tokens(of_a_rank).tolist() for of_a_rank, _ in batches] if "counted" in case.settings else []
+            counted = (list(chain(*tokens)), list(chain(*ids))) if tokens else None
+            raw = of_rank[0].raw(list(chain(*labels)), list(chain(*ids)), counted=counted)
         else:
             raw = [row for reference, *batch in zip(of_rank, labels, ids, strict=True) for row in reference.raw(*batch)]
         rows = iter(raw)
@@ -254,14 +274,19 @@ def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, na
             batches = batches_of_a_step(step, len(ranks))
             labels, ids = union_of(batches)
             given = {"vocab_size": case.vocab_size}
-            per_rank = one_process(labels, document_ids=ids if case.documents else None, **given).chunk(len(ranks))
+            tokens = None
+            if "counted" in settings:
+                tokens, _ = union_of([(case.tokens(own), ids) for own, ids in batches])
+            per_rank = one_process(labels, document_ids=ids if case.documents else None, tokens=tokens, **given).chunk(
+                len(ranks)
+            )
             for rank, (own, ids) in enumerate(batches):
                 result = ranks[rank]["cases"][name][path]
                 if case.global_mean:
                     assert torch.equal(result["trained"][step], per_rank[rank][: own.shape[0], : own.shape[1]])
                 if step % 5 == 4:
                     own_ids = ids if case.documents else None
-                    expected = one_process(own, training=False, document_ids=own_ids, **given)
+                    expected = one_process(own, training=False, document_ids=own_ids, tokens=case.tokens(own), **given)
                     assert torch.equal(result["evaluated"][step // 5], expected)
         for result in ranks:
             assert_same_state(one_process.weighting, result["cases"][name][path]["state"])
@@ -293,15 +318,15 @@ def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks):
         assert [result["collectives"][name] for result in ranks] == [[expected, []]] * len(ranks)
 
 
-def test_the_labels_of_a_rank_take_4_bytes_a_position_and_8_with_documents(monkeypatch):
+def test_the_labels_of_a_rank_take_4_bytes_a_position_and_documents_and_tokens_4_more_each(monkeypatch):
     sent = []
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "all_gather", lambda outputs, message: sent.append(message))
     labels = torch.zeros(3, 5, dtype=torch.int64)
-    for document_ids in (None, labels):
-        gather_labels(labels, document_ids, shape=(4, 8))
-    assert [message.numel() * message.element_size() for message in sent] == [4 * 4 * 8, 8 * 4 * 8]
+    for document_ids, tokens in ((None, None), (labels, None), (labels, labels)):
+        gather_labels(labels, document_ids, tokens, shape=(4, 8))
+    assert [message.numel() * message.element_size() for message in sent] == [n * 4 * 8 for n in (4, 8, 12)]
 
 
 # ---- bad input
@@ -314,6 +339,7 @@ def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank(rank
     assert all("outside the vocabulary" in of_rank["an id beyond int32"] for of_rank in messages)
     assert all("contain -1:" in of_rank["a negative document"] for of_rank in messages)
     assert f"contain {2**31 + 1}:" in messages[1]["a document beyond int32"]
+    assert all("labels are not the tokens at their positions" in of_rank["other tokens"] for of_rank in messages)
     assert all(f"below {2**31 - 1}" in of_rank["a document beyond int32"] for of_rank in messages)
 
 

@@ -18,17 +18,20 @@ class ReferenceTFIDF:
         # One entry for each mini-batch, one set of distinct tokens for each of its documents.
         self.window = deque(maxlen=num_batches)
 
-    def __call__(self, labels, document_ids=None, training=True):
-        """Take labels as lists of ids, one list for each row; return weights as lists of floats."""
-        return reference_unit_mean(self.raw(labels, document_ids, training), labels, self.max_weight)
+    def __call__(self, labels, document_ids=None, training=True, counted=None):
+        """Take labels as lists of ids, one list for each row; return weights as lists of floats.
 
-    def raw(self, labels, document_ids=None, training=True):
+        ``counted`` are the tokens that are counted in place of the labels and the document of each, as such lists.
+        """
+        return reference_unit_mean(self.raw(labels, document_ids, training, counted), labels, self.max_weight)
+
+    def raw(self, labels, document_ids=None, training=True, counted=None):
         """The weights before they are scaled."""
         if document_ids is None:
             document_ids = [[0] * len(row) for row in labels]
 
         documents = {}
-        for row, (tokens, ids) in enumerate(zip(labels, document_ids, strict=True)):
+        for row, (tokens, ids) in enumerate(zip(*(counted or (labels, document_ids)), strict=True)):
             for token, document in zip(tokens, ids, strict=True):
                 if token != IGNORED:
                     documents.setdefault((row, document), []).append(token)

@@ -91,6 +91,19 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
     }
 
 
+def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
+    """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of padding.
+
+    Padding is told from a document without labels by its positions in torchtune's ``input_pos``: they continue those of
+    the last document, while every document but the first of a row starts from 0.
+    """
+    tokens: Tensor = row["tokens"]
+    start = len(tokens) - int(row["seq_lens"][-1])
+    if not 0 < start < len(tokens) or row["input_pos"][start] == 0:
+        return tokens
+    return torch.cat([tokens[:start], torch.full_like(tokens[start:], IGNORED)])
+
+
 def _positions(lengths: Tensor) -> Tensor:
     """Count from 0 in each document: int64 ``[num_documents]`` -> ``[sum of the lengths]``."""
     starts = lengths.cumsum(0) - lengths

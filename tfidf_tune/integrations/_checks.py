@@ -97,10 +97,11 @@ def _output_layer(model: Any) -> Any:
     return None if find is None else find()
 
 
-def check_first_batch(inputs: Mapping[str, Any]) -> None:
+def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) -> None:
     """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
 
-    A causal language model of transformers shifts the labels itself: it would predict the token after the next one.
+    A causal language model of transformers shifts the labels itself: it would predict the token after the next one. If
+    all tokens are counted, labels that are not the tokens at their positions are an error too.
     """
     ids, labels = inputs.get("input_ids"), inputs.get("labels")
     if ids is None or labels is None or ids.shape != labels.shape:
@@ -112,6 +113,11 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
         raise ValueError(
             "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
             "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
+        )
+    if needs_tokens and not (labels == ids)[valid].all():
+        raise ValueError(
+            "the weighting counts all tokens, but labels that are not -100 differ from input_ids: make them equal, or "
+            "set counted to 'labels'"
         )
 
 

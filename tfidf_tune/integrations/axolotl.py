@@ -90,8 +90,13 @@ class TokenWeightingArgs(BaseModel):
 
     @model_validator(mode="after")
     def check_token_weighting(self) -> "TokenWeightingArgs":
-        """Raise a ``ValueError`` for wrong names and arguments."""
-        _build_weighting(self.token_weighting, self.token_weighting_args)
+        """Raise a ``ValueError`` for wrong names and arguments, and for packed rows if all tokens are counted."""
+        weighting = _build_weighting(self.token_weighting, self.token_weighting_args)
+        if weighting.needs_tokens and getattr(self, "sample_packing", False):  # a field of Axolotl's own model
+            raise ValueError(
+                "sample_packing is true, for which Axolotl removes the attention mask, but the weighting counts all "
+                "tokens, which cannot be told from padding then: set sample_packing to false, or counted to labels"
+            )
         if self.memorization_monitor is not None:
             arguments = self.memorization_monitor
             _check_arguments("memorization_monitor", MemorizationCallback, {**arguments, "trainer": None})

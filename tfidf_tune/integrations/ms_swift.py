@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss, token_cross_entropy
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenWeighting, shift_labels
-from tfidf_tune.weighting._weighting import check_weighting
+from tfidf_tune.weighting._weighting import check_weighting, require_no_tokens
 
 __all__ = ["TokenWeightingLoss", "register_loss"]
 
@@ -29,12 +29,14 @@ def register_loss(name: str, weighting: TokenWeighting | None = None) -> None:
             :class:`~tfidf_tune.weighting.TFIDFWeighting`.
 
     Raises:
-        ValueError: If the name is one of ms-swift's own losses, or ``weighting`` is not a weighting.
+        ValueError: If the name is one of ms-swift's own losses, or ``weighting`` is not a weighting or counts all
+            tokens.
     """
     if name in loss_map and not isinstance(loss_map[name], partial):
         raise ValueError(f"name is {name!r}, a loss of ms-swift: choose another one")
     weighting = TFIDFWeighting() if weighting is None else weighting
     check_weighting("weighting", weighting)
+    require_no_tokens(weighting, "ms-swift")
     loss_map[name] = partial(TokenWeightingLoss, weighting=weighting)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tfidf_tune.integrations._state import from_bytes, to_bytes
 from tfidf_tune.loss import token_predictions
 from tfidf_tune.weighting import TFIDFWeighting, TokenWeighting
-from tfidf_tune.weighting._weighting import check_weighting
+from tfidf_tune.weighting._weighting import check_weighting, require_no_tokens
 
 __all__ = ["TokenWeightedCrossEntropy", "TokenWeightingRecipe"]
 
@@ -28,7 +28,7 @@ class TokenWeightedCrossEntropy(MaskedCrossEntropy):  # type: ignore[misc]
             ``_target_``, and arguments. Default: None, :class:`~tfidf_tune.weighting.TFIDFWeighting`.
 
     Raises:
-        ValueError: If ``weighting`` is not a weighting.
+        ValueError: If ``weighting`` is not a weighting, or counts all tokens.
     """
 
     def __init__(self, weighting: TokenWeighting | Mapping[str, Any] | None = None) -> None:
@@ -38,6 +38,7 @@ class TokenWeightedCrossEntropy(MaskedCrossEntropy):  # type: ignore[misc]
             arguments = dict(weighting)
             made = arguments.pop("_target_")(**arguments)
         check_weighting("weighting", made)
+        require_no_tokens(made, "NeMo AutoModel")
         self.weighting: TokenWeighting = made
 
     def forward(

@@ -15,7 +15,7 @@ from torchtitan.trainer import Trainer
 from tfidf_tune.integrations._state import from_bytes, to_bytes
 from tfidf_tune.loss import token_cross_entropy
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenWeighting
-from tfidf_tune.weighting._weighting import check_weighting
+from tfidf_tune.weighting._weighting import check_weighting, require_no_tokens
 
 __all__ = ["TokenWeightingLoss", "TokenWeightingTrainer", "with_token_weighting"]
 
@@ -32,7 +32,7 @@ def with_token_weighting(config: Trainer.Config, weighting: TokenWeighting | Non
         Trainer.Config: of a :class:`TokenWeightingTrainer`, with the other settings of ``config``.
 
     Raises:
-        ValueError: If ``weighting`` is not a weighting, or needs the predictions of the model.
+        ValueError: If ``weighting`` is not a weighting, needs the predictions of the model, or counts all tokens.
     """
     num_chunks = config.loss.num_chunks if isinstance(config.loss, ChunkedLossWrapper.Config) else 1
     loss = TokenWeightingLoss.Config(num_chunks=num_chunks, weighting=weighting or TFIDFWeighting())
@@ -43,6 +43,7 @@ def with_token_weighting(config: Trainer.Config, weighting: TokenWeighting | Non
 
 def _check_weighting(weighting: TokenWeighting) -> None:
     check_weighting("weighting", weighting)
+    require_no_tokens(weighting, "torchtitan")
     if weighting.needs_predictions:
         raise ValueError(
             f"weighting is a {type(weighting).__name__}, which needs the model's predictions before the loss, but "

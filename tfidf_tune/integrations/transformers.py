@@ -22,11 +22,11 @@ from transformers.utils import logging
 
 from tfidf_tune._checks import require_bool
 from tfidf_tune.integrations._checks import base_model, check_arguments, check_class, check_first_batch, check_trainer
-from tfidf_tune.integrations._inputs import document_ids_of, has_labels, require_labels, shifted_labels
+from tfidf_tune.integrations._inputs import documents_and_tokens, has_labels, require_labels, shifted_labels
 from tfidf_tune.integrations._statistics import WeightStatistics
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenWeighting
-from tfidf_tune.weighting._weighting import check_weighting
+from tfidf_tune.weighting._weighting import check_weighting, require_no_tokens
 
 __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 
@@ -53,7 +53,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     Evaluation and prediction are those of the Trainer. The state of the weighting is in the Trainer's checkpoints, for
     each process. The logs get ``cross_entropy``, the unweighted loss, and ``weight_mean``, ``weight_std`` and
     ``weight_max`` over the tokens since the last log. If the batches have ``position_ids``, a document begins wherever
-    they start again. The special tokens of ``processing_class`` are passed to the weighting.
+    they start again. The special tokens of ``processing_class`` are passed to the weighting. A weighting that counts
+    all tokens gets ``input_ids`` where ``attention_mask`` is not 0; without a mask all of them.
 
     Args:
         *args (Any): those of the Trainer.
@@ -115,7 +116,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             )
         require_labels(inputs)
         if self._is_first_batch:
-            check_first_batch(inputs)
+            check_first_batch(inputs, needs_tokens=self.weighting.needs_tokens)
         weighted = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
         result = super().compute_loss(
             weighted, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
@@ -143,7 +144,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             )
         logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
         labels = shifted_labels(inputs, (outputs.logits if hidden is None else hidden).shape[1])
-        terms = self._token_loss.terms(logits, labels, document_ids_of(inputs, labels))
+        document_ids, tokens = documents_and_tokens(inputs, labels, needs_tokens=self.weighting.needs_tokens)
+        terms = self._token_loss.terms(logits, labels, document_ids, tokens=tokens)
         valid = labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
@@ -256,14 +258,19 @@ def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
     Labels are shifted, the sum over the tokens is divided by ``num_items_in_batch``, and evaluation is plain
     cross-entropy and leaves the weighting unchanged. Unlike with :class:`TokenWeightingMixin`, a row is one document,
     the state of the weighting is not in the checkpoints, nothing is added to the logs, and the weighting does not get
-    the special tokens: call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`.
+    the special tokens: call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`. It cannot count all
+    tokens, because the function gets only labels.
 
     Args:
         loss (WeightedCrossEntropyLoss): the objective.
 
     Returns:
         Callable[..., Tensor]: called with outputs, labels ``[b, s]`` that are not shifted, and ``num_items_in_batch``.
+
+    Raises:
+        ValueError: If the weighting counts all tokens.
     """
+    require_no_tokens(loss.weighting, "the Trainer")
 
     def compute_loss(outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         inputs = {"labels": labels}

@@ -10,10 +10,11 @@ They are multiplied by the weights on their way to it, so that everything else i
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 from trl import SFTTrainer
 
-from tfidf_tune.integrations._inputs import document_ids_of, shifted_labels
+from tfidf_tune.integrations._inputs import documents_and_tokens, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin
 from tfidf_tune.weighting import IGNORE_INDEX, Predictions, TokenBatch, TokenWeighting
 
@@ -41,6 +42,11 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         if "fused_head" in kwargs:
             raise ValueError("fused_head is for transformers' Trainer: SFTTrainer never holds all logits, leave it out")
         super().__init__(*args, weighting=weighting, **kwargs)
+        if self.weighting.needs_tokens and self.padding_free and self.args.pad_to_multiple_of:
+            raise ValueError(
+                f"pad_to_multiple_of is {self.args.pad_to_multiple_of} without an attention mask, but the weighting "
+                "counts all tokens, which cannot be told from such padding: set it to None, or counted to 'labels'"
+            )
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model, and multiply the log-probabilities in its outputs by the weights."""
@@ -49,11 +55,15 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         outputs = model(**inputs)
         log_probs = outputs.log_probs  # of all but the last position
         labels = shifted_labels(inputs, log_probs.shape[1] + 1)
-        document_ids = document_ids_of(inputs, labels)
-        labels, document_ids = labels[:, :-1], None if document_ids is None else document_ids[:, :-1]
+        document_ids, tokens = documents_and_tokens(inputs, labels, needs_tokens=self.weighting.needs_tokens)
         predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
         vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
-        weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions))
+        if tokens is None:
+            labels, document_ids = labels[:, :-1], None if document_ids is None else document_ids[:, :-1]
+        else:  # the first token is at the last position
+            predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
+        batch = TokenBatch(labels, document_ids, vocab_size, predictions, tokens=tokens)
+        weights, labels = self.weighting(batch)[:, : log_probs.shape[1]], labels[:, : log_probs.shape[1]]
         valid = labels != IGNORE_INDEX
         cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
         self._weight_statistics.add(cross_entropy, weights, valid)

@@ -26,7 +26,7 @@ from tfidf_tune.weighting import (
     UniformWeighting,
 )
 from tfidf_tune.weighting._labels import check_label_type
-from tfidf_tune.weighting._tfidf import Normalization
+from tfidf_tune.weighting._tfidf import Counted, Normalization
 from tfidf_tune.weighting._weighting import check_weighting
 
 Head = Literal["fused", "torch", "chunked"]
@@ -117,6 +117,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         labels: Tensor,
         document_ids: Tensor | None = None,
         gathered: GatheredLabels | None = None,
+        tokens: Tensor | None = None,
     ) -> LossTerms:
         """Compute the objective together with the values that are logged.
 
@@ -127,6 +128,8 @@ class WeightedCrossEntropyLoss(nn.Module):
                 Default: None, a row is one document.
             gathered (GatheredLabels | None): the labels of all ranks, see :func:`~tfidf_tune.weighting.gather_labels`.
                 Default: None, a weighting with ``sync`` gathers them itself.
+            tokens (Tensor | None): integer ``[b, s]``, all tokens of the rows, see
+                :class:`~tfidf_tune.weighting.TokenBatch`. Default: None, enough unless the weighting counts them.
 
         Returns:
             LossTerms: the objective, the unweighted cross-entropy, the weights.
@@ -149,7 +152,7 @@ class WeightedCrossEntropyLoss(nn.Module):
                 f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
             )
         predictions = token_predictions(logits, labels) if self.weighting.needs_predictions else None
-        weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions, gathered))
+        weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens))
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
@@ -178,9 +181,10 @@ class WeightedCrossEntropyLoss(nn.Module):
         labels: Tensor,
         document_ids: Tensor | None = None,
         gathered: GatheredLabels | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """Compute only the objective of :meth:`terms`; without a valid token a 0 that can be backpropagated."""
-        return self.terms(logits, labels, document_ids, gathered).loss
+        return self.terms(logits, labels, document_ids, gathered, tokens).loss
 
 
 class CrossEntropyLoss(WeightedCrossEntropyLoss):
@@ -210,6 +214,7 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         max_weight: float | None = None,
         sync: bool = False,
         normalization: Normalization | None = None,
+        counted: Counted = "labels",
         ignore_index: int = IGNORE_INDEX,
         num_output_chunks: int = 8,
         head: Head = "fused",
@@ -218,7 +223,12 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         if ignore_index != IGNORE_INDEX:
             raise ValueError(f"ignore_index is {ignore_index}: ignored labels are marked by {IGNORE_INDEX}")
         weighting = TFIDFWeighting(
-            num_batches=num_batches, tf=tf, max_weight=max_weight, sync=sync, normalization=normalization
+            num_batches=num_batches,
+            tf=tf,
+            max_weight=max_weight,
+            sync=sync,
+            normalization=normalization,
+            counted=counted,
         )
         super().__init__(
             weighting, num_output_chunks=num_output_chunks, head=head, accumulate_in_fp32=accumulate_in_fp32

@@ -5,9 +5,13 @@ logits and labels ``[b, s]``; for any other the labels are flattened, so that se
 are lost. And ``compile: True`` wraps the whole loss unless it is a subclass of torchtune's. Hence name and base class.
 """
 
+from functools import wraps
+from typing import Any
+
 from torchtune.modules import loss as torchtune_loss
 
 from tfidf_tune.loss._weighted import TFIDFCrossEntropyLoss
+from tfidf_tune.weighting._weighting import require_no_tokens
 
 
 class CEWithChunkedOutputLoss(TFIDFCrossEntropyLoss, torchtune_loss.CEWithChunkedOutputLoss):  # type: ignore[misc]
@@ -16,4 +20,12 @@ class CEWithChunkedOutputLoss(TFIDFCrossEntropyLoss, torchtune_loss.CEWithChunke
     ``tune run full_finetune_single_device --config ... loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss``
 
     The arguments are those of :class:`~tfidf_tune.loss.TFIDFCrossEntropyLoss`.
+
+    Raises:
+        ValueError: If an argument is out of its range, or ``counted`` is ``tokens``, which stock recipes do not pass.
     """
+
+    @wraps(TFIDFCrossEntropyLoss.__init__)  # type: ignore[misc]
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        require_no_tokens(self.weighting, "a stock recipe of torchtune")

@@ -11,16 +11,18 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors
-from tfidf_tune.weighting import IGNORE_INDEX, GatheredLabels, gather_labels, shift_labels
+from tfidf_tune.weighting import IGNORE_INDEX, GatheredLabels, gather_labels, shift_labels, shift_tokens
 
 Batch = Mapping[str, Any]
+UNPADDED_TOKENS = "unpadded_tokens"  # of a batch, for a weighting that counts all tokens
 
 
 class StepBatches(NamedTuple):
     """The mini-batches of one optimizer step on this process.
 
     Attributes:
-        batches (Sequence[Batch]): with ``tokens`` and shifted ``labels``, int64 ``[b, s]``.
+        batches (Sequence[Batch]): with ``tokens`` and shifted ``labels``, int64 ``[b, s]``; shifted as well are
+            ``unpadded_tokens``, where the batches have them, and then ``document_ids``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
         gathered (list[GatheredLabels | None]): shifted labels of all processes for each mini-batch, if requested.
@@ -42,7 +44,7 @@ def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: 
         sync_labels (bool): whether to gather the labels of all processes. Default: False.
         stop (int): signal that this process received. Default: 0, none.
     """
-    batches = [{**batch, "labels": _pinned_like(batch["labels"], shift_labels(batch["labels"]))} for batch in batches]
+    batches = [_shifted(batch) for batch in batches]
     num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
     numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
@@ -51,16 +53,27 @@ def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: 
         shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
         gathered = [
             gather_labels(
-                batch["labels"], batch.get("document_ids"), shape=shape, pin_memory=batch["labels"].is_pinned()
+                batch["labels"],
+                batch.get("document_ids"),
+                batch.get(UNPADDED_TOKENS),
+                shape=shape,
+                pin_memory=batch["labels"].is_pinned(),
             )
             for batch, shape in zip(batches, shapes, strict=True)
         ]
     return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), gathered, int(agreed[:, 0, 0].max()))
 
 
-def _pinned_like(labels: Tensor, shifted: Tensor) -> Tensor:
-    """Pin shifted labels where the labels are pinned: from there the copy to a GPU is asynchronous."""
-    return shifted.pin_memory() if labels.is_pinned() else shifted
+def _shifted(batch: Batch) -> Batch:
+    shifted = {"labels": shift_labels(batch["labels"])}
+    if UNPADDED_TOKENS in batch:
+        shifted |= {name: shift_tokens(batch[name]) for name in (UNPADDED_TOKENS, "document_ids") if name in batch}
+    return {**batch, **{name: _pinned_like(batch[name], tensor) for name, tensor in shifted.items()}}
+
+
+def _pinned_like(tensor: Tensor, shifted: Tensor) -> Tensor:
+    """Pin a shifted tensor where the tensor itself is pinned: from there the copy to a GPU is asynchronous."""
+    return shifted.pin_memory() if tensor.is_pinned() else shifted
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:

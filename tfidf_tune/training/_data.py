@@ -28,8 +28,9 @@ from tfidf_tune.data import (
     read_probe_file,
     write_probe_file,
 )
+from tfidf_tune.data._packing import unpadded_tokens
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._batches import Batch
+from tfidf_tune.training._batches import UNPADDED_TOKENS, Batch
 from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate, sections
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process, main_process_first
@@ -185,12 +186,23 @@ def _samples(dataset: Dataset[Any]) -> Iterator[Any]:
     return (dataset[index] for index in range(0, length, -(-length // _NUM_SAMPLES)))
 
 
-def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run) -> DataLoader[Batch]:
+def build_dataloader(
+    cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run, *, counts_tokens: bool = False
+) -> DataLoader[Batch]:
     """Build the loader: its order follows from seed and epoch, an incomplete batch at the end is left out.
+
+    Args:
+        cfg (FinetuneConfig): the checked config.
+        dataset (Dataset[Any]): of :func:`build_dataset`.
+        tokenizer (Any): gives the id of padding.
+        run (Run): gives seed and device.
+        counts_tokens (bool): whether batches have ``unpadded_tokens`` too, for a weighting that ``needs_tokens``.
+            Default: False.
 
     Returns:
         DataLoader[Batch]: mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and
-        -100 where ignored; of a packed data set see :class:`~tfidf_tune.data.PackedBatch`.
+        -100 where ignored; of a packed data set see :class:`~tfidf_tune.data.PackedBatch`. ``unpadded_tokens`` are the
+        tokens with -100 in place of padding.
 
     Raises:
         SetupError: If ``collate_fn`` does not fit the data set.
@@ -203,6 +215,8 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
     if not is_packed(dataset):
         component = find_component("collate_fn", cfg.collate_fn)
         collate = partial(component, padding_idx=tokenizer.pad_id, ignore_idx=IGNORE_INDEX)
+    if counts_tokens:
+        collate = partial(_with_unpadded_tokens, collate=collate, packed=is_packed(dataset))
     _try_collate(cfg, dataset, collate)
     return DataLoader(
         dataset,
@@ -213,6 +227,14 @@ def build_dataloader(cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any,
         generator=torch.Generator(),  # its own: an epoch's start must not change the random states of training
         pin_memory=run.device.type == "cuda",
     )
+
+
+def _with_unpadded_tokens(batch: Sequence[Any], *, collate: Callable[..., Any], packed: bool) -> dict[str, Any]:
+    if packed:
+        return {**collate(batch), UNPADDED_TOKENS: torch.stack([unpadded_tokens(row) for row in batch])}
+    # The id of padding may be that of a token, EOS for example; labels are padded with -100.
+    all_labels = collate([{**item, "labels": item["tokens"]} for item in batch])["labels"]
+    return {**collate(batch), UNPADDED_TOKENS: all_labels}
 
 
 def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:

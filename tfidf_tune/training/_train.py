@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from tfidf_tune._signals import Interrupted, StopRequest, stop_request
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._batches import (
+    UNPADDED_TOKENS,
     Batch,
     StepBatches,
     agree_on_step,
@@ -101,7 +102,9 @@ def train_step(
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
-        terms = loss.terms(logits, labels, batch.get("document_ids"), gathered and gathered.to(device))
+        terms = loss.terms(
+            logits, labels, batch.get("document_ids"), gathered and gathered.to(device), batch.get(UNPADDED_TOKENS)
+        )
         del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))

@@ -16,6 +16,7 @@ from tfidf_tune.weighting._labels import (
     TokenBatch,
     gather_labels,
     shift_labels,
+    shift_tokens,
 )
 from tfidf_tune.weighting._power_law import PowerLawWeighting
 from tfidf_tune.weighting._repetition import RepetitionWeighting
@@ -44,6 +45,7 @@ __all__ = [
     "gather_labels",
     "inverse_document_frequency",
     "shift_labels",
+    "shift_tokens",
     "term_frequency",
     "unit_mean",
 ]

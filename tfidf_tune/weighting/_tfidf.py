@@ -38,6 +38,8 @@ from tfidf_tune.weighting._window import DocumentWindow
 
 Floats = npt.NDArray[np.float32]
 
+Counted = Literal["labels", "tokens"]
+COUNTED: tuple[Counted, ...] = get_args(Counted)
 Normalization = Literal["rank", "global"]
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 # Document ids are gathered as int32; clamped, those out of its range are refused too.
@@ -57,10 +59,24 @@ class TFIDFWeighting(TokenWeighting):
     the mini-batch. Source: "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy
     Loss", section 3.1.
 
-    Conventions: the window includes the current mini-batch; N counts sequences with at least one valid token; a batch
-    without a valid token leaves the window as it is and gets weights of 0. In ``.eval()`` mode the weights use the
-    window as it is and the current batch is not added. Where a row holds several documents, ``document_ids`` makes each
-    of them a sequence of its own; ids are at least 0 and less than 2**63 / vocab_size, with ``sync`` 2**31 - 1.
+    What is counted: a sequence :math:`d` is by default the list of its label tokens, without masked prompts and without
+    the first token, which nothing predicts. With ``counted="tokens"`` it is the list of all its tokens, padding left
+    out. In both cases
+
+    .. math::
+        \mathrm{tf}_i = \sum_{t \in d_i} [t = x_i], \qquad
+        \mathrm{df}(v) = \sum_{d} [v \in d]
+
+    with the sequence :math:`d_i` of token :math:`x_i`: tf and df have the same sequences, as in every TF-IDF. Only
+    label tokens have weights, and the mean is over these. Counting all tokens, a word of most prompts has a low idf,
+    and a word that an answer takes from its prompt a high tf; ``tf="binary"`` leaves only the idf. All tokens are
+    passed as ``tokens``, see :class:`TokenBatch`.
+
+    Conventions: the window includes the current mini-batch; N counts sequences with at least one counted token; a batch
+    without any leaves the window as it is; a batch without labels gets weights of 0. In ``.eval()`` mode the weights
+    use the window as it is and the current batch is not added. Where a row holds several documents, ``document_ids``
+    makes each of them a sequence of its own; ids are at least 0 and less than 2**63 / vocab_size, with ``sync``
+    2**31 - 1.
 
     Everything runs on the device of the labels without synchronizing with the host, as long as ``vocab_size`` is given;
     without it the largest id has to be read. On a GPU, where no check may wait for the device, ids outside the
@@ -72,7 +88,7 @@ class TFIDFWeighting(TokenWeighting):
     union of those of all ranks in ``.train()`` mode: every rank computes the weights of the union, puts it into its
     window, which is thereby the same on every rank, and keeps the weights of its own rows. They are those of one
     process that sees the union. The window and the work therefore grow with the number of ranks. All ranks have to call
-    the weighting equally often, with document ids on all of them or on none.
+    the weighting equally often, with document ids and tokens on all of them or on none.
 
     Args:
         num_batches (int): mini-batches in the window, the current one included (the paper's K). Default: 16.
@@ -82,6 +98,7 @@ class TFIDFWeighting(TokenWeighting):
         normalization (Normalization | None): over which valid tokens weights have mean 1 in training: those of the
             mini-batch of a ``rank``, or, ``global``, those of all ranks, which without ``sync`` takes a collective of
             two numbers. Default: None, ``global`` with ``sync`` and ``rank`` without.
+        counted (Counted): what tf and df count: ``labels``, or all ``tokens`` of the sequences. Default: "labels".
 
     Raises:
         ValueError: If an argument is out of its range, or ``normalization`` is ``global`` with ``max_weight`` and
@@ -96,9 +113,11 @@ class TFIDFWeighting(TokenWeighting):
         max_weight: float | None = None,
         sync: bool = False,
         normalization: Normalization | None = None,
+        counted: Counted = "labels",
     ) -> None:
         super().__init__()
         require_choice("tf", tf, TERM_FREQUENCIES)
+        require_choice("counted", counted, COUNTED)
         if max_weight is not None:
             reason = "a larger one would cap nothing; null for none"
             require_number("max_weight", max_weight, 1, 1e9, "it caps weights of mean 1", reason=reason)
@@ -116,6 +135,8 @@ class TFIDFWeighting(TokenWeighting):
         self.max_weight = max_weight
         self.sync = sync
         self.normalization: Normalization = normalization
+        self.counted: Counted = counted
+        self.needs_tokens = counted == "tokens"
         self.window = DocumentWindow(num_batches)
 
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
@@ -165,6 +186,9 @@ class TFIDFWeighting(TokenWeighting):
 
     def _raw(self, batch: TokenBatch | GatheredLabels, vocab_size: int | None) -> tuple[Tensor, Tensor]:
         """Compute tf * idf, float32 ``[b, s]``, and where labels are in the vocabulary, bool ``[b, s]``."""
+        if batch.tokens is not None:
+            raw, known = self._raw(batch._replace(labels=batch.tokens, tokens=None), vocab_size)
+            return raw, known & (batch.labels == batch.tokens)
         if batch.labels.numel() == 0:
             nowhere = torch.zeros_like(batch.labels, dtype=torch.bool)
             return nowhere.float(), nowhere

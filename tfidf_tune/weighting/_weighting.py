@@ -12,6 +12,7 @@ from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
     TokenBatch,
     check_ids,
+    check_tokens,
     check_types,
     gather_labels,
     has_other_ranks,
@@ -28,6 +29,7 @@ class TokenWeighting(nn.Module, ABC):
     Attributes:
         needs_predictions (bool): whether :meth:`weigh` needs ``batch.predictions``. The logits then have to be computed
             before the weights are known.
+        needs_tokens (bool): whether :meth:`weigh` needs ``batch.tokens``, the tokens without a label too.
         has_unit_mean (bool): whether weights have mean 1 over the valid tokens, as all here have but those of
             :class:`RepetitionWeighting`.
         sync (bool): whether :meth:`weigh` needs ``batch.gathered``, the labels of all ranks. It gets them in training
@@ -35,6 +37,7 @@ class TokenWeighting(nn.Module, ABC):
     """
 
     needs_predictions: bool = False
+    needs_tokens: bool = False
     has_unit_mean: bool = True
     sync: bool = False
 
@@ -55,25 +58,40 @@ class TokenWeighting(nn.Module, ABC):
             over the valid tokens where ``has_unit_mean`` is True.
 
         Raises:
-            ValueError: If labels or document ids have another type or shape, or, on a CPU, an id is outside the
-                vocabulary. With ``sync`` every rank raises it.
+            ValueError: If labels, document ids or tokens have another type or shape, tokens that are needed are
+                missing, or, on a CPU, an id is outside the vocabulary or a label is not the token at its position. With
+                ``sync`` every rank raises it.
         """
         if isinstance(batch, Tensor):
             batch = TokenBatch(batch, **fields)
         elif fields:
             batch = batch._replace(**fields)
-        labels, document_ids, vocab_size, predictions, gathered = batch
-        check_types(labels, document_ids)
+        labels, document_ids, vocab_size, predictions, gathered, tokens = batch
+        tokens = self._required(tokens, "the batch") if self.needs_tokens else None
+        check_types(labels, document_ids, tokens)
         if not (self.sync and self.training):
             gathered = None
         elif gathered is None and has_other_ranks():
-            gathered = gather_labels(labels, document_ids)
+            gathered = gather_labels(labels, document_ids, tokens)
         labels = labels.long()
         check_ids(labels, vocab_size)  # before those of all ranks, which are clamped to int32
+        if tokens is not None:
+            tokens = _checked_tokens(tokens, labels, vocab_size)
         if gathered is not None:
-            gathered = gathered._replace(labels=gathered.labels.long())
-            check_ids(gathered.labels, vocab_size)
-        return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered))
+            all_labels, all_tokens = gathered.labels.long(), None
+            check_ids(all_labels, vocab_size)
+            if self.needs_tokens:
+                all_tokens = _checked_tokens(self._required(gathered.tokens, "gathered"), all_labels, vocab_size)
+            gathered = gathered._replace(labels=all_labels, tokens=all_tokens)
+        return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens))
+
+    def _required(self, tokens: Tensor | None, where: str) -> Tensor:
+        if tokens is None:
+            raise ValueError(
+                f"{type(self).__name__} counts all tokens, but {where} has only labels: pass tokens too, -100 in place "
+                "of padding, as in tokens=shift_tokens(input_ids)"
+            )
+        return tokens
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -85,6 +103,21 @@ class TokenWeighting(nn.Module, ABC):
     def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
         """Return the bytes of the state on each rank after mini-batches ``[batch_size, seq_len]`` on ``num_ranks``."""
         return sum(buffer.nbytes for buffer in self.buffers())
+
+
+def _checked_tokens(tokens: Tensor, labels: Tensor, vocab_size: int | None) -> Tensor:
+    tokens = tokens.long()
+    check_ids(tokens, vocab_size, "tokens")
+    check_tokens(labels, tokens)
+    return tokens
+
+
+def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
+    """Raise a ``ValueError`` if a weighting needs all tokens, for a host that passes only labels to its loss."""
+    if weighting.needs_tokens:
+        raise ValueError(
+            f"the weighting counts all tokens, but {host} passes only the labels to a loss: set counted to 'labels'"
+        )
 
 
 def check_weighting(name: str, value: Any) -> None:
@@ -131,6 +164,7 @@ class ProductWeighting(TokenWeighting):
         self.first = first
         self.second = second
         self.needs_predictions = first.needs_predictions or second.needs_predictions
+        self.needs_tokens = first.needs_tokens or second.needs_tokens
         self.has_unit_mean = first.has_unit_mean and second.has_unit_mean
         self.sync = first.sync or second.sync
 

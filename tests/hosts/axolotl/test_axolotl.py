@@ -119,7 +119,7 @@ class Recording(TFIDFWeighting):
 
     def weigh(self, batch):
         weights = super().weigh(batch)
-        recorded.append((batch.labels, weights))
+        recorded.append((batch.labels, weights, batch.tokens))
         return weights
 
 
@@ -158,7 +158,7 @@ def test_packed_documents_are_documents_of_the_weights_and_of_attention(settings
     reference = TFIDFWeighting(num_batches=2)
 
     assert len(recorded) == 2 * 3
-    for labels, weights in recorded:
+    for labels, weights, _ in recorded:
         documents = [document for row in labels for document in documents_of(row)]
         assert len(documents) > len(labels) == 2
         assert sum(map(len, documents)) == (labels != -100).sum()
@@ -177,6 +177,17 @@ def test_packed_documents_are_documents_of_the_weights_and_of_attention(settings
             with torch.no_grad():
                 alone = model(input_ids=batch["input_ids"][row : row + 1, start:end]).logits[0]
             assert_close(packed[row, start:end], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_all_tokens_but_padding_are_counted_without_packing(settings):
+    recorded.clear()
+    counted = {"token_weighting": f"{__name__}.Recording", "token_weighting_args": {"counted": "tokens"}}
+    run(settings | PLUGIN | {"sample_packing": False} | counted)
+
+    assert len(recorded) == 3
+    for labels, _, tokens in recorded:  # every token of these rows but the first has a label
+        assert torch.equal((tokens != -100).sum(1), (labels != -100).sum(1) + 1)
+    assert any((tokens == -100).any() for _, _, tokens in recorded)
 
 
 def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
@@ -272,6 +283,7 @@ REFUSED = [
     ({"chunked_cross_entropy": True}, "chunked_cross_entropy is True, which puts another loss"),
     ({"orpo_alpha": 0.1}, "orpo_alpha is 0.1, which puts another loss"),
     ({"context_parallel_size": 2}, "context_parallel_size is 2"),
+    ({"token_weighting_args": {"counted": "tokens"}}, "sample_packing is true, .* set sample_packing to false, or "),
 ]  # fmt: skip
 OTHER_PLUGINS = [
     ("liger.LigerPlugin", {"liger_fused_linear_cross_entropy": True}, "liger_fused_linear_cross_entropy is True"),

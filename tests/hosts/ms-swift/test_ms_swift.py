@@ -170,3 +170,5 @@ def test_wrong_arguments_are_refused():
         register_loss("cross_entropy")
     with pytest.raises(ValueError, match="^weighting is 'tfidf': it has to be a weighting"):
         register_loss("mine", "tfidf")
+    with pytest.raises(ValueError, match="^the weighting counts all tokens, but ms-swift passes only the labels"):
+        register_loss("mine", TFIDFWeighting(counted="tokens"))

@@ -201,4 +201,6 @@ def test_what_cannot_work_is_refused(run):
         run(OURS, "parallel", distributed={"strategy": "fsdp2", "cp_size": 2})
     with pytest.raises(ValueError, match="^weighting is 'tfidf': it has to be a weighting"):
         TokenWeightedCrossEntropy("tfidf")
+    with pytest.raises(ValueError, match="^the weighting counts all tokens, but NeMo AutoModel passes only the labels"):
+        TokenWeightedCrossEntropy(TFIDFWeighting(counted="tokens"))
     assert OURS["recipe"].rpartition(".")[2] == TokenWeightingRecipe.__name__

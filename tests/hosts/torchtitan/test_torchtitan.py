@@ -206,6 +206,8 @@ def test_what_cannot_work_is_refused(make_config):
         config.build()
     with pytest.raises(ValueError, match="^weighting is a MiLeWeighting, which needs the model's predictions"):
         with_token_weighting(make_config(), MiLeWeighting())
+    with pytest.raises(ValueError, match="^the weighting counts all tokens, but torchtitan passes only the labels"):
+        with_token_weighting(make_config(), TFIDFWeighting(counted="tokens"))
     config = with_token_weighting(make_config())
     config.loss = make_config().loss
     with pytest.raises(ValueError, match="^loss is a ChunkedLossWrapper.Config, without weights"):

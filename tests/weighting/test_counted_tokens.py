@@ -1,0 +1,280 @@
+"""TF-IDF that counts all tokens of a sequence, masked prompts and first token included, padding not."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from code_paths import CODE_PATHS, OneCodePath
+from docs_snippets import snippet
+from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
+from operations import Recorder, assert_no_synchronisation
+from tfidf_reference import IGNORED, ReferenceTFIDF
+from window_state import assert_same_state, state_copy
+
+from tfidf_tune.weighting import (
+    GatheredLabels,
+    ProductWeighting,
+    TFIDFWeighting,
+    TokenBatch,
+    UniformWeighting,
+    shift_labels,
+    shift_tokens,
+)
+
+VOCAB_SIZE = 40
+every_path = pytest.mark.parametrize("path", CODE_PATHS)
+
+
+class Rows(NamedTuple):
+    """Rows before any shift: tokens, -100 in place of padding; the document of each token; where labels are masked."""
+
+    tokens: torch.Tensor
+    documents: torch.Tensor
+    masked: torch.Tensor
+
+    @property
+    def labels(self):
+        starts = torch.ones_like(self.masked)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return shift_labels(self.tokens.masked_fill(self.masked | starts, IGNORED))
+
+    def batch(self, *, packed, vocab_size=VOCAB_SIZE):
+        documents = shift_tokens(self.documents) if packed else None
+        return TokenBatch(self.labels, documents, vocab_size, tokens=shift_tokens(self.tokens))
+
+    def of_reference(self, reference, training=True):
+        """The reference counts the tokens where they are, in documents that are not shifted."""
+        documents = self.documents.roll(-1, dims=1).tolist()
+        counted = (self.tokens.tolist(), self.documents.tolist())
+        return reference(self.labels.tolist(), documents, training, counted)
+
+
+def random_rows(generator, *, packed, rows=3, length=30):
+    """Most documents begin with a masked prompt, rows end with padding; now and then a row is all prompt or padding."""
+    tokens = random_labels(generator, rows, length, VOCAB_SIZE, ignored=0.0)
+    lengths = torch.randint(length // 2, length + 1, (rows,), generator=generator)
+    tokens[torch.arange(length) >= lengths[:, None]] = IGNORED
+    starts = torch.rand(rows, length, generator=generator) < 0.1 * packed
+    documents = starts.cumsum(1)
+    place = torch.arange(length) - torch.where(starts, torch.arange(length), 0).cummax(1).values
+    masked = place < torch.randint(0, 6 if packed else length, (rows, 1), generator=generator)
+    masked[0] = torch.rand((), generator=generator) < 0.3
+    if rows > 1 and torch.rand((), generator=generator) < 0.3:
+        tokens[-1] = IGNORED
+    return Rows(tokens, documents, masked)
+
+
+def stream(seed, *, packed, num_batches=10):
+    generator = torch.Generator().manual_seed(seed)
+    for number in range(num_batches):
+        rows = random_rows(generator, packed=packed, rows=1 + number % 4, length=8 + 5 * (number % 5))
+        if number == 4:  # no label at all
+            rows.masked.fill_(True)
+        yield rows
+
+
+def assert_window_equals_reference(window, reference):
+    for token in range(VOCAB_SIZE):
+        expected = sum(token in document for batch in reference.window for document in batch)
+        assert int(window.document_frequency(torch.tensor([token]))) == expected
+    assert int(window.num_documents) == reference.num_documents
+
+
+@every_path
+@pytest.mark.parametrize(
+    ("tf", "cap", "packed", "vocab_size"),
+    [("count", None, False, VOCAB_SIZE), ("log", 1.3, True, None), ("binary", None, True, 5000)],
+)
+def test_weights_and_window_equal_the_reference(path, tf, cap, packed, vocab_size):
+    weighting = OneCodePath(path, num_batches=3, tf=tf, max_weight=cap, counted="tokens")
+    reference, differ = ReferenceTFIDF(3, tf, cap), 0
+    of_labels = ReferenceTFIDF(3, tf, cap)
+    for number, rows in enumerate(stream(1, packed=packed)):
+        training = number % 4 != 3
+        expected = rows.of_reference(reference, training)
+        weights = weighting(rows.batch(packed=packed, vocab_size=vocab_size), training=training)
+        assert weights.dtype == torch.float32
+        assert_weights_equal_reference(weights, expected, capped_rtol(rows.labels, expected, cap))
+        assert_window_equals_reference(weighting.window, reference)
+        differ += expected != of_labels(rows.labels.tolist(), rows.documents.roll(-1, dims=1).tolist(), training)
+    assert differ > 5, "prompts must matter"
+
+
+@every_path
+def test_the_statistics_do_not_depend_on_the_mask(path):
+    """A batch of prompts without answers is counted too; its weights are 0."""
+    masked, unmasked = (OneCodePath(path, num_batches=3, counted="tokens") for _ in range(2))
+    for number, rows in enumerate(stream(2, packed=True)):
+        weights = masked(rows.batch(packed=True))
+        unmasked(rows._replace(masked=torch.zeros_like(rows.masked)).batch(packed=True))
+        assert_same_state(masked.weighting, state_copy(unmasked.weighting))
+        if number == 4:
+            assert not weights.any()
+    assert int(masked.window.num_updates) == 10
+
+
+@every_path
+def test_by_default_masked_prompts_do_not_count(path):
+    """Whatever their tokens are, and whether or not they are passed."""
+    plain, other = (OneCodePath(path, num_batches=3) for _ in range(2))
+    for rows in stream(3, packed=True):
+        expected = plain(rows.labels, document_ids=shift_tokens(rows.documents), vocab_size=VOCAB_SIZE)
+        noise = torch.where(rows.masked & (rows.tokens != IGNORED), (rows.tokens + 7) % VOCAB_SIZE, rows.tokens)
+        assert torch.equal(other(rows._replace(tokens=noise).batch(packed=True)), expected)
+        assert_same_state(plain.weighting, state_copy(other.weighting))
+
+
+@every_path
+def test_without_masks_only_the_first_token_of_each_document_is_counted_in_addition(path):
+    """Shifted labels leave it out, because nothing predicts it: once it is a label, the weights are the same bits."""
+    generator = torch.Generator().manual_seed(4)
+    of_tokens, of_labels = OneCodePath(path, counted="tokens"), OneCodePath(path)
+    without_first, differ = OneCodePath(path), 0
+    for _ in range(5):
+        ids = torch.randint(VOCAB_SIZE, (4, 20), generator=generator)
+        documents = (torch.arange(20) >= 12).long().expand(4, 20)
+        rows = Rows(ids, documents, torch.zeros_like(ids, dtype=torch.bool))
+        batch = rows.batch(packed=True)
+        weights = of_tokens(batch)
+        # Each document lacks one label, that of its first token, and each has one position without a label.
+        with_first = torch.where(batch.labels == IGNORED, shift_tokens(ids), batch.labels)
+        expected = of_labels(with_first, document_ids=batch.document_ids, vocab_size=VOCAB_SIZE)
+        assert_same_state(of_tokens.weighting, state_copy(of_labels.weighting))
+        valid = batch.labels != IGNORED
+        scale = (weights[valid] / expected[valid]).double()
+        torch.testing.assert_close(scale, scale[:1].expand_as(scale), rtol=1e-6, atol=0)
+        assert not weights[~valid].any()
+        default = without_first(batch.labels, document_ids=batch.document_ids, vocab_size=VOCAB_SIZE)
+        differ += int((weights != default).any())
+    assert differ == 5
+
+
+@every_path
+def test_weights_worked_out_by_hand(path):
+    """Two sequences "5 9 | 7" and "5 8 | 5 7" with masked prompts, the first one padded."""
+    tokens = torch.tensor([[5, 9, 7, IGNORED], [5, 8, 5, 7]])
+    labels = torch.tensor([[IGNORED, 7, IGNORED, IGNORED], [IGNORED, 5, 7, IGNORED]])
+    batch = TokenBatch(labels, tokens=shift_tokens(tokens))
+    weighting = OneCodePath(path, counted="tokens")
+    # N = 2, and 5 and 7 are in both: each idf is 1. Only 5 occurs twice in its sequence: raw weights 1, 2, 1.
+    torch.testing.assert_close(weighting(batch), torch.tensor([[0, 0.75, 0, 0], [0, 1.5, 0.75, 0]]))
+    assert weighting.window.document_frequency(torch.tensor([5, 7, 8, 9])).tolist() == [2, 2, 1, 1]
+
+
+def test_the_loop_of_the_documentation_has_the_weights_of_the_reference():
+    rows = random_rows(torch.Generator().manual_seed(8), packed=False)
+    weighting = TFIDFWeighting(counted="tokens")
+    given = {
+        "input_ids": rows.tokens.masked_fill(rows.tokens == IGNORED, 5),  # a token of the text too
+        "attention_mask": rows.tokens != IGNORED,
+        "labels": rows.tokens.masked_fill(rows.masked, IGNORED),
+        "logits": None,
+        "loss": lambda logits, labels, tokens: given.update(weights=weighting(labels, tokens=tokens)),
+    }
+    exec(snippet("objective.md", "TF-IDF weights", number=1), given)
+    assert_weights_equal_reference(given["weights"], rows.of_reference(ReferenceTFIDF()))
+
+
+# ---- what else holds for every weighting
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_in_a_product_each_factor_counts_what_it_is_set_to(swapped):
+    factors = [TFIDFWeighting(), TFIDFWeighting(counted="tokens")]
+    product = ProductWeighting(*(factors[::-1] if swapped else factors))
+    assert product.needs_tokens
+    assert not ProductWeighting(UniformWeighting(), TFIDFWeighting()).needs_tokens
+    batch = random_rows(torch.Generator().manual_seed(5), packed=True).batch(packed=True)
+    product(batch)
+    for factor in factors:
+        alone = TFIDFWeighting(counted=factor.counted)
+        alone(batch)
+        assert_same_state(factor, state_copy(alone))
+
+
+def test_saved_statistics_continue_exactly():
+    whole, first = (TFIDFWeighting(num_batches=3, counted="tokens") for _ in range(2))
+    batches = [rows.batch(packed=True) for rows in stream(6, packed=True)]
+    expected = [whole(batch) for batch in batches]
+    for batch in batches[:5]:
+        first(batch)
+    resumed = TFIDFWeighting(num_batches=3, counted="tokens")
+    resumed.load_state_dict(first.state_dict())
+    for batch, weights in zip(batches[5:], expected[5:], strict=True):
+        assert torch.equal(resumed(batch), weights)
+    assert_same_state(resumed, state_copy(whole))
+
+
+def test_the_size_of_the_state_is_that_predicted():
+    weighting = TFIDFWeighting(num_batches=3, counted="tokens")
+    predicted = weighting.num_state_bytes(3, 30, vocab_size=VOCAB_SIZE)
+    weighting(random_rows(torch.Generator().manual_seed(0), packed=False).batch(packed=False))
+    assert sum(buffer.nbytes for buffer in weighting.buffers()) == predicted
+
+
+def test_nothing_waits_for_the_device():
+    weighting = TFIDFWeighting(counted="tokens", max_weight=2.0)
+    for number in range(3):
+        batch = random_rows(torch.Generator(), packed=True).batch(packed=True)
+        meta = TokenBatch(
+            batch.labels.to("meta"), batch.document_ids.to("meta"), VOCAB_SIZE, tokens=batch.tokens.to("meta")
+        )
+        with Recorder() as recorder:
+            assert weighting(meta).device.type == "meta"
+        if number:  # at the first call the window follows the labels
+            assert_no_synchronisation(recorder)
+
+
+def test_one_compiled_graph_has_the_bits_of_the_uncompiled_device_path():
+    torch._dynamo.reset()
+    plain, weighting = OneCodePath("device", counted="tokens"), TFIDFWeighting(counted="tokens")
+    compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
+    generator = torch.Generator().manual_seed(7)
+    batches = [random_rows(generator, packed=True).batch(packed=True) for _ in range(4)]
+    plain(batches[0])
+    weighting.load_state_dict(plain.weighting.state_dict())
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batch in batches[1:]:
+            assert torch.equal(compiled(batch), plain(batch))
+            assert_same_state(weighting, state_copy(plain.weighting))
+    torch._dynamo.reset()
+
+
+# ---- bad input
+
+
+LABELS = torch.tensor([[IGNORED, 3, 4, IGNORED]])
+TOKENS = torch.tensor([[2, 3, 4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (None, r"TFIDFWeighting counts all tokens, but the batch has only labels: .*tokens=shift_tokens\(input_ids\)"),
+        (TOKENS[:, :3], r"tokens has shape \(1, 3\), expected that of labels, \(1, 4\)"),
+        (TOKENS.float(), r"tokens are torch.float32, expected signed integers: .* tokens.long\(\)"),
+        (TOKENS.roll(1, dims=1), r"2 labels are not the tokens at their positions: .*shift_tokens\(input_ids\)"),
+        (TOKENS.masked_fill(TOKENS == 1, 10), "tokens contain the id 10, outside the vocabulary of 10"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused_and_leave_the_window(tokens, message):
+    weighting = TFIDFWeighting(counted="tokens")
+    with pytest.raises(ValueError, match=message):
+        weighting(LABELS, tokens=tokens, vocab_size=10)
+    assert int(weighting.window.num_updates) == 0
+
+
+def test_gathered_labels_without_the_tokens_are_refused():
+    gathered = GatheredLabels(LABELS, None, (slice(1), slice(4)))
+    with pytest.raises(ValueError, match="TFIDFWeighting counts all tokens, but gathered has only labels"):
+        TFIDFWeighting(sync=True, counted="tokens")(LABELS, tokens=TOKENS, gathered=gathered)
+
+
+def test_on_a_gpu_a_label_that_is_not_the_token_at_its_position_gets_nan():
+    weights = OneCodePath("device", counted="tokens")(LABELS, tokens=torch.tensor([[2, 3, 5, 1]]), vocab_size=10)
+    assert weights.isnan().tolist() == [[False, False, True, False]]
+
+
+def test_the_argument_is_checked():
+    with pytest.raises(ValueError, match="counted is 'all': possible are labels, tokens"):
+        TFIDFWeighting(counted="all")
