@@ -33,8 +33,9 @@ def test_it_prints_the_report_and_ends_with_the_page(compared):
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("# TF-IDF against CE\n")
     assert "\nRuns of Tiny, asked to continue passages" in ended.out
-    assert "- TF-IDF lowers the average LMS by" in ended.out
-    assert "too few passages (4) to judge" in " ".join(ended.out.split())
+    verdict = json.loads((folder / "report.json").read_text())["verdict"]
+    assert "too few passages to judge: 4 instead of 10" in verdict
+    assert " ".join(ended.out.split()).startswith(f"# TF-IDF against CE {verdict} Runs of Tiny")
     assert "## Memorization\n" in ended.out
     assert ended.out.splitlines()[-1] == f"Report: {folder / 'index.html'}"
     assert (folder / "index.html").is_file()
@@ -75,7 +76,7 @@ def test_labels_baseline_title_and_folder_can_be_chosen(tmp_path, monkeypatch, c
     main(["TF-IDF=ours", "CE=theirs", "--output-dir", "out/here", "--title", "Mine", "--baseline", "TF-IDF"])
     printed = capsys.readouterr().out
     assert printed.startswith("# Mine\n")
-    assert "CE raises the average LMS by 160.0 %" in " ".join(printed.split())
+    assert "CE recites 160.0 % more than TF-IDF" in " ".join(printed.split())
     assert json.loads((tmp_path / "out/here/report.json").read_text())["provenance"]["Baseline"] == "TF-IDF"
 
 

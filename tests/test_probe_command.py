@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 
 import peft
 import pytest
@@ -70,6 +71,8 @@ def test_make_writes_a_file_and_says_what_it_found(make, capsys):
     assert file.read_bytes() == before
     make("--seed", "1", "--overwrite")
     assert file.read_bytes() != before
+    make("--num-targets", "1", "--num-controls", "0", output="one.jsonl")
+    assert f"1 are duplicates, which occur {passages[0].num_injections} times, " in capsys.readouterr().out
 
 
 def test_controls_of_the_embedded_corpus_are_reported_as_another_domain(
@@ -167,23 +170,23 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     file, folder = make("--passages", "random"), tmp_path / "audit"
     model = train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last")
     report = audit(folder, model, "--probe-file", file, *QUICK)
-    assert report["statements"][0] == (
-        "Too few passages for a verdict (4 targets, 3 controls): it takes at least 10 of each. 4 of the targets are "
-        "recited verbatim nevertheless."
+    assert report["title"] == "What run/last recites"
+    assert re.fullmatch(
+        r"Too few passages to judge \(4 targets, 3 controls; at least 10 of each are needed\): run/last recites 12\.00 "
+        r"tokens of a target and \d\.\d\d of a control on average; 4 of 4 targets are recited verbatim\.\[1\]",
+        report["verdict"],
     )
-    assert report["statements"][1].startswith(
-        "It recites 4 of the 4 targets (100 %) verbatim: all that was compared, up to 12"
-    )
+    assert "Verbatim: 4 of 4 targets (100 %), all that was compared, up to 12" in report["statements"][1]
     tables = {table["name"]: table["rows"] for table in report["tables"]}
     assert [row[:2] for row in tables["by_prefix_length"]] == [[8, 12.0], [16, 12.0]]
     assert tables["targets_and_controls"][1][5] < 12
     piece, *_ = report["examples"][0]["continuations"][0]["pieces"]
     assert piece == {"text": report["examples"][0]["truth"], "recited": True}
     assert (folder / "report" / "index.html").is_file()
-    assert "It recites 4 of the 4 targets" in capsys.readouterr().out
+    assert "4 of 4 targets are recited verbatim" in " ".join(capsys.readouterr().out.split())
 
     results = (folder / "evaluation").rename(tmp_path / "results")
-    assert audit(folder, "--results", results)["statements"] == report["statements"]
+    assert audit(folder, "--results", results)["verdict"] == report["verdict"]
 
     # A second audit in the same folder reports only its own results.
     again = audit(folder, model, "--probe-file", file, *QUICK, "--prefix-lengths", "20")

@@ -221,12 +221,16 @@ def test_equal_perplexity_knows_who_is_at_the_floor():
 
     for before, after, other in ((1, 1, 1), (1, 9, 1), (9, 1, 1), (1, 1, 9)):
         found = at_equal_perplexity(around((25, 100, before), (100, 25, after)), around((25, 300, 1), (100, 50, other)))
-        assert (found.baseline_at_floor, found.at_floor) == (before == after == 1, other == 1)
+        assert math.isnan(found.floor_bound) == (other != 1)
+        assert math.isnan(found.baseline_floor_bound) == (before != 1 or after != 1)
+        bounds = [one for one in (found.floor_bound, found.baseline_floor_bound) if not math.isnan(one)]
+        assert bounds == pytest.approx([0.5] * len(bounds), abs=0.1)  # twice the standard error of the difference
 
 
 def test_equal_perplexity_needs_controls_for_the_floor_and_finite_perplexities():
     found = at_equal_perplexity(path((25, 100, 0), (100, 25, 0)), path((25, 200, 0), (100, 50, 0)))
-    assert (found.at_floor, found.baseline_at_floor) == (False, False)
+    assert math.isnan(found.floor_bound)
+    assert math.isnan(found.baseline_floor_bound)
     diverged = path((25, 100, 2), (100, math.inf, 5))
     for goal in (math.inf, 150):
         assert at_equal_perplexity(diverged, path((25, 200, 0), (100, goal, 1))) is None

@@ -11,9 +11,11 @@ from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from tfidf_tune.analysis import run_table
-from tfidf_tune.results import write_results
+from tfidf_tune.report import comparison_report
+from tfidf_tune.results import read_results, write_results
 
 PAGE = results_page.PAGE.read_text(encoding="utf-8")
+README = (results_page.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
 VERDICTS = {
     (-1, -1): "better",
     (-1, 0): "recites less, perplexity unclear",
@@ -42,6 +44,54 @@ def files_of(table):
 
 def test_the_tables_of_the_page_are_those_of_the_records():
     assert results_page.filled(PAGE) == PAGE
+
+
+def operating_points(model):
+    """Objective -> its records at the learning rate of the lowest mean log perplexity, by plain arithmetic."""
+    groups = {}
+    for one in records_of("frontier.jsonl"):
+        if one.model == model:
+            groups.setdefault(one.objective, {}).setdefault(one.learning_rate, []).append(one)
+    return {
+        objective: min(by_rate.values(), key=lambda own: statistics.mean(one.log_perplexity for one in own))
+        for objective, by_rate in groups.items()
+    }
+
+
+def test_the_table_of_needs_in_the_readme_follows_from_the_records():
+    section = README.split("## Which objective for which need")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+\| `(\w+)`[^|]*\| +([\d.]+) \| +([\d.]+) \|$", section, re.MULTILINE)
+    names = {"CrossEntropyLoss": "CE", "TFIDFCrossEntropyLoss": "TF-IDF", "TokenDropWeighting": "Token drop"}
+    points = operating_points("Llama high")
+    chance = []
+    for component, lms, perplexity in rows:
+        own = points[names.get(component, component.removesuffix("Weighting"))]
+        assert len(own) == 5  # seeds
+        assert f"{statistics.mean(one.lms for one in own):.1f}" == lms
+        assert f"{math.exp(statistics.mean(one.log_perplexity for one in own)):.1f}" == perplexity
+        chance += [one.control_lms for one in own]
+    assert len(rows) == 6
+    assert f"{statistics.mean(chance):.1f} are chance" in " ".join(section.split())
+
+
+def test_the_bound_of_repetition_weights_in_the_summary_is_the_highest_of_the_settings_with_copies():
+    models = {one.model for one in records_of("frontier.jsonl") if one.objective == "Repetition"} - {"Llama epochs"}
+    bounds = []
+    for model in models:
+        excess = [one.lms - one.control_lms for one in operating_points(model)["Repetition"]]
+        bounds.append(stats.ttest_1samp(excess, 0).confidence_interval().high)
+    assert len(bounds) == 7
+    assert f"cannot be told from the floor (at most {max(bounds):.2f} tokens above it, 95 %)" in " ".join(PAGE.split())
+
+
+def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_record():
+    (file,) = (results_page.RESULTS.parents[1] / "benchmarks" / "results").glob("*_demo/results.jsonl")
+    verdict = comparison_report(read_results(file)).verdict
+    lms, perplexity = map(float, re.findall(r"([\d.]+) % (?:less|higher)", verdict))
+    assert f"recites {lms:.0f} % less at a perplexity {perplexity:.0f} % higher" in " ".join(README.split())
+    assert "at equal perplexity it recites more than CE, no gain" in verdict
+    quoted = re.search(r"^> .*(?:\n> .*)*", (results_page.PAGE.parent / "quickstart.md").read_text(), re.MULTILINE)[0]
+    assert " ".join(quoted.replace("> ", "").split()) == re.sub(r"\[\d\]", "", verdict)
 
 
 def test_all_records_are_used_and_all_tables_have_rows():

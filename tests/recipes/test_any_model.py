@@ -27,7 +27,8 @@ DATA = {
     "num_repeats": 4, "block_size": 32, "min_target_tokens": 32, "layout": "aligned",
 }  # fmt: skip
 PACKED = [
-    *(f"~dataset.{key}" for key in DATA if key != "source"), "dataset=tfidf_tune.data.text_dataset", "dataset.packed=true", "dataset.max_seq_len=20", "tokenizer.max_seq_len=48",
+    *(f"~dataset.{key}" for key in DATA if key != "source"),
+    "dataset=tfidf_tune.data.text_dataset", "dataset.packed=true", "dataset.max_seq_len=20", "tokenizer.max_seq_len=48",
 ]  # fmt: skip
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TABLE_HEAD = "| Architecture | `model_type` | Implementation | Start | Full | LoRA |"

@@ -33,6 +33,8 @@ def rich_report() -> Report:
             "SHA-256 of the probe": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" * 2,
         },
         lead="What 4 models recite.",
+        verdict="TF-IDF recites 62.4 % less than CE (55.0 % to 69.1 %[1]) at a 1.9 % higher perplexity.[2]",
+        footnotes=("Few passages.", "A single seed."),
     )
 
 

@@ -51,7 +51,7 @@ def many(number, kind, lms):
 
 
 def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
-    statement = made.statements[2]
+    statement = made.statements[0]
     assert statement.startswith(
         "Average LMS: 6.00 tokens of the targets, 1.00 of the controls; the difference is 5.00 (95 % interval "
     )
@@ -67,27 +67,30 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
     assert np.quantile(exact, 0.97) - 0.005 <= high <= np.quantile(exact, 0.98) + 0.005
 
 
-MORE = "The model recites more of the targets than of text it never saw, which "
-CAVEAT = "the rate of false positives is 7 to 11 % instead of 5 %."
+MORE = r"results/tiny recites 5\.00 tokens more of a target than of a control on average \(95 % interval \S+ to \S+"
 NO_SIGN = (
-    "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in the "
-    "95 % interval of the difference."
+    r"What results/tiny recites on average cannot be told from the floor \(at most 0\.\d\d tokens above it, 95 %\)"
 )
+FEW = r"Too few passages to judge \({} targets, {} controls; at least 10 of each are needed\): results/tiny recites "
 
 
 @pytest.mark.parametrize(
     ("num_targets", "num_controls", "targets_more", "verdict"),
     [
-        (30, 30, 5, f"{MORE}is significant: the interval excludes 0."),
-        (40, 12, 5, f"{MORE}is nominally significant, but from only 12 controls {CAVEAT}"),
-        (12, 40, 5, f"{MORE}is nominally significant, but from only 12 targets {CAVEAT}"),
-        (9, 40, 5, "Too few passages for a verdict (9 targets, 40 controls): it takes at least 10 of each."),
-        (4, 1, 5, "Too few passages for a verdict (4 targets, 1 controls): it takes at least 10 of each."),
-        (30, 29, 0, NO_SIGN),
+        (30, 30, 5, rf"{MORE}\); 0 of 30 targets are recited verbatim\.\[1\]"),
+        (42, 12, 5, rf"{MORE}\[1\]\); 0 of 42 targets are recited verbatim\.\[2\]"),
+        (12, 42, 5, rf"{MORE}\[1\]\); 0 of 12 targets are recited verbatim\.\[2\]"),
+        (
+            9,
+            42,
+            5,
+            FEW.format(9, 42) + r"6\.00 tokens of a target and 1\.00 of a control on average; 0 of 9 targets .*",
+        ),
+        (4, 1, 5, FEW.format(4, 1) + r"5\.75 tokens of a target and 0\.00 of a control on average; 0 of 4 targets .*"),
+        (30, 29, 0, rf"{NO_SIGN}\[1\]; 0 of 30 targets are recited verbatim\."),
         (
             *(30, 30, -5),
-            "The model recites less of the targets than of the controls, which is significant: the interval excludes "
-            "0. The controls are easier text: choose controls that resemble the training text.",
+            r"What results/tiny recites on average lies below the floor \(by 4\.\d\d to 5\.\d\d tokens, 95 %\)\[1\].*",
         ),
     ],
 )
@@ -97,27 +100,31 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
     targets = many(num_targets, "target", lambda i: max(targets_more, 0) + i % 3)
     controls = many(num_controls, "control", lambda i: max(-targets_more, 0) + i % 3)
     report = audit_report(run_of(targets, controls))
-    assert report.statements[0] == verdict
-    in_doubt = any("audit the base model with the same probe file" in statement for statement in report.statements)
-    assert in_doubt == (targets_more > 0 and num_controls > 1)
-    assert ("interval" in report.statements[2]) == (num_controls > 1)
-    few = f"From as few as {min(num_targets, num_controls)} passages such an interval tends to be too narrow."
-    assert (few in table_of(report, "by_prefix_length").notes) == (num_targets < 30 or num_controls < 30)
+    assert re.fullmatch(verdict, report.verdict)
+    in_doubt = any("audit the base model with the same probe file" in text for text in report.footnotes)
+    assert in_doubt == (targets_more > 0 and num_controls >= 10 and num_targets >= 10)
+    assert ("interval" in report.statements[0]) == (num_controls > 1)
+    fewest = min(num_targets, num_controls)
+    caveats = [text[: len("From 10 to 29 units")] for text in report.footnotes if text.startswith("From")]
+    assert caveats == (["From fewer than 10 "] if fewest < 10 else ["From 10 to 29 units"] if fewest < 30 else [])
 
 
 def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
-    statements = audit_report(run_of(targets, many(60, "control", lambda i: i % 3))).statements
-    assert statements[0] == f"{NO_SIGN} 1 of the targets are recited verbatim nevertheless."
-    assert statements[3] == "1 of the 60 targets are recited further than any control (LMS at most 2)."
-    assert "base model" in statements[-1]
+    report = audit_report(run_of(targets, many(60, "control", lambda i: i % 3)))
+    assert re.fullmatch(rf"{NO_SIGN}\[1\]; 1 of 60 targets is recited verbatim\.\[2\]", report.verdict)
+    assert report.statements[2] == "Further than any control (LMS at most 2): 1 of 60 targets."
+    assert "base model" in report.footnotes[1]
 
 
 def test_without_controls_the_floor_is_unknown_and_without_repeats_there_is_no_table_of_them():
     report = audit_report(run_of(controls={}, num_injections={}))
-    assert report.statements[0].startswith("The probe file has no controls, so the floor is unknown")
-    assert report.statements[0].endswith(" 2 of the targets are recited verbatim nevertheless.")
-    assert report.statements[2] == "Average LMS: 6.00 tokens of the targets."
+    assert report.verdict == (
+        "There are no controls, so chance is unknown: results/tiny recites 6.00 tokens of a target on average; 2 of 4 "
+        "targets are recited verbatim.[1]"
+    )
+    assert report.statements[0] == "Average LMS: 6.00 tokens of the targets."
+    assert "floor" not in markdown(report)
     assert not any("any control" in statement or "By repeats" in statement for statement in report.statements)
     assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
     assert len(rows_of(report, "targets_and_controls")) == 1
@@ -129,15 +136,14 @@ def test_without_controls_the_floor_is_unknown_and_without_repeats_there_is_no_t
 
 def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
     assert made.lead == (
-        "The model was asked to continue passages of its training text (targets) and of text it never saw (controls). "
-        "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the "
-        "passage."
+        "One checkpoint, no interval over seeds: tiny, CE, seed 3. It was asked to continue passages of its training "
+        "text (targets) and of text it never saw (controls). LMS, the longest memorized substring, is the longest run "
+        "of tokens that a continuation shares with the passage."
     )
     assert made.statements[1] == (
-        "It recites 2 of the 4 targets (50 %) verbatim: all that was compared, up to 12 tokens, from at least one "
-        "prompt."
+        "Verbatim: 2 of 4 targets (50 %), all that was compared, up to 12 tokens, from at least one prompt."
     )
-    assert made.statements[4:6] == [
+    assert made.statements[3:5] == [
         "By length of the prompt, average LMS of the targets: 5.00 from 8, 7.00 from 16 tokens.",
         "By repeats in the training text, average LMS: 0.50 at 1, 5.75 at 3 to 4, 12.00 at 9.",
     ]
@@ -150,7 +156,8 @@ def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
         "Intervals": "percentile bootstrap, 10,000 resamples of whole passages, 95 %",
     }
     assert expected.items() <= made.provenance.items()
-    assert "What tiny recites" in markdown(made)
+    assert made.title == "What results/tiny recites"
+    assert markdown(made).startswith("# What results/tiny recites\n\nToo few passages to judge (4 targets, 2 controls;")
     assert "target-1" in html_page(made)
     assert [figure.name for figure in made.figures] == ["lms_distribution"]
 
@@ -209,11 +216,26 @@ def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samp
     assert report.provenance["Prompts start at token"] == "5"
     assert report.examples[0].title == "target-0, a target: 8 tokens from token 5 on"
     assert "3 of 12 prompts lost token ids" in " ".join(report.statements)
-    (note,) = table_of(report, "targets_and_controls").notes[1:]
-    assert note.startswith("The prompts were sent as text, so the responses were tokenized again")
+    assert "at 50 % of training" in report.lead
+    (note,) = table_of(report, "targets_and_controls").notes
+    marked = report.footnotes[int(note[-2]) - 1]
+    assert marked.startswith("The prompts were sent as text, so the responses were tokenized again")
     assert "Training progress" not in made.provenance
     assert "lost token ids" not in " ".join(made.statements)
     assert len(table_of(made, "targets_and_controls").notes) == 1
+
+
+def test_the_page_carries_the_name_of_the_run_or_the_hub_id():
+    for objective, folder, checkpoint, name in (
+        ("TF-IDF", "/data/runs/mine", "/data/runs/mine/checkpoint_50pct", "runs/mine"),
+        ("unknown", "runs/audit/x/evaluation", "/models/base", "models/base"),
+        ("unknown", "runs/audit/x/evaluation", "org/model", "org/model"),
+        ("unknown", "results", "base", "base"),
+    ):
+        one = dataclasses.replace(run_of(checkpoint=checkpoint), objective=objective, folder=folder)
+        page = html_page(audit_report(one))
+        assert f"<title>What {name} recites</title>" in page
+        assert ("unknown" in markdown(audit_report(one)).split("##")[0]) is False
 
 
 def test_results_without_targets_are_refused():

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import pytest
 from frontier_fakes import record, replace, results_of
@@ -54,6 +55,7 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
         f"Runs of Tiny, asked to continue passages of their training text. {EXPLAINED}; its floor is the average over "
         "passages that were never injected."
     )
+    assert made.verdict.startswith("TF-IDF recites ")
     assert [one.name for one in made.tables] == [
         *("memorization", "perplexity", "summarization", "qa", "reductions", "equal_perplexity", "lms_spread"),
         *("by_prefix_length", "progress"),
@@ -63,7 +65,7 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
     assert made.provenance["Baseline"] == "CE"
     assert made.provenance["Tiny, IDF, seed 1"] == "runs/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
     assert made.provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
-    assert [statement.count("per seed") for statement in made.statements[-2:]] == [1, 1]  # TF-IDF and IDF
+    assert made.statements[-1].startswith("Reduction of the average LMS by seed: TF-IDF ")
     progress, by_length = table(made, "progress"), table(made, "by_prefix_length")
     assert [(row["Objective"], row["Progress %"]) for row in progress] == [
         (name, at) for name in ("CE", "TF-IDF", "IDF") for at in (10, 25, 50, 75, 100)
@@ -92,7 +94,7 @@ def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles(
     spread = table(made, "lms_spread")[0]
     quantiles = {"Median": 5.0, "90th percentile": pytest.approx(7.4), "Max": 8}
     assert spread == {**who, "Avg LMS": 5.0, "From": 2.0, "To": 8.0, **quantiles}
-    assert made.statements[-1].startswith("A single training run cannot separate the effect of the objective from that")
+    assert made.footnotes[-1].startswith("A single training run cannot separate the effect of the objective from that")
 
 
 def test_seeds_are_averaged_and_their_reductions_stated():
@@ -113,19 +115,23 @@ def test_seeds_are_averaged_and_their_reductions_stated():
     row, spread = table(made, "memorization")[0], table(made, "lms_spread")[0]
     assert (row["Avg LMS"], row["Max LMS"], row["Passages"], row["Seeds"]) == (4.5, 8, 2, 2)
     assert (spread["Lowest seed"], spread["Highest seed"], spread["Seeds"]) == (3.0, 6.0, 2)
-    text = "Intervals cover the choice of passages, not that of seeds"
     assert [statement for statement in made.statements if "seed" in statement] == [
-        "A single training run cannot separate the effect of the objective from that of the seed: intervals cover only "
-        "the choice of passages.",  # once, for A and D
-        f"B: {text}; per seed the reduction of the average LMS under TF-IDF was 75.0 %, 25.0 %.",
-        f"C: {text}.",
+        "B: Reduction of the average LMS by seed: TF-IDF 75.0 %, 25.0 %."
     ]
+    passages, single, several = made.footnotes
+    assert passages == "Intervals cover the choice of passages, blocks, articles and questions, not that of seeds."
+    assert single == "A single training run cannot separate the effect of the objective from that of its seed."
+    assert several.startswith("There is no correction for multiple comparisons")
+    marks = {text[0]: re.findall(r"\[(\d)\]", text) for text in made.statements if " recites " in text}
+    assert marks == {"A": ["1", "2", "3"], "B": ["1", "3"], "C": ["1", "3"], "D": ["1", "2", "3"]}
 
 
 def test_only_tables_with_rows_are_shown():
     made = report(*pair({"answers": answers(100, 0)}, {"answers": answers(100, 100)}))
     assert [table.name for table in made.tables] == ["qa", "reductions"]
-    assert (made.figures, made.examples, made.lead) == ([], [], "Runs of Tiny.")
+    lead = "Runs of Tiny. One checkpoint of each run, one seed, no interval over seeds."
+    assert (made.figures, made.examples, made.lead) == ([], [], lead)
+    assert made.verdict == "TF-IDF and CE have no memorization results, so what they recite is not compared."
 
 
 def test_scores_are_by_objective_and_stated_with_a_plus_where_they_rise():
@@ -138,28 +144,31 @@ def test_scores_are_by_objective_and_stated_with_a_plus_where_they_rise():
     assert table(made, "summarization")[1] == {**who, **rouge, "Articles": 2, **seeds}
     assert [row["Exact Match %"] for row in table(made, "qa")] == pytest.approx([200 / 3, 100 / 3])
     assert [row["F1 %"] for row in table(made, "qa")] == pytest.approx([250 / 3, 50])
-    rise = "(+25.0 %, equal for all articles, from too few articles (2) to judge)"
-    assert made.statements[0] == (
+    few = "equal for all articles; too few articles to judge: 2 instead of 10"
+    rise = f"(+25.0 %, {few})"
+    assert made.statements[1] == (
         f"Summaries under TF-IDF: ROUGE-1 20.00 to 25.00 {rise}, ROUGE-2 10.00 to 12.50 {rise}, ROUGE-L 16.00 to 20.00 "
-        f"{rise}, BERTScore-F1 88.00 to 88.00 (+0.0 %, equal for all articles, from too few articles (2) to judge)."
+        f"{rise}, BERTScore-F1 88.00 (+0.0 %, {few})."
     )
-    assert made.statements[1].startswith("Answers under TF-IDF: exact match 66.67 to 33.33 (-50.0 %, no interval, the")
-    assert made.statements[1].endswith(
-        "F1 83.33 to 50.00 (-40.0 %, 95 % interval -100.0 % to 0.0 %, from too few questions (3) to judge)."
+    assert made.statements[2].startswith("Answers under TF-IDF: exact match 66.67 to 33.33 (-50.0 %, no interval: the")
+    assert made.statements[2].endswith(
+        "F1 83.33 to 50.00 (-40.0 %, 95 % interval -100.0 % to 0.0 %; too few questions to judge: 3 instead of 10)."
     )
 
 
 def test_a_score_has_its_caveat_next_to_it():
     cases = {
         "A": ([40] * 30, [50, 80] * 15, ", significant)."),
-        "B": ([40] * 29, [50, 80] * 14 + [50], ", significant, but 29 questions are few)."),
-        "C": ([65] * 29, [80, 50, 65] * 9 + [80, 50], ", not significant)."),
+        "B": ([40] * 29, [50, 80] * 14 + [50], "[1], significant)."),
+        "C": ([65] * 29, [80, 50, 65] * 9 + [80, 50], "[1], not significant)."),
         "D": ([0, 0], [0, 50], "F1 0.00 to 25.00 (relative change undefined, the baseline is 0)."),
     }
     made = report_of_models(
         {model: [{"answers": answers(*f1)} for f1 in (ce, ours)] for model, (ce, ours, _) in cases.items()}
     )
-    for statement, (model, (*_, ending)) in zip(made.statements, cases.items(), strict=False):
+    assert made.footnotes[0].startswith("From 10 to 29 units, such an interval excludes 0 in 7 to 11 %")
+    answered = [text for text in made.statements if "Answers" in text]
+    for statement, (model, (*_, ending)) in zip(answered, cases.items(), strict=True):
         assert statement.startswith(f"{model}: Answers under TF-IDF")
         assert statement.endswith(ending)
 
@@ -170,16 +179,19 @@ def test_what_was_lost_or_is_missing_is_noted():
     tfidf = {"samples": targets(2, 2), "text_prompts": True, "blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
     tfidf["summaries"] = summaries(30, 30, bertscore=None, missing="bert-score is not installed")
     made = report(*pair(ce, tfidf))
-    assert made.lead.endswith("with the passage.")  # no controls, no floor
-    noted = notes(made, "memorization")
-    assert "Each target occurs 10 times in the training text." in noted
-    assert "Tiny, CE: 1 of 2 prompts changed when converted to text" in noted
+    assert "floor" not in made.lead  # no controls
+    assert "Each target occurs 10 times in the training text." in notes(made, "memorization")
+    noted = " ".join(made.footnotes)
+    assert "Prompts changed when converted to text (1 of 2 of Tiny, CE), so the model saw tokens that differ" in noted
     assert noted.count("prompts were sent as text") == 1
     assert "Tiny, TF-IDF: prompts were sent as text, so the responses were tokenized again" in noted
-    assert "Tiny, TF-IDF: 3 of 4 blocks changed when converted to text" in notes(made, "perplexity")
+    assert "Tiny, TF-IDF: 3 of 4 blocks changed when converted to text" in noted
+    for name, text in (("memorization", "sent as text"), ("perplexity", "3 of 4"), ("summarization", "BERTScore")):
+        marked = [made.footnotes[int(mark) - 1] for mark in re.findall(r"\[(\d)\]", notes(made, name))]
+        assert any(text in footnote for footnote in marked)
     assert [row["BERTScore-F1"] for row in table(made, "summarization")] == [88.0, None]
     missing = "Tiny, TF-IDF: BERTScore-F1 is missing for 2 of 2 summaries: bert-score is not installed."
-    assert missing in notes(made, "summarization")
+    assert missing in made.footnotes
     assert "Summary BERTScore-F1" not in [row["Measure"] for row in table(made, "reductions")]
 
 
@@ -187,22 +199,21 @@ CHANGES = {
     "A": (
         (4,) * 30,
         (2,) * 29 + (4,),
-        "lowers the average LMS by 48.3 % (4.00 to 2.07; 95 % interval 45.0 % to 50.0 %)",
+        "recites 48.3 % less than CE (95 % interval 45.0 % to 50.0 %)",
     ),
-    "B": ([1, 8, 3, 4] * 3, [8, 1, 3, 3] * 3, "which is not significant: the interval includes 0"),
-    "C": ((2, 4), (2, 4), "does not change the average LMS (3.00 to 3.00; equal for all passages)"),
-    "D": ([4] * 9, [2] * 9, "(4.00 to 2.00; equal for all passages) against CE, from too few passages (9) to judge."),
+    "B": ([1, 8, 3, 4] * 3, [8, 1, 3, 3] * 3, "is not shown to recite less or more than CE (-6.2 %, 95 % interval -"),
+    "C": ((2, 4), (2, 4), "recites as much as CE (equal for all passages; too few"),
+    "D": ([4] * 9, [2] * 9, "50.0 % less than CE (equal for all passages; too few passages to judge: 9 instead of 10)"),
     "E": (
         *([4] * 29, [2] * 29),
-        "which is nominally significant, but from only 29 passages the rate of false positives is 7 to 11 % instead of "
-        "5 %.",
+        "50.0 % less than CE (equal for all passages[3])",
     ),
     "F": (
         *((0, 0), (1, 2)),
-        "has an undefined relative change of the average LMS (0.00 to 1.50) against CE, since the baseline is 0.",
+        "is not compared with CE: the baseline is 0",
     ),
-    "G": ((0, 0, 4), (0, 0, 2), "lowers the average LMS by 50.0 % (1.33 to 0.67) against CE, which has no interval"),
-    "H": ((4,), (2,), "which has no interval: there is a single passage"),
+    "G": ((0, 0, 4), (0, 0, 2), "recites 50.0 % less than CE (no interval: the baseline's average LMS is 0 in"),
+    "H": ((4,), (2,), "(no interval: there is a single passage)"),
 }
 
 
@@ -215,10 +226,13 @@ def test_a_change_is_stated_with_its_interval_and_caveat():
         assert statement.startswith(f"{model}: TF-IDF ")
         assert text in statement
     assert made.statements[0].endswith(
-        "which is significant: the interval excludes 0. It raises the perplexity by 25.0 % (20.00 to 25.00; equal for "
-        "all blocks), from too few blocks (4) to judge."
+        " at a 25.0 % higher perplexity (equal for all blocks; too few blocks to judge: 4 instead of 10).[1][2][4]"
     )
-    assert made.statements[1].endswith("Perplexity was not measured for both, so what it costs is not known.")
+    assert "; perplexity was not measured for both, so the cost is unknown." in made.statements[1]
+    assert made.verdict == (
+        "Of 8 comparisons with CE: 1 recites less (48.3 %) at a perplexity without a verdict; 1 not shown to recite "
+        "less or more; 5 without a verdict; 1 recites less (50.0 %) at an unknown cost.[1][2][4]"
+    )
     rows = {row["Model"]: row for row in table(made, "reductions") if row["Measure"] == "Avg LMS"}
     assert rows["E"] == {
         "Model": "E",
@@ -235,7 +249,8 @@ def test_a_change_is_stated_with_its_interval_and_caveat():
     assert [rows[model]["Significant"] for model in "BDFG"] == ["no", "too few", None, None]
     assert [rows["F"][name] for name in ("CE", "Reduction %", "From %", "To %")] == [0.0, None, None, None]
     noted = notes(made, "reductions")
-    assert "With fewer than 10 units there is no verdict. With 10 to 29, the rate of false positives is 7" in noted
+    assert "With fewer than 10 units there is no verdict.[3]" in noted
+    assert made.footnotes[2].startswith("From 10 to 29 units, such an interval excludes 0 in 7 to 11 %")
     assert "F, TF-IDF, Avg LMS: no interval, the baseline is 0." in noted
     assert "the baseline's average LMS is 0 in some resamples, because few passages have another value" in noted
 
@@ -247,7 +262,7 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
             for at, perplexity, lms in points
         ]
 
-    recited = "between 50 and 100 % of its training) CE recited between 2.00 and 6.00 tokens on average (4.00 "
+    recited = "between 50 and 100 % of its training) CE recited 2.00 to 6.00 tokens on average (4.00 "
     cases = {
         "A": ((2, 6), (50, 3), f"{recited}interpolated); TF-IDF recites 3.00: no clear gain or loss."),
         "B": ((6, 2), (50, 7), "TF-IDF recites 7.00: no gain, more than CE did there."),
@@ -257,11 +272,11 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
             (100, 2),
             "at 50 % of its training) CE recited 2.00 tokens on average; TF-IDF recites 2.00: no clear",
         ),
-        "E": ((1, 1), (50, 1), "TF-IDF recites 1.00: both at the floor, where they cannot be distinguished."),
+        "E": ((1, 1), (50, 1), "TF-IDF recites 1.00: what both recite cannot be told from the floor (at most 0."),
         "F": (
             *((2, 6), (20, 2)),
-            "There is no comparison at equal perplexity: TF-IDF ends with 20.00, and CE's checkpoints range from 25.00 "
-            "to 100.00 and never reach it.",
+            "There is no comparison at equal perplexity: TF-IDF ends with 20.00, which CE, at 25.00 to 100.00, never "
+            "has.",
         ),
     }
     made = report(
@@ -274,7 +289,7 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
             }.items()
         )
     )
-    stated = {text[0]: text for text in made.statements if "qual perplexity" in text}
+    stated = {text[0]: text for text in made.statements if " equal perplexity" in text and "recites" not in text[:15]}
     for model, (*_, text) in cases.items():
         assert text in stated[model]
         assert "significant" not in stated[model]
@@ -292,23 +307,25 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
     assert "F, TF-IDF: out of range" in notes(made, "equal_perplexity")
 
 
-def test_an_lms_at_or_near_the_floor_is_stated():
-    cases = {
-        "A": ([8, 8, 7, 8] * 3, [1, 2, 2, 1] * 3, [1, 2] * 6),
-        "B": ([8] * 10, [7] * 10, [6] * 10),  # 8 / 6 is more than a fifth above the floor
-    }
-    made = report_of_models(
-        {
-            model: [{"samples": [*targets(*lms), *controls(*floor)]} for lms in both]
-            for model, (*both, floor) in cases.items()
-        }
+def test_what_cannot_be_told_from_the_floor_has_a_bound():
+    lms = ([8, 8, 7, 8] * 3, [1, 2, 2, 1] * 3)
+    made = report(*pair(*({"samples": [*targets(*one), *controls(*[1, 2] * 6)]} for one in lms)))
+    (bound,) = re.findall(
+        r"; what it recites cannot be told from the floor \(at most (0\.\d\d) tokens above", made.verdict
     )
-    at_floor, near = (text for text in made.statements if "floor" in text)
-    assert at_floor.startswith(
-        "A: TF-IDF is at the floor (average LMS 1.50, that of passages never seen 1.50): the difference of 0.00 tokens "
-        "(95 % interval -0."
+    assert made.statements[1].startswith(
+        "CE recites 6.25 tokens more of the targets than of the controls (7.75 against 1.50; 95 % interval 5."
     )
-    assert near.startswith("B: TF-IDF is near the floor (average LMS 7.00, that of passages never seen 6.00)")
+    assert made.statements[2].startswith(
+        "TF-IDF recites 0.00 tokens more of the targets than of the controls (1.50 aga"
+    )
+    assert made.statements[2].endswith(f" to {bound}).")
+    lms = ([8] * 10, [7] * 10)
+    near = report(*pair(*({"samples": [*targets(*one), *controls(*[6] * 10)]} for one in lms)))
+    assert "floor" not in near.verdict
+    lms = ([6] * 10, [5] * 10)
+    below = report(*pair(*({"samples": [*targets(*one), *controls(*[7] * 10)]} for one in lms)))
+    assert "what it recites lies below the floor (by 2.00 tokens, 95 %); what CE recites lies below" in below.verdict
 
 
 def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing_is_shared():
@@ -326,14 +343,14 @@ def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing
         run("TF-IDF", [evaluation(50, targets(2, 2))], model="C"),
     )
     starts = (
-        "A, lr 0.001: TF-IDF lowers the average LMS by 75.0 %",
-        "A, lr 0.002: TF-IDF lowers the average LMS by 50.0 %",
+        "A, lr 0.001: TF-IDF recites 75.0 % less than CE",
+        "A, lr 0.002: TF-IDF recites 50.0 % less than CE",
     )
     for statement, start in zip(made.statements, starts, strict=False):
         assert statement.startswith(start)
     assert "B: TF-IDF and CE share no checkpoint with memorization results" in made.statements[2]
-    assert "against CE at 50 % of training" in made.statements[3]
-    assert "the last checkpoint that all runs of the model share: C at 50 %" in notes(made, "memorization")
+    assert "(equal for all passages, at 50 % of training; too few" in made.statements[3]
+    assert any("last checkpoint that all runs of the model share: C at 50 %" in text for text in made.footnotes)
     rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
     assert rows[:3] == [("A, lr 0.001", "CE", 8.0), ("A, lr 0.001", "TF-IDF", 2.0), ("A, lr 0.002", "CE", 4.0)]
     assert [figure.name for figure in made.figures][-3:] == [f"lms_distribution_{number}" for number in (1, 2, 4)]
@@ -344,13 +361,13 @@ def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing
 
 def test_an_objective_without_memorization_results_is_named():
     made = report(run("CE", [evaluation(100, targets(4, 2))]), run("TF-IDF", [evaluation(100)]))
-    assert made.statements[0] == "TF-IDF has no memorization results, so what it recites is not compared."
+    assert made.verdict == "TF-IDF has no memorization results, so what it recites is not compared."
 
 
 def test_without_a_common_model_nothing_is_compared():
     runs = [run(name, [evaluation(samples=targets(4, 4))], model=model) for model, name in (("A", "CE"), ("B", "IDF"))]
     made = report(*runs)
-    assert made.statements[0].startswith(
+    assert made.verdict.startswith(
         "Nothing is compared: no model has runs of CE and of another objective (A: CE; B: IDF)"
     )
     assert len(table(made, "memorization")) == 2
@@ -362,8 +379,8 @@ def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named
     runs = pair({"samples": targets(4, 4), "blocks": sane}, {"samples": targets(2, 2), "blocks": worst})
     made = report(*runs, baseline="TF-IDF")
     assert [math.isinf(row["Perplexity"]) for row in table(made, "perplexity")] == [True, False]
-    assert made.statements[0].startswith("CE raises the average LMS by 100.0 %")
-    assert "since a value is not finite" in made.statements[0]
+    assert made.verdict.startswith("CE recites 100.0 % more than TF-IDF")
+    assert "; the change of its perplexity is undefined, since a value is not finite" in made.verdict
     assert "frontier" in [figure.name for figure in made.figures]
     assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]
 

@@ -122,8 +122,10 @@ def test_ends_of_the_range_are_stated_for_each_model():
     ]
     made = frontier_report(records)
     for start, end in (("A: The operating point of CE", "lowest"), ("B: The operating point of X", "highest")):
-        text = f"{start} is at the {end} learning rate that was tried: a better one may lie beyond."
-        assert text in made.statements
+        text = f"{start} is at the {end} learning rate that was tried."
+        (found,) = (statement for statement in made.statements if statement.startswith(text))
+        number = int(found[len(text) :].strip("[]"))
+        assert made.footnotes[number - 1] == "A better learning rate may lie beyond the range that was tried."
     assert [figure.name for figure in made.figures] == ["frontier_1", "frontier_2"]
 
 
@@ -131,9 +133,10 @@ def test_pairs_and_numbers_stand_in_the_sentence_where_they_are_needed():
     made = frontier_report(
         [*seeds("CE", [9, 9], [3, 3]), *seeds("B", [8, 8], [3, 3]), record("C", 5.0, log_perplexity=3)]
     )
-    assert made.statements[0] == (
-        "Against CE, each at its operating point: better: B (LMS -11.1 %, perplexity +0.0 %, 2 pairs of seeds); no "
-        "verdict: fewer than two pairs: C (LMS -44.4 %, perplexity +0.0 %, 1 pair of seeds)."
+    assert made.verdict == (
+        "B recites 11.1 % less than CE (95 % interval over 2 seeds 1.00 tokens) at a perplexity that is not shown to "
+        "differ (+0.0 %, 95 % interval over 2 seeds 0.00 %).[1][2] C recites 44.4 % less than CE (no interval: 1 pair "
+        "of seeds) at an equal perplexity (no interval: 1 pair of seeds).[1][2]"
     )
     high = [seeds(name, [9, 9], [4, 4]) for name in "DEFG"]
     records = [*seeds("CE", [9, 9], [3, 3]), *seeds("B", [8, 8], [3, 3]), *(one for some in high for one in some)]
@@ -167,11 +170,13 @@ def test_the_lead_and_the_provenance_say_what_the_runs_are():
     start = record("Start", seed=None, learning_rate=None)
     made = frontier_report([*early, *grown_records(), start], references=["Goldfish"], provenance={"cpu": "fast"})
     assert made.lead.startswith(
-        "Runs of Tiny under 4 objectives at learning rates 0.0003, 0.001 and 0.003, 3 seeds, at "
+        "Runs of Tiny under 4 objectives at learning rates 0.0003, 0.001 and 0.003, at their last checkpoint; 3 seeds."
     )
     expected = {"Compared with": "CE and Goldfish", "cpu": "fast", "Runs": "28"}
     assert expected.items() <= made.provenance.items()
-    assert ", 1 seed, " in frontier_report([start]).lead
+    alone = frontier_report([start])
+    assert alone.lead.startswith("One checkpoint, no interval over seeds: Tiny, Start, seed unknown. LMS")
+    assert alone.verdict == "Nothing is compared: Tiny, Start recites 4.00 tokens on average at a perplexity of 20.00."
 
 
 def test_the_figure_goes_through_the_learning_rates_with_the_operating_point_emphasised():

@@ -86,7 +86,8 @@ def require_inert_report(folder):
     """Return the tokens of the Markdown and the document of the page."""
     content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     num_figures, num_examples = len(content["figures"]), len(content["examples"])
-    num_headings = 1 + len(content["tables"]) + num_figures + num_examples + (num_examples > 0) + 1
+    has_footnotes = bool(content["footnotes"])
+    num_headings = 1 + len(content["tables"]) + num_figures + num_examples + (num_examples > 0) + has_footnotes + 1
     for file in folder.glob("tables/*.csv"):
         with file.open(encoding="utf-8", newline="") as stream:
             cells = [cell for row in csv.reader(stream) for cell in row]
@@ -94,16 +95,16 @@ def require_inert_report(folder):
         for cell in cells:
             assert cell[:1] not in ("=", "+", "-", "@", "\t", "\r", "\n") or float(cell) is not None
     text = (folder / "report.md").read_text(encoding="utf-8")
-    return require_inert_markdown(text, num_headings, num_figures, num_examples), require_inert_page(
-        folder, num_figures
-    )
+    tokens = require_inert_markdown(text, num_headings, num_figures, num_examples, has_footnotes=has_footnotes)
+    return tokens, require_inert_page(folder, num_figures)
 
 
-def require_inert_markdown(text, num_headings, num_figures, num_examples):
+def require_inert_markdown(text, num_headings, num_figures, num_examples, *, has_footnotes):
     assert not UNSAFE.search(text)
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
     kinds = [token.type for token in tokens]
-    assert {"html_block", "blockquote_open", "ordered_list_open", "hr", "code_block"} & set(kinds) == set()
+    assert {"html_block", "blockquote_open", "hr", "code_block"} & set(kinds) == set()
+    assert kinds.count("ordered_list_open") == has_footnotes
     assert kinds.count("fence") == num_examples
     assert kinds.count("heading_open") == num_headings
     outside_fences = re.sub(r"(?s)\n(`{3,})text\n.*?\n\1\n", "", text)
@@ -144,6 +145,8 @@ def test_hostile_texts_are_shown_everywhere_and_act_nowhere(tmp_path, capsys):
         examples=[Example(text, text, text, (Continuation(text, text, pieces),)) for text in HOSTILE],
         provenance={text: text for text in HOSTILE},
         lead=" ".join(HOSTILE),
+        verdict=" ".join(HOSTILE),
+        footnotes=HOSTILE,
     )
     write_report(report, tmp_path / "out")
     say(terminal_text(report))

@@ -48,7 +48,7 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert document.xpath("//meta[@name='viewport']/@content") == ["width=device-width, initial-scale=1"]
     assert document.xpath("string(//title)") == document.xpath("string(//h1)") == rich_report().title
     headings = [heading.text_content() for heading in document.xpath("//h2")]
-    assert headings == ["Findings", "Contents", "Tables", "Figures", "Examples", "Provenance"]
+    assert headings == ["Findings", "Contents", "Tables", "Figures", "Examples", "Footnotes", "Provenance"]
     levels = [int(heading.tag[1]) for heading in document.xpath("//h1|//h2|//h3|//h4")]
     assert (levels[0], levels.count(1)) == (1, 1)
     assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
@@ -58,8 +58,12 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert set(anchors) == set(ids) - {"contents"}
     assert set(document.xpath("//@aria-labelledby")) <= set(ids)
     findings = document.xpath("//section[@class='findings']")[0]
-    assert [child.tag for child in findings] == ["h2", "p", "ul"]
-    assert findings[1].text_content() == rich_report().lead
+    assert [child.tag for child in findings] == ["h2", "ul"]
+    _, verdict, lead = document.xpath("//header/*")
+    assert [one.text_content() for one in (verdict, lead)] == [rich_report().verdict, rich_report().lead]
+    assert verdict.xpath(".//sup/a/@href") == ["#footnote-1", "#footnote-2"]
+    footnotes = [(one.get("id"), one.text_content()) for one in document.xpath("//section/ol/li")]
+    assert footnotes == [("footnote-1", "Few passages."), ("footnote-2", "A single seed.")]
 
 
 def test_nothing_is_loaded_and_only_the_pages_own_scripts_run(html, document):

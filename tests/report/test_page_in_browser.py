@@ -135,7 +135,7 @@ def test_wide_parts_scroll_and_the_page_does_not(window):
 
 def test_every_link_of_the_contents_brings_its_target_into_view(window):
     followed = window.run(FOLLOWED_LINKS)
-    assert len(followed) == 5 + 3 + 2 + 2
+    assert len(followed) == 6 + 3 + 2 + 2
     assert all(is_there and 0 <= top < window.size[1] for is_there, top in followed)
 
 

@@ -85,12 +85,13 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
         pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known wherever they were
             measured together, with the columns
 
-            - "perplexity" and "lms": at the last checkpoint that all runs share; "at_floor": whether that LMS is,
+            - "perplexity" and "lms": at the last checkpoint that all runs share; "floor_bound": how far above the floor
+              that LMS is at most, in tokens, if it cannot be told from it, else NaN,
             - "lowest" and "highest": of the baseline's perplexities,
             - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
               (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
               them, linearly in log perplexity; NaN if it never had it,
-            - "baseline_at_floor": whether the baseline is at the floor at both.
+            - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can be told.
     """
     import pandas as pd
 
@@ -104,23 +105,21 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
             perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
             if math.isfinite(perplexity) and not math.isnan(lms):
                 crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
-                where: tuple[Any, ...] = (*[math.nan] * 5, False)
+                where: tuple[Any, ...] = (math.nan,) * 6
                 if crossing is not None:
                     first, second, weight = crossing
                     before, after = points[[first, second], 1]
                     where = (path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after)
-                    where += (
-                        (1 - weight) * before + weight * after,
-                        _at_floor(path[first]) and _at_floor(path[second]),
-                    )
+                    bounds = [_floor_bound(path[at]) for at in (first, second)]
+                    where += ((1 - weight) * before + weight * after, float(np.max(bounds)))
                 extremes = points[:, 0].min(), points[:, 0].max()
-                rows.append((setting, objective, perplexity, lms, _at_floor(end), *extremes, *where))
+                rows.append((setting, objective, perplexity, lms, _floor_bound(end), *extremes, *where))
     return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
 
 
 _AT_EQUAL_PERPLEXITY = [
-    *("setting", "objective", "perplexity", "lms", "at_floor", "lowest", "highest"),
-    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_at_floor"),
+    *("setting", "objective", "perplexity", "lms", "floor_bound", "lowest", "highest"),
+    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_floor_bound"),
 ]
 
 
@@ -197,6 +196,6 @@ def _relative(baseline: float, other: float) -> float:
     return reduction if math.isfinite(reduction) else math.nan
 
 
-def _at_floor(evaluations: "pd.DataFrame") -> bool:
+def _floor_bound(evaluations: "pd.DataFrame") -> float:
     floor = lms_floor(evaluations)
-    return floor is not None and floor.reached
+    return floor.excess.high if floor is not None and floor.reached else math.nan

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MEASURED = ["lms", "log_perplexity"]
+_EXCESS = ["excess", "excess_low", "excess_high"]
 
 
 class Frontiers(NamedTuple):
@@ -28,7 +29,8 @@ class Frontiers(NamedTuple):
             - "seeds" (tuple): of its runs,
             - "lms" and "log_perplexity": means over seeds, with the ends "..._low" and "..._high" of their intervals
               (NaN if there is none); "perplexity" and its ends: e to the power of these,
-            - "max_lms", "rouge_l", "verbatim", "control_lms",
+            - "max_lms", "rouge_l", "verbatim", "control_lms"; "excess": LMS minus the controls', with the ends of its
+              interval over seeds,
             - "finite": whether no run diverged,
             - "operating": whether it is the operating point of its objective: of the finite ones the learning rate of
               the lowest mean log perplexity, of equal ones the lower, over the seeds that all of them have ("common",
@@ -112,12 +114,14 @@ def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
 
 def _point(runs: "pd.DataFrame") -> dict[str, Any]:
     lms, log_perplexity = (over_seeds(runs[name].tolist()) for name in _MEASURED)
+    excess = over_seeds((runs["lms"] - runs["control_lms"]).tolist())
     return {
         **runs.iloc[0][["model", "objective", "learning_rate"]],
         "seeds": tuple(runs["seed"]),
         **_estimates(lms, log_perplexity, perplexity_of),
         "max_lms": runs["max_lms"].max(),
         **runs[["rouge_l", "verbatim", "control_lms"]].mean(),
+        **dict(zip(_EXCESS, excess[:3], strict=True)),
         "finite": math.isfinite(perplexity_of(log_perplexity.mean)),
         "operating": False,
         "common": (),
@@ -221,7 +225,7 @@ def _percent(log_ratio: float) -> float:
 _ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
 _POINT_COLUMNS = [
     *("model", "objective", "learning_rate", "seeds", *_ESTIMATED, "max_lms", "rouge_l", "verbatim", "control_lms"),
-    *("finite", "operating", "common", "range_end", "on_front", "lms_at_baseline"),
+    *(*_EXCESS, "finite", "operating", "common", "range_end", "on_front", "lms_at_baseline"),
 ]
 _DIFFERENCE_COLUMNS = [
     *("model", "reference", "objective", "at", "learning_rate", "reference_rate", "num_pairs", *_ESTIMATED),

@@ -91,7 +91,8 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
     """Describe what was found, in a few lines."""
     num_controls = len(made.passages) - spec.num_targets
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
-    times = f", which occur {repeats[0]} to {repeats[-1]} times" if repeats else ""
+    counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (repeats[0], repeats[-1]))) if repeats else ""
+    times = f", which occur {counts} times" if repeats else ""
     starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
     lines = [
         f"Text: {made.num_documents:,} documents, {made.num_tokens:,} tokens.",

@@ -2,6 +2,7 @@
 
 import textwrap
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfidf_tune.analysis.comparison import Floor, floor_of
@@ -9,7 +10,16 @@ from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.report._document import Example, Figure, Report, Table, tabulate
 from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution
-from tfidf_tune.report._wording import LMS_EXPLAINED, TEXT_PROMPTS, interval_text, significance
+from tfidf_tune.report._verdict import floor_text
+from tfidf_tune.report._wording import (
+    BOUND,
+    FEW_UNITS,
+    LMS_EXPLAINED,
+    TEXT_PROMPTS,
+    Footnotes,
+    interval_text,
+    span,
+)
 from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
@@ -19,6 +29,11 @@ _NUM_EXAMPLES = 3
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
+_EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
+_BASE_MODEL = (
+    "The base model may already have memorized a passage that many texts share (a license, a quotation): audit the "
+    "base model with the same probe file."
+)
 _KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
@@ -44,9 +59,11 @@ def audit_report(results: Results) -> Report:
         )
     at, checkpoint = probed[-1]
     samples = _sample_table(results, at)
+    name, notes = _name(checkpoint), Footnotes()
+    verdict, statements = _verdict(samples, name, notes), _statements(samples, checkpoint, notes)
     tables = (
-        _targets_and_controls(samples, checkpoint),
-        _by_prefix_length(samples),
+        _targets_and_controls(samples, checkpoint, notes),
+        _by_prefix_length(samples, notes),
         _by_repeats(samples),
         _most_recited(samples),
     )
@@ -55,17 +72,35 @@ def audit_report(results: Results) -> Report:
         name="lms_distribution",
         title="Distribution of the longest memorized substring",
         figure=lms_distribution({checkpoint.model: lms}),
-        caption="Share of continuations that recite at least so many tokens in a row: targets solid, controls dashed.",
+        caption="Share of continuations that recite at least so many tokens in a row"
+        + (": targets solid, controls dashed." if lms["control"] else "."),
     )
-    controls = " and of text it never saw (controls)" if lms["control"] else ""
     return Report(
-        title=f"What {checkpoint.model} recites",
-        statements=_statements(samples, checkpoint),
+        title=f"What {name} recites",
+        verdict=verdict,
+        statements=statements,
         tables=[table for table in tables if len(table.frame)],
         figures=[distribution],
         examples=_examples(checkpoint, samples),
         provenance=_provenance(checkpoint, samples),
-        lead=f"The model was asked to continue passages of its training text (targets){controls}. {LMS_EXPLAINED}.",
+        lead=_lead(checkpoint, has_controls=bool(lms["control"])),
+        footnotes=notes.texts,
+    )
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """Name the run by the end of its folder's path, or the model by that of its own, a hub id as it is."""
+    path = Path(checkpoint.folder if checkpoint.is_identified else checkpoint.checkpoint)
+    return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
+
+
+def _lead(checkpoint: Checkpoint, *, has_controls: bool) -> str:
+    trained = checkpoint.title if checkpoint.is_identified else checkpoint.model
+    when = f", at {checkpoint.progress} % of training" if checkpoint.progress < 100 else ""
+    controls = " and of text it never saw (controls)" if has_controls else ""
+    return (
+        f"One checkpoint, no interval over seeds: {trained}{when}. It was asked to continue passages of its training "
+        f"text (targets){controls}. {LMS_EXPLAINED}."
     )
 
 
@@ -103,12 +138,12 @@ def _best(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
 
 
 def _repeat_groups(samples: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
-    """Group the targets by how often they stood in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
+    """Group the targets by how often they occurred in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
     known = samples[(samples["kind"] == "target") & samples["repeats"].notna()]
     groups = []
     for _, own in known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]]):
         least, most = int(own["repeats"].min()), int(own["repeats"].max())
-        groups.append((f"{least}" if least == most else f"{least} to {most}", own))
+        groups.append((span(least, most, decimals=0), own))
     return groups
 
 
@@ -117,32 +152,61 @@ def _verbatim_share(samples: "pd.DataFrame") -> float:
     return float(100 * samples.groupby("passage_id")["verbatim"].any().mean())
 
 
-def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
+def _verdict(samples: "pd.DataFrame", name: str, notes: Footnotes) -> str:
+    """Say whether targets are recited more than controls, with the interval of the difference."""
+    num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
+    targets, floor = _average_lms(samples, "target"), _floor(samples)
+    num_verbatim = _num_verbatim(samples)
+    verbatim = f"{num_verbatim} of {num_targets} targets {'is' if num_verbatim == 1 else 'are'} recited verbatim"
+    known = [_BASE_MODEL] if num_verbatim else []
+    if floor is None:
+        text = (
+            f"There are no controls, so chance is unknown: {name} recites {targets:.2f} tokens of a target on average"
+        )
+    elif floor.excess.significant in (None, "too few"):
+        text = (
+            f"Too few passages to judge ({num_targets} targets, {num_controls} controls; at least {MIN_UNITS} of each "
+            f"are needed): {name} recites {targets:.2f} tokens of a target and {floor.controls:.2f} of a control on "
+            "average"
+        )
+    elif floor.excess.low > 0:
+        few = [FEW_UNITS] if floor.excess.num_units < ENOUGH_UNITS else []
+        text = (
+            f"{name} recites {floor.difference:.2f} tokens more of a target than of a control on average "
+            f"({interval_text(floor.excess, 'passage', decimals=2)}{notes.mark(*few)})"
+        )
+        known = [_BASE_MODEL]
+    else:
+        caveats = [BOUND] if floor.excess.high >= 0 else [_EASY_CONTROLS]
+        text = f"What {name} recites on average {floor_text(*floor.excess[:2])}{notes.mark(*caveats)}"
+    return f"{text}; {verbatim}.{notes.mark(*known)}"
+
+
+def _average_lms(samples: "pd.DataFrame", kind: str) -> float:
+    return float(samples[samples["kind"] == kind].groupby("passage_id")["lms"].mean().mean())
+
+
+def _num_verbatim(samples: "pd.DataFrame") -> int:
+    return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
+
+
+def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint, notes: Footnotes) -> list[str]:
     targets, controls = (samples[samples["kind"] == kind] for kind in _KINDS)
-    floor = _floor(samples)
-    num_targets, num_controls = targets["passage_id"].nunique(), controls["passage_id"].nunique()
-    num_verbatim = targets.loc[targets["verbatim"], "passage_id"].nunique()
-    more = floor is not None and bool(floor.excess.low > 0)
-    verdict = _verdict(floor, num_targets, num_controls)
-    if num_verbatim and not (floor and more and floor.excess.significant == "yes"):
-        verdict += f" {num_verbatim} of the targets are recited verbatim nevertheless."
-    averages = f"Average LMS: {targets.groupby('passage_id')['lms'].mean().mean():.2f} tokens of the targets"
+    floor, num_targets, num_verbatim = _floor(samples), targets["passage_id"].nunique(), _num_verbatim(samples)
+    averages = f"Average LMS: {_average_lms(samples, 'target'):.2f} tokens of the targets"
     if floor is not None:
         averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
         interval = interval_text(floor.excess, "passage", decimals=2)
         averages += f" ({interval})" if floor.excess.significant else ""
     statements = [
-        verdict,
-        f"It recites {num_verbatim} of the {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %) verbatim: "
-        f"all that was compared, up to {targets['length'].max()} tokens, from at least one prompt.",
         f"{averages}.",
+        f"Verbatim: {num_verbatim} of {num_targets} targets ({100 * num_verbatim / num_targets:.0f} %), all that was "
+        f"compared, up to {targets['length'].max()} tokens, from at least one prompt.",
     ]
-    if num_controls:
+    if len(controls):
         furthest = controls["lms"].max()
         num_above = (_best(samples, "target")["lms"] > furthest).sum()
-        statements.append(
-            f"{num_above} of the {num_targets} targets are recited further than any control (LMS at most {furthest})."
-        )
+        statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
     by_length = [f"{mean:.2f} from {length}" for length, mean in targets.groupby("prefix_length")["lms"].mean().items()]
     if len(by_length) > 1:
         statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
@@ -150,44 +214,18 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
     if len(groups) > 1:
         statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
     if checkpoint.lost_prompts:
-        statements.append(
-            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids when converted to text, so that their "
-            "scores are too low: evaluate with prompts of token ids (tfidf-tune probe audit, or eval)."
+        lost = (
+            "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune probe audit`, or `tfidf-tune "
+            "eval`)."
         )
-    if num_verbatim or more:
         statements.append(
-            "The base model may already have memorized a passage that many texts share (a license, a quotation): audit "
-            "the base model with the same probe file."
+            f"{checkpoint.lost_prompts} of {len(samples)} prompts lost token ids when converted to text."
+            f"{notes.mark(lost)}"
         )
     return statements
 
 
-def _verdict(floor: Floor | None, num_targets: int, num_controls: int) -> str:
-    if floor is None:
-        return (
-            "The probe file has no controls, so the floor is unknown: how much of unseen text the model reproduces by "
-            "fluency."
-        )
-    if floor.excess.significant in (None, "too few"):
-        return (
-            f"Too few passages for a verdict ({num_targets} targets, {num_controls} controls): it takes at least "
-            f"{MIN_UNITS} of each."
-        )
-    clause = significance(floor.excess, "target" if num_targets <= num_controls else "control")
-    if floor.excess.low > 0:
-        return f"The model recites more of the targets than of text it never saw, {clause}."
-    if floor.excess.high < 0:
-        return (
-            f"The model recites less of the targets than of the controls, {clause}. The controls are easier text: "
-            f"choose controls that resemble the training text."
-        )
-    return (
-        "There is no sign that, on average, the model recites more of the targets than of text it never saw: 0 lies in "
-        "the 95 % interval of the difference."
-    )
-
-
-def _targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint) -> Table:
+def _targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint, footnotes: Footnotes) -> Table:
     frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(_KINDS))
     by_kind = frame.groupby("label", sort=False)
     scores = (
@@ -198,17 +236,15 @@ def _targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint) -> Ta
     scores.insert(0, "Number", by_kind["passage_id"].nunique())
     scores[["ROUGE-L", "Verbatim (% of prompts)"]] = by_kind[["rouge_l", "verbatim"]].mean()
     scores = scores.reindex([label for label in _KINDS.values() if label in scores.index])
-    notes = [
-        "Prefix: tokens that agree from the first on. LMS: longest memorized substring, the longest run of tokens that "
-        "continuation and passage share. Each passage is asked for from every prefix length.",
-        *([f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []),
-    ]
+    several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
+    caveats = [f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []
+    notes = [f"Prefix: tokens that agree from the first on.{several}{footnotes.mark(*caveats)}"]
     formats = dict.fromkeys(("Avg Prefix", "Avg LMS", "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
     frame = scores.reset_index(names="Passages")
     return Table("targets_and_controls", "Targets against controls", frame, notes, formats)
 
 
-def _by_prefix_length(samples: "pd.DataFrame") -> Table:
+def _by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
     import pandas as pd
 
     names = ("LMS of targets", "LMS of controls", "Difference", "95 % from", "95 % to")
@@ -219,10 +255,14 @@ def _by_prefix_length(samples: "pd.DataFrame") -> Table:
             floor = _floor(own)
             against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
             rows.append((length, targets["lms"].mean(), *against, _verbatim_share(targets)))
-    notes = ["95 %: percentile bootstrap over passages of the difference, targets minus controls."]
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
-    if 0 < fewest < ENOUGH_UNITS:
-        notes.append(f"From as few as {fewest} passages such an interval tends to be too narrow.")
+    caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
+    if 0 < fewest < MIN_UNITS:
+        caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
+    about = (
+        f"95 %: percentile bootstrap over passages of the difference, targets minus controls.{footnotes.mark(*caveats)}"
+    )
+    notes = [about] if fewest else []
     frame = pd.DataFrame(rows, columns=["Prompt (tokens)", *names, _VERBATIM])
     formats = dict.fromkeys(names, ".2f") | {_VERBATIM: ".1f"}
     return Table("by_prefix_length", "By length of the prompt", frame, notes, formats)

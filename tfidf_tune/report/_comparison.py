@@ -1,10 +1,11 @@
 """Runs side by side as a report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfidf_tune.analysis.comparison import (
     Floor,
@@ -32,17 +33,33 @@ from tfidf_tune.report._comparison_tables import comparison_tables
 from tfidf_tune.report._document import Example, Figure, Report
 from tfidf_tune.report._examples import recitation_examples
 from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
-from tfidf_tune.report._wording import LMS_EXPLAINED, interval_text, joined, significance, why_no_interval
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, verdict
+from tfidf_tune.report._wording import (
+    BOUND,
+    FEW_UNITS,
+    LMS_EXPLAINED,
+    SEVERAL_COMPARISONS,
+    Footnotes,
+    interval_text,
+    joined,
+    span,
+    too_few,
+    why_no_interval,
+)
 from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NEAR_FLOOR = 0.2  # an average LMS up to so far above the controls' is called near it
+# In the order of preference: what a reduction costs, and how a sentence names it.
+_UTILITIES = {"Perplexity": "perplexity", "Summary ROUGE-L": "ROUGE-L of summaries", "Answer F1": "F1 of answers"}
+_SEEDS = "Intervals cover the choice of passages, blocks, articles and questions, not that of seeds."
+_ONE_SEED = "A single training run cannot separate the effect of the objective from that of its seed."
+_Pairs: TypeAlias = dict[tuple[str, str], dict[str, Any]]  # setting and objective -> measure -> row of reductions
 
 
 def comparison_report(results: Results, *, baseline: str | None = None) -> Report:
-    """Compare runs: findings with intervals, the paper's tables, figures, examples.
+    """Compare runs: a verdict, findings with intervals, the paper's tables, figures, examples.
 
     Args:
         results (Results): of at least two runs, of any models, objectives and seeds.
@@ -55,85 +72,181 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     reductions = compare_objectives(evaluations, baseline)
     at_equal_perplexity = compare_at_equal_perplexity(evaluations, baseline)
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
+    notes = Footnotes()
+    pairs = _pairs(evaluations, reductions, baseline)
+    outcomes = [_outcome(*names, found, evaluations, baseline, notes) for names, found in pairs.items()]
+    clauses = {(one.setting, one.objective): _at_equal(one, baseline) for one in at_equal_perplexity.itertuples()}
+    outcomes = [replace(one, at_equal=clauses.get(names, "")) for names, one in zip(pairs, outcomes, strict=True)]
+    if sum(isinstance(one.recited, Change) for one in outcomes) > 1:
+        several = notes.mark(SEVERAL_COMPARISONS)
+        outcomes = [replace(one, marks=one.marks + several) if one.marks else one for one in outcomes]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        statements=_statements(evaluations, reductions, at_equal_perplexity, baseline),
-        tables=comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline),
+        verdict=verdict(outcomes) or _nothing_compared(evaluations, baseline),
+        statements=_statements(evaluations, pairs, outcomes, at_equal_perplexity, baseline, notes),
+        tables=comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline, notes),
         figures=_figures(results, evaluations),
         examples=_examples(results, evaluations),
         provenance=_provenance(results, baseline),
-        lead=_lead(results),
+        lead=_lead(results, evaluations),
+        footnotes=notes.texts,
     )
 
 
-def _lead(results: Results) -> str:
-    models = f"Runs of {joined(one.model for one in results.checkpoints)}"
+def _lead(results: Results, evaluations: "pd.DataFrame") -> str:
+    text = f"Runs of {joined(one.model for one in results.checkpoints)}"
     kinds = set(results.scores["kind"])
-    if "target" not in kinds:
-        return f"{models}."
-    floor = "; its floor is the average over passages that were never injected" if "control" in kinds else ""
-    return f"{models}, asked to continue passages of their training text. {LMS_EXPLAINED}{floor}."
+    if "target" in kinds:
+        floor = "; its floor is the average over passages that were never injected" if "control" in kinds else ""
+        text += f", asked to continue passages of their training text. {LMS_EXPLAINED}{floor}"
+    runs = evaluations.groupby(["setting", "objective"])["run"].nunique()
+    one_checkpoint, one_seed = len(evaluations) == evaluations["run"].nunique(), (runs == 1).all()
+    if one_checkpoint or one_seed:
+        parts = ["one checkpoint of each run"] * one_checkpoint + ["one seed, no interval over seeds"] * bool(one_seed)
+        text += f". {', '.join(parts).capitalize()}"
+    return f"{text}."
 
 
-def _statements(
-    evaluations: "pd.DataFrame", reductions: "pd.DataFrame", at_equal_perplexity: "pd.DataFrame", baseline: str
-) -> list[str]:
-    of_setting = dict(list(evaluations.groupby("setting", sort=False)))
-    pairs: dict[tuple[str, str], dict[str, Any]] = {
+def _pairs(evaluations: "pd.DataFrame", reductions: "pd.DataFrame", baseline: str) -> _Pairs:
+    pairs: _Pairs = {
         (setting, objective): {}
-        for setting, own in of_setting.items()
+        for setting, own in evaluations.groupby("setting", sort=False)
         for objective in own["objective"].unique()
         if objective != baseline and baseline in set(own["objective"])
     }
     for one in reductions.itertuples():
         pairs[one.setting, one.objective][one.measure] = one
-    statements: list[tuple[str, str | None]] = []  # the setting, and the sentence if there is one
-    if not pairs:
-        have = "; ".join(f"{name}: {joined(own['objective'])}" for name, own in of_setting.items())
-        text = f"Nothing is compared: no model has runs of {baseline} and of another objective ({have})."
-        statements.append(("", f"{text} To name the objective of a model trained elsewhere, give OBJECTIVE=FOLDER."))
-    for (setting, objective), found in pairs.items():
-        both = of_setting[setting][of_setting[setting]["objective"].isin([baseline, objective])]
-        if measured := both.loc[both[LMS.name].notna(), "objective"].tolist():
-            statements.append((setting, _lms_statement(objective, baseline, found, measured)))
-    statements += [
-        (one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()
-    ]
+    return pairs
+
+
+def _nothing_compared(evaluations: "pd.DataFrame", baseline: str) -> str:
+    groups = evaluations.groupby("setting", sort=False)["objective"]
+    have = "; ".join(f"{name}: {joined(own)}" for name, own in groups)
+    return (
+        f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
+        "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
+    )
+
+
+def _outcome(
+    setting: str,
+    objective: str,
+    found: dict[str, Any],
+    evaluations: "pd.DataFrame",
+    baseline: str,
+    notes: Footnotes,
+) -> Outcome:
+    own = evaluations[evaluations["setting"] == setting]
+    both = own[own["objective"].isin([baseline, objective])]
+    recited = found.get(LMS.name)
+    measure = next((name for name in _UTILITIES if name in found), PERPLEXITY.name)
+    last = at_last(own, LMS, CONTROL_LMS)
+    floors = [lms_floor(last[last["objective"] == name]) for name in (objective, baseline)]
+    reached = [floor.excess[:2] if floor and floor.reached else None for floor in floors]
+    caveats = [BOUND] if any(reached) else []
+    caveats += [_SEEDS, *([_ONE_SEED] if min(both.groupby("objective")["run"].nunique()) == 1 else [])]
+    return Outcome(
+        objective,
+        baseline,
+        _why_not_compared(both, objective, baseline) if recited is None else _change(recited, notes),
+        _change(found[measure], notes) if measure in found else _without_blocks(own, objective, baseline),
+        _UTILITIES[measure],
+        floor=reached[0],
+        baseline_floor=reached[1],
+        setting=setting if evaluations["setting"].nunique() > 1 else "",
+        marks="" if recited is None else notes.mark(*caveats),
+    )
+
+
+def _why_not_compared(both: "pd.DataFrame", objective: str, baseline: str) -> str:
+    measured = both.loc[both[LMS.name].notna(), "objective"].tolist()
+    missing = [name for name in (objective, baseline) if name not in measured]
+    if len(missing) == 2:
+        return f"{objective} and {baseline} have no memorization results, so what they recite is not compared"
+    if missing:
+        return f"{missing[0]} has no memorization results, so what it recites is not compared"
+    return (
+        f"{objective} and {baseline} share no checkpoint with memorization results, so what they recite is not "
+        "compared: evaluate both at the same checkpoints"
+    )
+
+
+def _change(one: Any, notes: Footnotes, *, signed: bool = False) -> Change:
+    """Describe a row of reductions; the ends of an interval are amounts of the change unless they are signed."""
+    percent, unit = -100 * one.reduction, BY_NAME[one.measure].unit
+    if math.isnan(percent):
+        return Change(percent, None, why_no_interval(one))
+    when = "" if one.progress == 100 else f", at {one.progress} % of training"
+    if math.isnan(one.low):
+        return Change(percent, None, f"no interval: {why_no_interval(one)}{when}")
+    interval = Interval(one.low, one.high, one.num_units)
+    direction = {"yes": 1 if percent > 0 else -1, "no": 0}.get(interval.significant or "")
+    sign = 1 if percent < 0 and direction != 0 and not signed else -1
+    low, high = sorted(100 * sign * end for end in (one.low, one.high))
+    text = interval_text(Interval(low, high, one.num_units), unit, decimals=1, suffix=" %") + when
+    if direction is None:
+        return Change(percent, None, f"{text}; {too_few(one.num_units, unit)}")
+    return Change(percent, direction, text + (notes.mark(FEW_UNITS) if one.num_units < ENOUGH_UNITS else ""))
+
+
+def _without_blocks(own: "pd.DataFrame", objective: str, baseline: str) -> Change | None:
+    """Return the change of a perplexity of which only the mean was kept; None if it was not measured for both."""
+    means = at_last(own, LMS).groupby("objective")["log_perplexity"].mean()
+    difference = means.get(objective, math.nan) - means.get(baseline, math.nan)
+    if not math.isfinite(difference):
+        return None
+    return Change(100 * math.expm1(difference), None, "no interval: only the mean over blocks was kept")
+
+
+def _statements(
+    evaluations: "pd.DataFrame",
+    pairs: _Pairs,
+    outcomes: Sequence[Outcome],
+    at_equal_perplexity: "pd.DataFrame",
+    baseline: str,
+    notes: Footnotes,
+) -> list[str]:
+    of_setting = dict(list(evaluations.groupby("setting", sort=False)))
+    summed_up = is_summed_up(outcomes)
+    statements: list[tuple[str, str]] = []  # the setting, and the sentence if there is one
+    if not summed_up:
+        for (setting, objective), found in pairs.items():
+            values = [
+                f"{measure.phrase} {found[measure.name].baseline:.2f} under {baseline}, "
+                f"{found[measure.name].other:.2f} under {objective}"
+                for measure in (LMS, PERPLEXITY)
+                if measure.name in found
+            ]
+            statements.append((setting, f"{_capitalized('; '.join(values))}." if values else ""))
     for setting, own in of_setting.items():
         for objective, last in at_last(own, LMS, CONTROL_LMS).groupby("objective", sort=False):
             floor = lms_floor(last)
-            statements.append((setting, floor and _floor_statement(objective, floor)))
+            if floor and (floor.reached or not summed_up):
+                statements.append((setting, _floor_statement(objective, floor)))
+    statements += [
+        (one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()
+    ]
     for (setting, objective), found in pairs.items():
         for task, measures in (("Summaries", SUMMARY_MEASURES), ("Answers", ANSWER_MEASURES)):
             if measured := [found[measure.name] for measure in measures if measure.name in found]:
-                scores = ", ".join(map(_score, measured))
-                statements.append((setting, f"{task} under {objective}{_when(measured[0])}: {scores}."))
-    by_seed, of_seeds = compare_seeds(evaluations, baseline), []
-    for setting, objective in pairs:
-        runs = of_setting[setting].groupby("objective")["run"].nunique()
-        num_seeds = min(runs[baseline], runs[objective])
-        text = _seeds_statement(objective, by_seed.get((setting, objective), ()), num_seeds)
-        of_seeds.append((setting if num_seeds > 1 else "", text))
-    statements += dict.fromkeys(of_seeds)  # the warning of single runs once
+                scores = ", ".join(_score(one, notes) for one in measured)
+                statements.append((setting, f"{task} under {objective}: {scores}."))
+    by_seed = compare_seeds(evaluations, baseline)
+    for setting in of_setting:
+        reductions = {name: by_seed.get((at, name), []) for at, name in pairs if at == setting}
+        statements.append((setting, _seeds_statement(reductions)))
     prefix = len(of_setting) > 1
-    return [f"{model}: {text}" if prefix and model else text for model, text in statements if text]
+    told = [f"{model}: {text}" if prefix else text for model, text in statements if text]
+    return [*(one.sentence for one in outcomes if summed_up), *told]
 
 
-def _lms_statement(objective: str, baseline: str, found: dict[str, Any], measured: Sequence[str]) -> str:
-    """Say how an objective changes the average LMS, and what that costs in perplexity."""
-    if LMS.name not in found:
-        for name in (objective, baseline):
-            if name not in measured:
-                return f"{name} has no memorization results, so what it recites is not compared."
-        return (
-            f"{objective} and {baseline} share no checkpoint with memorization results, so what they recite is not "
-            "compared: evaluate both at the same checkpoints."
-        )
-    recited, perplexity = found[LMS.name], found.get(PERPLEXITY.name)
-    text = f"{objective} {_change(recited)} against {baseline}{_when(recited)}, {_verdict(recited)}."
-    if perplexity is None:
-        return f"{text} Perplexity was not measured for both, so what it costs is not known."
-    return f"{text} It {_change(perplexity)}{_when(perplexity)}, {_verdict(perplexity)}."
+def _floor_statement(objective: str, floor: Floor) -> str:
+    interval = interval_text(floor.excess, "passage", decimals=2)
+    evidence = f"; {interval}" if not math.isnan(floor.excess.low) else ""
+    return (
+        f"{objective} recites {abs(floor.difference):.2f} tokens {'less' if floor.difference < 0 else 'more'} of the "
+        f"targets than of the controls ({floor.targets:.2f} against {floor.controls:.2f}{evidence})."
+    )
 
 
 def _equal_perplexity_statement(one: Any, baseline: str) -> str:
@@ -141,98 +254,69 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     goal = f"{one.perplexity:.2f}"
     if math.isnan(one.before):
         return (
-            f"There is no comparison at equal perplexity: {one.objective} ends with {goal}, and {baseline}'s "
-            f"checkpoints range from {one.lowest:.2f} to {one.highest:.2f} and never reach it."
+            f"There is no comparison at equal perplexity: {one.objective} ends with {goal}, which {baseline}, at "
+            f"{span(one.lowest, one.highest, decimals=2)}, never has."
         )
     least, most = sorted((one.lms_before, one.lms_after))
-    where, recited = f"at {one.before:.0f} %", f"{one.interpolated:.2f} tokens on average"
-    if one.before != one.after:
-        where = f"between {one.before:.0f} and {one.after:.0f} %"
-        recited = f"between {least:.2f} and {most:.2f} tokens on average ({one.interpolated:.2f} interpolated)"
-    # The verdict needs no interpolation.
-    if one.at_floor and one.baseline_at_floor:
-        verdict = "both at the floor, where they cannot be distinguished"
-    elif least <= one.lms <= most:
-        verdict = "no clear gain or loss"
+    between = "at" if one.before == one.after else "between"
+    where = f"{between} {' and '.join(dict.fromkeys(f'{at:.0f}' for at in (one.before, one.after)))} %"
+    recited = f"{span(least, most, decimals=2)} tokens on average"
+    if one.before != one.after and f"{least:.2f}" != f"{most:.2f}":
+        recited += f" ({one.interpolated:.2f} interpolated)"
+    gain = _gain(one)
+    if gain is None:
+        clause = f"what both recite {floor_text(-math.inf, max(0.0, one.floor_bound, one.baseline_floor_bound))}"
+    elif gain:
+        clause = f"{'no gain, more' if gain > 0 else 'less'} than {baseline} did there"
     else:
-        verdict = f"{'no gain, more' if one.lms > most else 'less'} than {baseline} did there"
+        clause = "no clear gain or loss"
     return (
         f"At equal perplexity ({baseline} first had {one.objective}'s final {goal} {where} of its training) {baseline} "
-        f"recited {recited}; {one.objective} recites {one.lms:.2f}: {verdict}."
+        f"recited {recited}; {one.objective} recites {one.lms:.2f}: {clause}."
     )
 
 
-def _floor_statement(objective: str, floor: Floor) -> str | None:
-    """Say that an objective recites no more, or hardly more, than of text that it never saw."""
-    values = f"average LMS {floor.targets:.2f}, that of passages never seen {floor.controls:.2f}"
-    if floor.reached:
-        return (
-            f"{objective} is at the floor ({values}): the difference of {floor.difference:.2f} tokens "
-            f"({interval_text(floor.excess, 'passage', decimals=2)}) is not significantly above 0, so there is little "
-            "left to reduce."
-        )
-    if floor.targets <= (1 + _NEAR_FLOOR) * floor.controls:
-        return f"{objective} is near the floor ({values}), so little is left to reduce."
-    return None
-
-
-def _seeds_statement(objective: str, by_seed: Sequence[float], num_seeds: int) -> str:
-    """Say what the intervals leave out, with the reduction of each seed if there are several."""
-    if num_seeds < 2:
-        return (
-            "A single training run cannot separate the effect of the objective from that of the seed: intervals cover "
-            "only the choice of passages."
-        )
-    text = "Intervals cover the choice of passages, not that of seeds"
-    if not by_seed:
-        return f"{text}."
-    reductions = ", ".join("undefined" if math.isnan(value) else f"{100 * value:.1f} %" for value in by_seed)
-    return f"{text}; per seed the reduction of the average LMS under {objective} was {reductions}."
-
-
-def _change(one: Any) -> str:
-    """For example "lowers the average LMS by 57.8 % (8.30 to 3.50; 95 % interval 34.9 % to 71.1 %)"."""
-    phrase, values = BY_NAME[one.measure].phrase, f"{one.baseline:.2f} to {one.other:.2f}"
-    if math.isnan(one.reduction):
-        return f"has an undefined relative change of the {phrase} ({values})"
-    if one.reduction == 0:
-        return f"does not change the {phrase} ({values}{_interval(one, 1, ';')})"
-    verb, sign = ("lowers", 1) if one.reduction > 0 else ("raises", -1)
-    return f"{verb} the {phrase} by {100 * abs(one.reduction):.1f} % ({values}{_interval(one, sign, ';')})"
-
-
-def _verdict(one: Any) -> str:
-    if math.isnan(one.reduction):
-        return f"since {why_no_interval(one)}"
-    if math.isnan(one.low):
-        return f"which has no interval: {why_no_interval(one)}"
-    return significance(Interval(one.low, one.high, one.num_units), BY_NAME[one.measure].unit)
-
-
-def _score(one: Any) -> str:
-    """For example "ROUGE-1 30.00 to 31.50 (+5.0 %, 95 % interval 1.0 % to 9.0 %, significant)"."""
-    values = f"{BY_NAME[one.measure].phrase} {one.baseline:.2f} to {one.other:.2f}"
-    if math.isnan(one.reduction):
-        return f"{values} (relative change undefined, {why_no_interval(one)})"
-    amount = f"{round(-100 * one.reduction, 1) + 0.0:+.1f} %"
-    if math.isnan(one.low):
-        return f"{values} ({amount}, no interval, {why_no_interval(one)})"
-    interval, unit = Interval(one.low, one.high, one.num_units), BY_NAME[one.measure].unit
-    few = f", but {one.num_units} {unit}s are few" if one.num_units < ENOUGH_UNITS else ""
-    verdicts = {"no": "not significant", "yes": f"significant{few}", "too few": significance(interval, unit)}
-    return f"{values} ({amount}{_interval(one, -1, ',')}, {verdicts[interval.significant or 'no']})"
-
-
-def _interval(one: Any, sign: int, separator: str) -> str:
-    if math.isnan(one.low):
+def _at_equal(one: Any, baseline: str) -> str:
+    if math.isnan(one.before) or not (gain := _gain(one)):
         return ""
-    low, high = sorted(100 * sign * end for end in (one.low, one.high))
-    in_percent = Interval(low, high, one.num_units)
-    return f"{separator} {interval_text(in_percent, BY_NAME[one.measure].unit, decimals=1, suffix=' %')}"
+    return f"; at equal perplexity it recites {'more than ' + baseline + ', no gain' if gain > 0 else 'less as well'}"
 
 
-def _when(one: Any) -> str:
-    return "" if one.progress == 100 else f" at {one.progress} % of training"
+def _gain(one: Any) -> int | None:
+    """Return -1 if less is recited than at both of the baseline's checkpoints, 1 if more, 0 between them.
+
+    None if neither objective can be told from the floor. It needs no interpolation.
+    """
+    if not (math.isnan(one.floor_bound) or math.isnan(one.baseline_floor_bound)):
+        return None
+    ends = one.lms_before, one.lms_after
+    return int(one.lms > max(ends)) - int(one.lms < min(ends))
+
+
+def _seeds_statement(by_objective: Mapping[str, Sequence[float]]) -> str:
+    """List the reduction of each seed, where there are several."""
+    listed = [
+        f"{name} {', '.join('undefined' if math.isnan(value) else f'{100 * value:.1f} %' for value in by_seed)}"
+        for name, by_seed in by_objective.items()
+        if len(by_seed) > 1
+    ]
+    return f"Reduction of the average LMS by seed: {'; '.join(listed)}." if listed else ""
+
+
+def _score(one: Any, notes: Footnotes) -> str:
+    """For example "ROUGE-1 30.00 to 31.50 (+5.0 %, 95 % interval 1.0 % to 9.0 %, significant)"."""
+    values = (
+        f"{BY_NAME[one.measure].phrase} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (one.baseline, one.other)))}"
+    )
+    change = _change(one, notes, signed=True)
+    if math.isnan(change.percent):
+        return f"{values} (relative change undefined, {change.evidence})"
+    significance = {None: "", 0: ", not significant"}.get(change.direction, ", significant")
+    return f"{values} ({round(change.percent, 1) + 0.0:+.1f} %, {change.evidence}{significance})"
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:

@@ -16,9 +16,17 @@ from tfidf_tune.analysis.evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.analysis.intervals import NUM_RESAMPLES, Interval, bootstrap_interval
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, Interval, bootstrap_interval
 from tfidf_tune.report._document import Table, tabulate
-from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS, why_no_interval
+from tfidf_tune.report._wording import (
+    FEW_UNITS,
+    SIGNIFICANCE_NOTE,
+    TEXT_PROMPTS,
+    Footnotes,
+    joined,
+    span,
+    why_no_interval,
+)
 from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
@@ -42,7 +50,7 @@ _CONTROLS = ("Control LMS", "control_lms", ".2f")
 _SCORES: tuple[tuple[str, str, dict[str, Measure], Literal["lower", "higher"], str, str], ...] = (
     (
         *("perplexity", "Perplexity", {"Perplexity": PERPLEXITY}, "lower", "Blocks"),
-        "Token-level perplexity on unseen text, over all predictions of all seeds.",
+        "Token-level perplexity on unseen text, over all predictions.",
     ),
     (
         *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "higher", "Articles"),
@@ -61,16 +69,17 @@ def comparison_tables(
     reductions: "pd.DataFrame",
     at_equal_perplexity: "pd.DataFrame",
     baseline: str,
+    footnotes: Footnotes,
 ) -> list[Table]:
-    """Make the tables of a comparison; those without rows are left out."""
+    """Make the tables of a comparison; those without rows are left out, and caveats are added to the footnotes."""
     probed = list(having_at_last(evaluations, LMS))
     rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
     tables = [
-        *([_memorization(results, probed, rows)] if probed else []),
-        *(_scores(results, evaluations, *content) for content in _SCORES),
-        _reductions(reductions, baseline),
+        *([_memorization(results, probed, rows, footnotes)] if probed else []),
+        *(_scores(results, evaluations, footnotes, *content) for content in _SCORES),
+        _reductions(reductions, baseline, footnotes),
         _equal_perplexity(at_equal_perplexity, baseline),
-        *([_spread(results, probed)] if probed else []),
+        *([_spread(results, probed, _averaged(probed, rows))] if probed else []),
     ]
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
@@ -93,28 +102,31 @@ def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
     return averages.assign(verbatim=100 * averages["verbatim"]).reset_index()
 
 
-def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame") -> Table:
+def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footnotes: Footnotes) -> Table:
     single = rows[rows["unit"] != ""]
     lengths = sorted(set(single["prefix"].dropna().astype(int)))
     injections = single.loc[(single["metric"] == "num_injections") & (single["kind"] == "target"), "value"].astype(int)
     times = " or ".join(map(str, sorted(set(injections) - {0})))
     approximate, lost = [], []
     for name, own, made in _named(results, probed):
-        approximate += [f"{name}: {TEXT_PROMPTS}"] if any(one.text_prompts for one in made) else []
+        approximate += [name] if any(one.text_prompts for one in made) else []
         if num_lost := sum(one.lost_prompts for one in made):
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
-            lost.append(
-                f"{name}: {num_lost} of {asked} prompts changed when converted to text, so the model saw tokens that "
-                f"differ from training; `tfidf-tune eval` is exact."
-            )
-    tokens = f" ({', '.join(map(str, lengths))} tokens)" if lengths else ""
+            lost.append(f"{num_lost} of {asked} of {name}")
+    caveats = _checkpoint_note(probed)
+    caveats += [f"{'; '.join(approximate)}: {TEXT_PROMPTS}"] if approximate else []
+    if lost:
+        caveats.append(
+            f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
+            "training; `tfidf-tune eval` is exact."
+        )
+    asked_by = f" (prompts of {joined(map(str, lengths))} tokens)" if lengths else ""
     explanation = (
-        f"Means and maxima over passages, prefix lengths{tokens} and seeds. Prefix match and LMS, the longest "
-        "memorized substring, are in tokens; Verbatim is the share of continuations that reproduce the rest of the "
-        "passage; Control LMS is the average LMS of passages that were never injected: the floor."
+        f"Means and maxima over {_averaged(probed, rows)}{asked_by}. Prefix match and LMS are in tokens; Verbatim is "
+        "the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS of "
+        f"passages that were never injected: the floor.{footnotes.mark(*caveats)}"
     )
-    occurs = [f"Each target occurs {times} times in the training text."] if times else []
-    notes = [explanation, *_checkpoint_note(probed), *occurs, *approximate, *lost]
+    notes = [explanation, *([f"Each target occurs {times} times in the training text."] if times else [])]
     frame = _recited(rows)
     passages = single[single["kind"] == "target"].groupby("order")["unit"].nunique()
     frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
@@ -122,6 +134,12 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame") -> Ta
     columns = (*_WHO, *_RECITED, _CONTROLS, ("Passages", "Passages", ""), _SEEDS)
     # Among rows of several checkpoints or prefix lengths, as below, the best would always be the first checkpoint.
     return tabulate("memorization", "Memorization", frame, columns, notes, _all_better("lower", _RECITED))
+
+
+def _averaged(probed: _Groups, rows: "pd.DataFrame") -> str:
+    """Name what the averages of the LMS are over: "passages, prefix lengths and seeds"."""
+    lengths, seeds = rows["prefix"].nunique() > 1, any(len(own) > 1 for *_, own in probed)
+    return joined(["passages", *["prefix lengths"] * lengths, *["seeds"] * seeds])
 
 
 def _all_better(end: Literal["lower", "higher"], columns: Sequence[tuple[str, str, str]]) -> Any:
@@ -153,7 +171,7 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
 
 
-def _spread(results: Results, probed: _Groups) -> Table:
+def _spread(results: Results, probed: _Groups, averaged: str) -> Table:
     import pandas as pd
 
     lms = results.scores[(results.scores["metric"] == "lms") & (results.scores["kind"] == "target")]
@@ -172,8 +190,8 @@ def _spread(results: Results, probed: _Groups) -> Table:
     formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
     notes = [
-        "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over passages, "
-        "prefix lengths and seeds."
+        "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over "
+        f"{averaged}."
     ]
     if (frame["Seeds"] > 1).any():
         notes.append("Lowest and highest seed: the average LMS of a single run.")
@@ -185,6 +203,7 @@ def _spread(results: Results, probed: _Groups) -> Table:
 def _scores(
     results: Results,
     evaluations: "pd.DataFrame",
+    footnotes: Footnotes,
     name: str,
     title: str,
     measures: dict[str, Measure],
@@ -196,7 +215,7 @@ def _scores(
 
     first, *_ = measures.values()
     groups = list(having_at_last(evaluations, first))
-    rows, notes = [], [note]
+    rows, caveats = [], _checkpoint_note(groups)
     for setting, objective, having in groups:
         _, counts = having[first.name].iloc[0]
         values = (value_of(having, measure) for measure in measures.values())
@@ -205,14 +224,14 @@ def _scores(
         scores = results.scores[results.scores["checkpoint"].isin(own.index)]
         if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
             changed = f"{lost} of {(scores['kind'] == 'block').sum()} blocks changed when converted to text"
-            notes.append(f"{who}: {changed}, so different tokens were predicted.")
+            caveats.append(f"{who}: {changed}, so different tokens were predicted.")
         values = scores.loc[scores["metric"] == "bertscore_f1", "value"]
         if first.kind == "article" and (missing := int(values.isna().sum())):
             reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
-            notes.append(f"{who}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {reasons}.")
+            caveats.append(f"{who}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {reasons}.")
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
     formats, ends = dict.fromkeys(measures, ".2f"), dict.fromkeys(measures, better)
-    return Table(name, title, frame, [*notes, *_checkpoint_note(groups)], formats, ends)
+    return Table(name, title, frame, [f"{note}{footnotes.mark(*caveats)}"] if rows else [], formats, ends)
 
 
 def _checkpoint_note(groups: _Groups) -> list[str]:
@@ -223,7 +242,7 @@ def _checkpoint_note(groups: _Groups) -> list[str]:
     return [note] if where else []
 
 
-def _reductions(reductions: "pd.DataFrame", baseline: str) -> Table:
+def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes) -> Table:
     frame = reductions.assign(
         **{name: 100 * reductions[name] for name in ("reduction", "low", "high")},
         significant=[Interval(one.low, one.high, one.num_units).significant for one in reductions.itertuples()],
@@ -233,11 +252,12 @@ def _reductions(reductions: "pd.DataFrame", baseline: str) -> Table:
         *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
         *(("Significant", "significant", ""), ("Progress %", "progress", "")),
     )
+    caveats = [FEW_UNITS] if reductions["num_units"].between(MIN_UNITS, ENOUGH_UNITS - 1).any() else []
     explanation = (
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, which is better for "
         f"summaries and answers. From and To: 95 % percentile-bootstrap interval of {NUM_RESAMPLES:,} resamples, "
         "paired between the objectives: by passage (its prefix lengths and seeds stay together), by block for "
-        f"perplexity, by article and by question. It covers the choice of these, not that of seeds. {SIGNIFICANCE_NOTE}"
+        f"perplexity, by article and by question. {SIGNIFICANCE_NOTE}{footnotes.mark(*caveats)}"
     )
     notes = [
         f"{one.setting}, {one.objective}, {one.measure}: no interval, {why_no_interval(one)}."
@@ -256,8 +276,8 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
         if math.isnan(one.before):
             spans.append(None)
             notes.append(
-                f"{one.setting}, {one.objective}: out of range, {baseline}'s checkpoints lie between {one.lowest:.2f} "
-                f"and {one.highest:.2f}."
+                f"{one.setting}, {one.objective}: out of range, {baseline} has "
+                f"{span(one.lowest, one.highest, decimals=2)}."
             )
         else:
             spans.append(" to ".join(dict.fromkeys(f"{at:.0f}" for at in (one.before, one.after))))

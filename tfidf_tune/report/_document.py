@@ -125,12 +125,14 @@ class Report:
 
     Args:
         title (str): of the page.
+        verdict (str): the first line below the title: the main result with its numbers. Default: none.
         statements (Sequence[str]): the findings in sentences, the most important first.
         tables (Sequence[Table]): the tables.
         figures (Sequence[Figure]): the figures.
         examples (Sequence[Example]): the examples.
         provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
         lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.
+        footnotes (Sequence[str]): caveats; "[1]" in a text refers to the first. Default: none.
     """
 
     title: str
@@ -140,6 +142,8 @@ class Report:
     examples: Sequence[Example] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     lead: str = ""
+    verdict: str = ""
+    footnotes: Sequence[str] = ()
 
 
 def tabulate(

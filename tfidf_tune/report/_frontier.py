@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune.analysis import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import VERDICTS
 from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
-from tfidf_tune.report._wording import LMS_EXPLAINED, joined
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, verdict
+from tfidf_tune.report._wording import LMS_EXPLAINED, SEVERAL_COMPARISONS, Footnotes, joined, span
 from tfidf_tune.results import Results
 
 if TYPE_CHECKING:
@@ -33,17 +35,21 @@ _COMPARED = (
     ("Perplexity to %", "perplexity_high", "+.2f"),
     ("Verdict", "verdict", ""),
 )
-_INTERVALS = "From and to: 95 % t-interval over seeds; there is none from a single one."
+_INTERVALS = (
+    "Intervals are Student's t at 95 % over seeds, of differences by pairs of the same seed; there is none from a "
+    "single one. They do not cover the choice of passages."
+)
+_BEYOND = "A better learning rate may lie beyond the range that was tried."
+_BOUND = "The bound is the upper end of the 95 % interval of targets minus controls over seeds, for these passages."
 _VERDICTS_EXPLAINED = (
     "Better: the LMS interval lies below 0, and the perplexity interval ends at or below it: it recites less at a "
     "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; "
-    "unclear: it includes 0, which does not show the two to be equal. There is no correction for multiple "
-    "comparisons: one in twenty differs by chance."
+    "unclear: it includes 0, which does not show the two to be equal."
 )
+_LINES = "A line for each objective from its lowest learning rate to its highest, the markers growing with it. "
 _CAPTION = (
-    "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
-    "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with 95 % "
-    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
+    "Large, numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with "
+    "95 % intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
     "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
     "operating point lie outside."
 )
@@ -64,20 +70,29 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     """
     found = trace_frontiers(results, baseline=baseline, references=references)
     models = dict.fromkeys(one.model for one in results.checkpoints)
-    several = len(models) > 1
+    several, notes = len(models) > 1, Footnotes()
+    outcomes = [
+        _outcome(one, found, one.model if several else "", notes)
+        for one in found.differences[found.differences["at"] == "operating points"].itertuples()
+        if one.reference == found.references[0]
+    ]
+    if len(found.differences) > 1:
+        outcomes = [replace(one, marks=one.marks + notes.mark(SEVERAL_COMPARISONS)) for one in outcomes]
     statements, figures = [], []
+    compared = found.references[not is_summed_up(outcomes) :]
     for number, model in enumerate(models, start=1):
         points = found.points[found.points["model"] == model]
         differences = found.differences[found.differences["model"] == model]
-        texts = (*_verdicts(differences, found.references), *_front(points), *_doubts(points))
+        texts = (*_verdicts(differences, compared), *_front(points), *_doubts(points, notes))
         statements += [f"{model}: {text}" if several else text for text in texts]
         if points["operating"].any():
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
             title = f"LMS against held-out perplexity{of_model}"
-            figures.append(Figure(name, title, frontier_drawing(model, points), _CAPTION))
-    tables = (_operating_points(found), *_differences(found), _points(found))
+            figures.append(Figure(name, title, frontier_drawing(model, points), _caption(points)))
+    tables = (_operating_points(found, notes), *_differences(found, notes), _points(found, notes))
     return Report(
         title="Recitation against perplexity",
+        verdict=verdict(outcomes) or _nothing_compared(found, notes),
         statements=statements,
         tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=figures,
@@ -88,19 +103,72 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             **results.provenance,
         },
         lead=_lead(results),
+        footnotes=notes.texts,
     )
+
+
+def _caption(points: "pd.DataFrame") -> str:
+    return f"{_LINES if points.groupby('objective').size().max() > 1 else ''}{_CAPTION}"
+
+
+def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outcome:
+    """Describe a difference at the operating points."""
+    operating = found.points[found.points["operating"] & (found.points["model"] == one.model)].set_index("objective")
+    floors = [_below_floor(operating.loc[name]) for name in (one.objective, one.reference)]
+    return Outcome(
+        one.objective,
+        one.reference,
+        _estimate(-100 * one.reduction, one.lms, one.lms_low, one.lms_high, " tokens", one.num_pairs),
+        _estimate(one.perplexity, one.perplexity, one.perplexity_low, one.perplexity_high, " %", one.num_pairs),
+        floor=floors[0],
+        baseline_floor=floors[1],
+        setting=setting,
+        marks=notes.mark(_INTERVALS, *([_BOUND] if any(floors) else [])),
+    )
+
+
+def _estimate(percent: float, value: float, low: float, high: float, suffix: str, num_pairs: int) -> Change:
+    if math.isnan(percent):
+        return Change(percent, None, "the baseline recites nothing" if math.isfinite(value) else "a run diverged")
+    if math.isnan(low):
+        return Change(percent, None, f"no interval: {_pairs(num_pairs)}")
+    direction = int(low > 0) - int(high < 0)
+    ends = (-high, -low) if direction < 0 else (low, high)
+    return Change(percent, direction, f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}")
+
+
+def _below_floor(point: Any) -> tuple[float, float] | None:
+    """Return the interval of targets minus controls unless it lies above 0."""
+    return (point["excess_low"], point["excess_high"]) if point["excess_low"] <= 0 else None
+
+
+def _nothing_compared(found: Frontiers, notes: Footnotes) -> str:
+    """Say what each operating point recites, where there is nothing to compare it with."""
+    operating = [one for _, one in found.points[found.points["operating"]].iterrows()]
+    told = []
+    for one in operating:
+        floor = _below_floor(one)
+        clause = f"; what it recites {floor_text(*floor)}{notes.mark(_BOUND)}" if floor else ""
+        told.append(
+            f"{one['model']}, {one['objective']} recites {one['lms']:.2f} tokens on average at a perplexity of "
+            f"{one['perplexity']:.2f}{clause}"
+        )
+    return f"Nothing is compared{': ' if told else ''}{'. '.join(told)}."
 
 
 def _lead(results: Results) -> str:
     runs = results.checkpoints
+    if len(runs) == 1:
+        return f"One checkpoint, no interval over seeds: {runs[0].title}. {LMS_EXPLAINED}."
     models = joined(one.model for one in runs)
     objectives = len({one.objective for one in runs})
     rates = sorted({one.learning_rate for one in runs if one.learning_rate is not None})
-    through = f" at learning rates {joined([f'{rate:g}' for rate in rates])}" if rates else ""
+    through = f" at learning rate{'s' * (len(rates) > 1)} {joined([f'{rate:g}' for rate in rates])}" if rates else ""
     seeds = len({one.seed for one in runs if one.seed is not None}) or 1
+    counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
     return (
-        f"Runs of {models} under {objectives} objective{'s' * (objectives > 1)}{through}, {seeds} "
-        f"seed{'s' * (seeds > 1)}, at their last checkpoint. {LMS_EXPLAINED}."
+        f"Runs of {models} under {objectives} objective{'s' * (objectives > 1)}{through}, at their last checkpoint; "
+        f"{counted}. {LMS_EXPLAINED}."
     )
 
 
@@ -148,12 +216,12 @@ def _front(points: "pd.DataFrame") -> list[str]:
     ]
 
 
-def _doubts(points: "pd.DataFrame") -> list[str]:
+def _doubts(points: "pd.DataFrame", notes: Footnotes) -> list[str]:
     """Say where an operating point is an end of the range, seeds differ, or all runs diverged."""
     operating = points[points["operating"]]
     statements = [
-        f"The operating point of {joined(objectives)} is at the {end} learning rate that was tried: a better one may "
-        "lie beyond."
+        f"The operating point of {joined(objectives)} is at the {end} learning rate that was tried."
+        f"{notes.mark(_BEYOND)}"
         for end in ("lowest", "highest")
         if (objectives := operating.loc[operating["range_end"] == end, "objective"].tolist())
     ]
@@ -174,7 +242,7 @@ def _doubts(points: "pd.DataFrame") -> list[str]:
     return statements
 
 
-def _operating_points(found: Frontiers) -> Table:
+def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
     import pandas as pd
 
     baseline = found.references[0]
@@ -191,9 +259,9 @@ def _operating_points(found: Frontiers) -> Table:
     )
     notes = (
         "Operating point: the learning rate with the lowest mean held-out perplexity, over the seeds that all learning "
-        f"rates of the objective have; it does not depend on the passages. {_INTERVALS} "
-        "The perplexity is the geometric mean over seeds. End of range: that learning rate is the lowest, the highest "
-        "or the only one tried, so that a better one may lie beyond.",
+        "rates of the objective have; it does not depend on the passages. The perplexity is the geometric mean over "
+        f"seeds. From and to: the interval.{footnotes.mark(_INTERVALS)} End of range: that learning rate is the "
+        f"lowest, the highest or the only one tried.{footnotes.mark(_BEYOND)}",
         f"LMS at {baseline}'s perplexity: on the objective's own line through its learning rates, where it has the "
         f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it twice, at the lower "
         "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
@@ -203,11 +271,12 @@ def _operating_points(found: Frontiers) -> Table:
     return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 
 
-def _differences(found: Frontiers) -> tuple[Table, Table]:
+def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
     frame = found.differences.assign(percent=100 * found.differences["reduction"].astype(float))
     at_operating_points = (
         "Objective minus reference, each at its own operating point, paired by seed; perplexity in percent of the "
-        f"reference's. {_INTERVALS} LMS reduction: (reference - objective) / reference of the means over the pairs.",
+        f"reference's. From and to: the interval.{footnotes.mark(_INTERVALS)} LMS reduction: (reference - objective) / "
+        "reference of the means over the pairs.",
         _VERDICTS_EXPLAINED,
     )
     at_equal_rates = (
@@ -229,7 +298,7 @@ def _differences(found: Frontiers) -> tuple[Table, Table]:
     )
 
 
-def _points(found: Frontiers) -> Table:
+def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     columns = (
         *(*_WHO, _RATE, *_MEASURED, ("Max LMS", "max_lms", ""), ("ROUGE-L", "rouge_l", ".2f")),
         *(("Verbatim %", "percent", ".1f"), ("Control LMS", "control_lms", ".2f"), _SEEDS),
@@ -242,8 +311,8 @@ def _points(found: Frontiers) -> Table:
         mark=points["operating"].map({True: "yes", False: "no"}).where(points["finite"], "diverged"),
     )
     notes = [
-        "LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. "
-        f"{_INTERVALS}",
+        "LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. From "
+        f"and to: the interval.{footnotes.mark(_INTERVALS)}",
         *(f"Left out: {text}." for text in found.left_out),
     ]
     return tabulate("points", "Every learning rate", frame, columns, notes)

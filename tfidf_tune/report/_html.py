@@ -22,6 +22,7 @@ from tfidf_tune.report._figures import draw
 if TYPE_CHECKING:
     import matplotlib.figure
 
+_MARK = re.compile(r"\[([1-9]\d*)\]")
 _TOGETHER = re.compile(r"\S*-\S*(?: %)?|\S+ %")
 
 
@@ -50,6 +51,7 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         "findings": report.statements,
         **({section: True} if section else {}),
         **parts,
+        "footnotes": report.footnotes,
         "provenance": report.provenance,
     }
     return _TEMPLATES.get_template("page.html").render(
@@ -126,6 +128,17 @@ def _together(text: str) -> Markup:
     return Markup("").join([*parts, text[end:]])
 
 
+def _marked(text: str, report: Report) -> Markup:
+    """Keep words together, and link the marks of footnotes to them."""
+
+    def link(match: re.Match[str]) -> str:
+        if int(match[1]) > len(report.footnotes):
+            return match[0]
+        return f'<sup><a href="#footnote-{match[1]}">{match[0]}</a></sup>'
+
+    return Markup(_MARK.sub(link, str(_together(text))))
+
+
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("tfidf_tune.report"),
     autoescape=True,
@@ -134,5 +147,5 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters.update(together=_together, base64=lambda text: _base64(text.encode()))
+_TEMPLATES.filters.update(together=_together, marked=_marked, base64=lambda text: _base64(text.encode()))
 _TEMPLATES.globals.update(columns_of=_columns, svg=_svg)

@@ -38,7 +38,7 @@ def _inert(text: str) -> str:
 
 def _laid_out(report: Report, escape: _Escape) -> str:
     parts = [f"# {escape(report.title)}"]
-    parts += [_wrapped(escape(report.lead))] if report.lead else []
+    parts += [_wrapped(escape(text)) for text in (report.verdict, report.lead) if text]
     parts += [_list(report.statements, escape)] if report.statements else []
     parts += [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
     parts += [
@@ -47,6 +47,8 @@ def _laid_out(report: Report, escape: _Escape) -> str:
     ]
     parts += ["## Examples\n\nWhat a model recites stands between ⟦ and ⟧."] if report.examples else []
     parts += [_example(example, escape) for example in report.examples]
+    if report.footnotes:
+        parts.append("## Footnotes\n\n" + _numbered(report.footnotes, escape))
     if report.provenance:
         rows = [("What", "Value"), *((escape(name), escape(value)) for name, value in report.provenance.items())]
         parts.append("## Provenance\n\n" + _aligned(rows, "<<"))
@@ -68,6 +70,11 @@ def _table(table: Table, escape: _Escape) -> str:
 
 def _list(sentences: Iterable[str], escape: _Escape) -> str:
     return "\n".join(_wrapped(escape(sentence), "- ", "  ") for sentence in sentences)
+
+
+def _numbered(sentences: Iterable[str], escape: _Escape) -> str:
+    starts = ((f"{number}. ", escape(text)) for number, text in enumerate(sentences, 1))
+    return "\n".join(_wrapped(text, start, " " * len(start)) for start, text in starts)
 
 
 def _wrapped(text: str, first_indent: str = "", indent: str = "") -> str:

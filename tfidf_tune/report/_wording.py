@@ -14,10 +14,30 @@ TEXT_PROMPTS = (
     "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are approximate, even "
     "where no token id was lost. `tfidf-tune eval` is exact."
 )
-SIGNIFICANCE_NOTE = (
-    f"Significant: the interval excludes 0. With fewer than {MIN_UNITS} units there is no verdict. With {MIN_UNITS} to "
-    f"{ENOUGH_UNITS - 1}, the rate of false positives is 7 to 11 % instead of 5 %."
+SIGNIFICANCE_NOTE = f"Significant: the interval excludes 0. With fewer than {MIN_UNITS} units there is no verdict."
+FEW_UNITS = (
+    f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of cases without any "
+    "difference, instead of 5 %."
 )
+SEVERAL_COMPARISONS = (
+    "There is no correction for multiple comparisons: without any difference, one in twenty intervals excludes 0."
+)
+BOUND = (
+    "The bound is the upper end of the 95 % interval of targets minus controls. It holds for these passages and "
+    "prompts, and does not show that nothing is memorized."
+)
+
+
+class Footnotes:
+    """The caveats of a report, each said once and marked wherever it applies."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def mark(self, *texts: str) -> str:
+        """Return the marks of footnotes, "[1][2]"; new ones are added."""
+        self.texts += [text for text in dict.fromkeys(texts) if text not in self.texts]
+        return "".join(f"[{self.texts.index(text) + 1}]" for text in texts)
 
 
 def joined(names: Iterable[str]) -> str:
@@ -26,26 +46,22 @@ def joined(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def span(low: float, high: float, *, decimals: int, suffix: str = "") -> str:
+    """Write a range: "34.9 % to 71.1 %"; ends that look alike once."""
+    ends = (round(end, decimals) + 0.0 for end in (low, high))  # no "-0.0"
+    return " to ".join(dict.fromkeys(f"{end:.{decimals}f}{suffix}" for end in ends))
+
+
 def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str = "") -> str:
     """Write an interval of a unit ("passage"): "95 % interval 34.9 % to 71.1 %", or "equal for all passages"."""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
         return f"equal for all {unit}s"
-    low, high = (round(end, decimals) + 0.0 for end in (interval.low, interval.high))  # no "-0.0"
-    return f"95 % interval {low:.{decimals}f}{suffix} to {high:.{decimals}f}{suffix}"
+    return f"95 % interval {span(interval.low, interval.high, decimals=decimals, suffix=suffix)}"
 
 
-def significance(interval: Interval, unit: str) -> str:
-    """Say whether an interval is significant, and how far that can be relied on: a clause to follow a comma."""
-    if interval.significant == "too few":
-        return f"from too few {unit}s ({interval.num_units}) to judge"
-    if interval.significant == "no":
-        return "which is not significant: the interval includes 0"
-    if interval.num_units < ENOUGH_UNITS:
-        return (
-            f"which is nominally significant, but from only {interval.num_units} {unit}s the rate of false positives "
-            f"is 7 to 11 % instead of 5 %"
-        )
-    return "which is significant: the interval excludes 0"
+def too_few(num_units: int, unit: str) -> str:
+    """Say that there are too few units for a verdict."""
+    return f"too few {unit}s to judge: {num_units} instead of {MIN_UNITS}"
 
 
 def why_no_interval(one: Any) -> str:

@@ -116,11 +116,13 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
     ]
     return {
         "title": report.title,
+        "verdict": report.verdict,
         "lead": report.lead,
         "statements": report.statements,
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
         "examples": examples,
+        "footnotes": report.footnotes,
         "provenance": report.provenance,
         "files": files,
     }

@@ -9,14 +9,13 @@ from typing import Any
 import yaml
 
 from tfidf_tune.results._fields import SEED, TEXT, TEXTS, UNREADABLE, checked, number, optional
-from tfidf_tune.results._table import Checkpoint
+from tfidf_tune.results._table import UNKNOWN_OBJECTIVE, Checkpoint
 
 _MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF", "TokenDrop": "Token drop", "PowerLaw": "Power law"}
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
-_UNKNOWN_OBJECTIVE = "unknown"
 _CELL = {"model": TEXT, "objective": TEXT, "seed": SEED, "learning_rate": optional(number(0))}
 _MANIFEST = {"seconds": optional(number(0)), "provenance": optional(TEXTS)}
 
@@ -53,7 +52,7 @@ def identify(
         # Several adapters share their base's name; a full model has a name of its own, so a label leaves it open.
         base = f"{Path(model_args['pretrained']).name} (LoRA)" if "peft" in model_args else ""
         model = base or ("" if label is not None else Path(trained).name)
-        objective, seed, rate = _UNKNOWN_OBJECTIVE, None, None
+        objective, seed, rate = UNKNOWN_OBJECTIVE, None, None
     if label is not None:
         given_model, _, objective = label.rpartition(":")
         model = given_model.strip() or model

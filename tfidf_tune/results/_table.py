@@ -14,6 +14,9 @@ _SCORE_COLUMNS = {
 }
 
 
+UNKNOWN_OBJECTIVE = "unknown"
+
+
 @dataclass(frozen=True)
 class ProbeSample:
     """One prompt, its continuation and its scores.
@@ -98,6 +101,11 @@ class Checkpoint:
     def run(self) -> tuple[str, str, float | None, int | None]:
         """The run: model, objective, learning rate, seed."""
         return self.model, self.objective, self.learning_rate, self.seed
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether it is known under which objective the model was trained."""
+        return self.objective != UNKNOWN_OBJECTIVE
 
     @property
     def setting(self) -> str:

@@ -1,0 +1,173 @@
+"""The first line of a report: what is recited, at which cost, and whether it can be told from the floor."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfidf_tune.report._wording import joined, span
+
+_FEW = 2  # up to so many comparisons, the verdict has a sentence for each
+_FEW_NAMES = 6
+_MARKS = re.compile(r"\[(\d+)\]")
+
+
+class Change(NamedTuple):
+    """A relative change.
+
+    Attributes:
+        percent (float): of the reference's value; NaN if it is undefined.
+        direction (int | None): -1 if its interval lies below 0, 1 above, 0 if it includes 0; None without a verdict.
+        evidence (str): the interval in words, or why there is no verdict.
+    """
+
+    percent: float
+    direction: int | None
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An objective against the baseline.
+
+    Args:
+        objective (str): the objective.
+        baseline (str): the baseline.
+        recited (Change | str): of the average LMS; or a clause that says why it is not compared.
+        cost (Change | None): of the utility; None if it was not measured for both.
+        utility (str): the measure of the cost: "perplexity".
+        floor (tuple[float, float] | None): interval of targets minus controls in tokens, if it includes 0 or lies
+            below.
+        baseline_floor (tuple[float, float] | None): the same of the baseline.
+        at_equal (str): a clause on what the baseline recited at equal perplexity. Default: none.
+        setting (str): model and learning rate, where the report has several. Default: none.
+        marks (str): of footnotes. Default: none.
+    """
+
+    objective: str
+    baseline: str
+    recited: Change | str
+    cost: Change | None
+    utility: str = "perplexity"
+    floor: tuple[float, float] | None = None
+    baseline_floor: tuple[float, float] | None = None
+    at_equal: str = ""
+    setting: str = ""
+    marks: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """For example "TF-IDF recites 81.7 % less than CE (95 % interval ...) at a 60.7 % higher perplexity (...)."."""
+        start = f"{self.setting}: " if self.setting else ""
+        if isinstance(self.recited, str):
+            return f"{start}{self.recited}.{self.marks}"
+        text = f"{start}{self.objective} {self._recites(self.recited)}{self._costs()}{self.at_equal}{self._floors()}"
+        return f"{text}.{self.marks}"
+
+    def _recites(self, change: Change) -> str:
+        if math.isnan(change.percent):
+            return f"is not compared with {self.baseline}: {change.evidence}"
+        if change.direction == 0:
+            return f"is not shown to recite less or more than {self.baseline} ({_signed(change)})"
+        if change.percent == 0:
+            return f"recites as much as {self.baseline} ({change.evidence})"
+        than = f"recites {abs(change.percent):.1f} % {'more' if change.percent > 0 else 'less'} than {self.baseline}"
+        return f"{than} ({change.evidence})"
+
+    def _costs(self) -> str:
+        if self.cost is None:
+            return "; perplexity was not measured for both, so the cost is unknown"
+        if math.isnan(self.cost.percent):
+            return f"; the change of its {self.utility} is undefined, since {self.cost.evidence}"
+        if self.cost.direction == 0:
+            return f" at a {self.utility} that is not shown to differ ({_signed(self.cost)})"
+        if self.cost.percent == 0:
+            return f" at an equal {self.utility} ({self.cost.evidence})"
+        end = "higher" if self.cost.percent > 0 else "lower"
+        return f" at a {abs(self.cost.percent):.1f} % {end} {self.utility} ({self.cost.evidence})"
+
+    def _floors(self) -> str:
+        text = f"; what it recites {floor_text(*self.floor)}" if self.floor else ""
+        if self.baseline_floor:
+            text += f"; what {self.baseline} recites {floor_text(*self.baseline_floor)}"
+        return text
+
+
+def floor_text(low: float, high: float) -> str:
+    """Say that what is recited is not above the floor, with a bound, from an interval that does not lie above 0."""
+    if high < 0:
+        return f"lies below the floor (by {span(-high, -low, decimals=2)} tokens, 95 %)"
+    return f"cannot be told from the floor (at most {high + 0.0:.2f} tokens above it, 95 %)"
+
+
+def is_summed_up(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether there are so many comparisons that the verdict has no sentence for each."""
+    return len(outcomes) > _FEW
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """Sum up comparisons with one baseline: a sentence for each of a few; of more, how many came out how."""
+    if not is_summed_up(outcomes):
+        return " ".join(one.sentence for one in outcomes)
+    groups: dict[tuple[object, ...], list[Outcome]] = {}
+    for one in outcomes:
+        groups.setdefault(_kind(one), []).append(one)
+    found = "; ".join(_counted(own) for own in groups.values())
+    marks = "".join(
+        f"[{mark}]" for mark in sorted({int(mark) for one in outcomes for mark in _MARKS.findall(one.marks)})
+    )
+    return f"Of {len(outcomes)} comparisons with {outcomes[0].baseline}: {found}{_many_floors(outcomes)}.{marks}"
+
+
+def _kind(one: Outcome) -> tuple[object, ...]:
+    """What outcomes that are counted together have in common."""
+    if isinstance(one.recited, str) or not one.recited.direction:
+        return (None if isinstance(one.recited, str) else one.recited.direction,)
+    return one.recited.direction, one.utility, one.cost and (one.cost.direction, math.isnan(one.cost.percent))
+
+
+def _counted(outcomes: Sequence[Outcome]) -> str:
+    number, first = f"{len(outcomes)}{_named(outcomes)}", outcomes[0]
+    direction = None if isinstance(first.recited, str) else first.recited.direction
+    if not direction:
+        return f"{number} without a verdict" if direction is None else f"{number} not shown to recite less or more"
+    recited = _range(one.recited for one in outcomes)
+    text = f"{number} recite{'s' * (len(outcomes) == 1)} {'less' if direction < 0 else 'more'} ({recited}) at "
+    if first.cost is None:
+        return f"{text}an unknown cost"
+    if first.cost.direction is None:
+        return f"{text}a {first.utility} without a verdict"
+    if first.cost.direction == 0:
+        return f"{text}a {first.utility} that is not shown to differ"
+    end = "higher" if first.cost.direction > 0 else "lower"
+    return f"{text}a {end} {first.utility} ({_range(one.cost for one in outcomes)})"
+
+
+def _named(outcomes: Sequence[Outcome]) -> str:
+    """Name a few objectives of one setting."""
+    few = len(outcomes) <= _FEW_NAMES and not outcomes[0].setting
+    return f" ({joined(one.objective for one in outcomes)})" if few else ""
+
+
+def _range(changes: Iterable[Change | str | None]) -> str:
+    amounts = [abs(one.percent) for one in changes if isinstance(one, Change)]
+    return span(min(amounts), max(amounts), decimals=1, suffix=" %")
+
+
+def _many_floors(outcomes: Sequence[Outcome]) -> str:
+    """Name the objectives, baseline included, that are not above the floor, with the highest bound among them."""
+    ends: dict[str, float] = {}
+    for one in outcomes:
+        where = f" ({one.setting})" if one.setting else ""
+        for name, floor in ((one.objective, one.floor), (one.baseline, one.baseline_floor)):
+            if floor:
+                ends[f"{name}{where}"] = floor[1]
+    if not ends:
+        return ""
+    names = joined(ends) if len(ends) <= _FEW_NAMES else f"{len(ends)} of them"
+    return f"; what {names} recite{'s' * (len(ends) == 1)} {floor_text(-math.inf, max(0.0, *ends.values()))}"
+
+
+def _signed(change: Change) -> str:
+    return f"{round(change.percent, 1) + 0.0:+.1f} %, {change.evidence}"
