@@ -56,7 +56,7 @@ def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, cap
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["lora_finetune", "any/lora_memorization"]
     assert ["demo/llama_650K_lora_memorization"] in lines
-    assert ["full_finetune", "mine/full"] in lines
+    assert ["full_finetune", "any/full_memorization"] in lines
     first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
     assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
     assert ["tinyllama/1.1B_full_memorization"] in lines[first_of_full:]
