@@ -269,13 +269,13 @@ def words(seed, number):
 
 @pytest.fixture(scope="module")
 def own_texts(tmp_path_factory):
-    """Short documents, one long one, documents of several blocks of which two are equal, documents of 99 tokens."""
+    """Short documents, one long one, documents of several blocks of which some occur twice, documents of 99 tokens."""
     folder = tmp_path_factory.mktemp("own")
     several = [words(seed, 150) for seed in range(30)]
     return {
         "short": write_texts(folder / "short.jsonl", [words(seed, 22) for seed in range(30)]),
         "one": write_texts(folder / "one.jsonl", [words(99, 3000)]),
-        "several": write_texts(folder / "several.jsonl", [*several, several[0]]),
+        "several": write_texts(folder / "several.jsonl", [*several, *several[:8]]),
         "equal": write_texts(folder / "equal.jsonl", [words(seed, 22) for seed in (2, 4, 6, 10)]),
     }
 
@@ -339,7 +339,7 @@ def split_at_gaps(ids):
 def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedded_tokenizer_folder):
     small = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=48)
     dataset = build(source=own_texts["several"], tokenizer=small, **OWN)
-    # 31 documents of about 780 tokens; the tenth part of the 48-token windows that fit.
+    # A tenth of the 48-token windows that fit.
     num_windows = sum(
         len(small.encode(t, add_bos=False, add_eos=False)) // 48 for t in load_documents(own_texts["several"])
     )
@@ -375,6 +375,8 @@ def test_all_shortages_are_in_one_message_with_sizes_that_fit(build, own_texts, 
     [proposed] = re.findall(r"\. ((?:\w+=-?\d+ )+)would fit", str(refusal.value))
     fitting = {key: int(value) for key, value in (pair.split("=") for pair in proposed.split())}
     assert len(build(**changes | fitting)) > 0
+    # There are enough blocks of the length that fits.
+    assert ("num_base" in fitting) == (changes.get("num_base", -1) > 0)
 
 
 def test_a_text_without_a_passage_is_refused(build, tmp_path):
