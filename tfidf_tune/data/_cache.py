@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import atomic_folder
 
 # Part of every cache key. Increase it when a change of code changes what is cached.
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 
 
 def digest(value: Any) -> str:
@@ -19,7 +19,7 @@ def digest(value: Any) -> str:
 
 
 def cached_folder(
-    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], dict[str, int]]
+    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], Mapping[str, int]]
 ) -> tuple[Path, dict[str, int]]:
     """Return the cache folder for ``settings``, everything its contents depend on, and the counts of ``build``.
 

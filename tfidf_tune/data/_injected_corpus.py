@@ -16,7 +16,7 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._passages import Passage, make_passages, read_probe_file, write_probe_file
-from tfidf_tune.data._sequences import Counts, TextBlocksDataset
+from tfidf_tune.data._sequences import TextBlocksDataset
 from tfidf_tune.data._sources import load_documents, source_fingerprint
 from tfidf_tune.data._text import cut_blocks, text_blocks
 from tfidf_tune.data._tokenizer import (
@@ -140,7 +140,7 @@ def injected_corpus_dataset(
     place = (source, source_name, source_split, source_column)
     target_place = (target_source, target_name, target_split, target_column)
 
-    def build(folder: Path) -> Counts:
+    def build(folder: Path) -> dict[str, int]:
         texts = load_documents(*target_place)
         needed = num_targets + num_controls
         chosen = choose_passages(tokenizer, texts, count=needed, min_tokens=min_target_tokens, block_size=block_size)

@@ -13,7 +13,7 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences
+from tfidf_tune.data._sequences import Counts, LabelMask, TextBlocksDataset, after_prompt, cached_sequences
 from tfidf_tune.data._sources import load_documents, source_fingerprint
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
@@ -101,7 +101,7 @@ def text_blocks_dataset(
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     place = (source, source_name, source_split, source_column)
 
-    def build(folder: Path) -> Counts:
+    def build(folder: Path) -> dict[str, int]:
         blocks = text_blocks(tokenizer, load_documents(*place), block_size, num_blocks, add_eos=True)
         if len(blocks) < (num_blocks or 1):
             raise ValueError(
@@ -142,7 +142,7 @@ def without_shared_text(
     block_size = blocks.shape[1]
     place = (source, source_name, source_split, source_column)
 
-    def build(folder: Path) -> Counts:
+    def build(folder: Path) -> dict[str, int]:
         corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
         windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
         shared = windows[:: block_size + 1]  # the windows that are complete blocks
@@ -213,7 +213,7 @@ def text_dataset(
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
         num_sequences = 0
         for text in encode_texts(tokenizer, load_documents(*place)):
             ids = np.concatenate([bos, text, eos])
@@ -225,7 +225,7 @@ def text_dataset(
                     counts["num_left_out"] += 1
                 else:
                     num_sequences += 1
-                    yield piece, 0
+                    yield piece, after_prompt(len(piece), 0)
         if not num_sequences:
             raise ValueError(
                 f"{source!r} gives no sequence of two tokens or more out of {counts['num_documents']} documents: name "
