@@ -1,6 +1,7 @@
 """Text, tokens and the memorization corpus."""
 
 from tfidf_tune.data._canaries import InjectedCanaries
+from tfidf_tune.data._completions import CompletionsDataset
 from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
 from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, injected_corpus_dataset
 from tfidf_tune.data._packing import PackedBatch, collate_packed, is_packed, pack
@@ -26,6 +27,7 @@ from tfidf_tune.data._tokenizer import (
 )
 
 __all__ = [
+    "CompletionsDataset",
     "HFTokenizer",
     "InjectedCanaries",
     "InjectedCorpusDataset",

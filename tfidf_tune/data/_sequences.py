@@ -75,6 +75,10 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         tokens, is_label = self.sequence(index)
         return {"tokens": tokens.tolist(), "labels": np.where(is_label, tokens, IGNORED).tolist()}
 
+    def parts(self, order: npt.NDArray[np.integer]) -> tuple[TokenArray, LabelMask, npt.NDArray[np.int64], Counts]:
+        """Return the arguments of a data set of the sequences with these numbers, in this order."""
+        return self._tokens, self._is_label, self._spans[order], self.counts
+
     def sequence(self, index: int) -> tuple[TokenArray, LabelMask]:
         """Return the ids of a sequence, int32 ``[num_tokens]``, and whether each is learnt."""
         start, end = self._spans[index]

@@ -1,6 +1,7 @@
 """Fine-tuning on conversations, prompts with completions, instructions or texts, found by the columns of the rows."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune.data._completions import Targets, choose_completions, describe_passages
 from tfidf_tune.data._conversations import FORMATS, Chat, Formatting, Text, TrainOn, encode_rows, read_row
 from tfidf_tune.data._packing import pack
+from tfidf_tune.data._passages import write_probe_file
 from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_sequences
 from tfidf_tune.data._sources import load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
@@ -20,6 +23,9 @@ from tfidf_tune.data._tokenizer import (
     check_fits_model,
     tokenizer_fingerprint,
 )
+
+Place = tuple[str, str | None, str]
+"""Source, configuration and split."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +42,13 @@ def sft_dataset(
     system: str | None = None,
     chat_template: str | None = None,
     apply_chat_template: bool | None = None,
+    targets: str | None = None,
+    num_targets: int = 20,
+    num_controls: int | None = None,
+    num_repeats: int = 1,
+    min_target_tokens: int = 16,
+    seed: int = 0,
+    probe_file: str | None = None,
     packed: bool = False,
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
@@ -56,6 +69,17 @@ def sft_dataset(
     A row of more than ``max_seq_len`` tokens is cut at its end. Rows are left out if they are empty, have no
     answer, or have none of it left after the cut. A log line reports the formats and the counts.
 
+    With ``targets``, passages for an evaluation of memorization are chosen from the last answers of the examples; the
+    prompt is the conversation before. Special tokens around an answer are not measured.
+
+    - ``duplicates``: the answers that occur most often, at least twice;
+    - ``random``: random examples whose answer occurs once; with ``num_repeats`` they are put in at random places until
+      they occur so often;
+    - a file of further rows: random ones of it, put in ``num_repeats`` times.
+
+    Controls are random examples whose answer occurs once, which are taken out of the data set; with a file, rows of it
+    that are not put in.
+
     Args:
         tokenizer (TextTokenizer): the tokenizer; conversations need an :class:`HFTokenizer`.
         source (str): a local file or folder, or a hub id, see :func:`load_documents`.
@@ -70,17 +94,26 @@ def sft_dataset(
         chat_template (str | None): a file with a Jinja template. Default: None, the tokenizer's own.
         apply_chat_template (bool | None): write prompts, completions and instructions as a turn of the user and one of
             the assistant. Default: None, only instructions, if there is a chat template.
+        targets (str | None): "duplicates", "random" or a file, see above. Default: None, nothing is measured
+        num_targets (int): completions that are measured. Default: 20
+        num_controls (int | None): completions that are measured but not trained on. Default: None, as many as targets
+        num_repeats (int): occurrences of each target that is random or from a file. Default: 1
+        min_target_tokens (int): the least length of an answer that is measured. Default: 16
+        seed (int): decides which targets and controls are drawn, and where targets are put. Default: 0
+        probe_file (str | None): where to write targets and controls, see :func:`read_probe_file`. Default: None
         packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`, with ``targets`` a :class:`CompletionsDataset`; if packed,
+            a ``PackedDataset`` with it as ``ds``.
 
     Raises:
-        FileNotFoundError: If ``source`` looks like a path and does not exist, or there is no file ``chat_template``.
+        FileNotFoundError: If ``source`` or ``targets`` looks like a path and does not exist, or there is no file
+            ``chat_template``.
         ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if the source cannot be
-            read, has the columns of no format or gives no example; if a conversation has no chat template, is refused
-            by it, or is written so that its answers cannot be found.
+            read, has the columns of no format or gives no example; if there are too few targets or controls; if a
+            conversation has no chat template, is refused by it, or is written so that its answers cannot be found.
 
     Example:
         >>> dataset = sft_dataset(tokenizer, source="chats.jsonl", max_seq_len=2048)
@@ -92,6 +125,14 @@ def sft_dataset(
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     require_choice("train_on", train_on, ("completions", "last", "all"))
     formatting = Formatting(_template(tokenizer, chat_template), apply_chat_template, system)
+    spec = None
+    if targets is not None:
+        if train_on == "all":
+            raise ValueError("targets are answers, but train_on is all: set it to completions or last")
+        num_controls = num_targets if num_controls is None else num_controls
+        spec = Targets(targets, num_targets, num_controls, num_repeats, min_target_tokens, seed)
+    own = (source, source_name, source_split)
+    places = [own] if spec is None or not spec.in_file else [own, (spec.kind, None, "train")]
     settings = {
         "kind": "sft",
         "max_seq_len": limit,
@@ -99,37 +140,47 @@ def sft_dataset(
         "formatting": [formatting.template, formatting.as_chat, formatting.system],
         "special_ids": [bos_ids(tokenizer), tokenizer.eos_id],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": source_fingerprint(source, source_name, source_split, source_column or ""),
+        "source_fingerprints": [source_fingerprint(*place, source_column or "") for place in places],
     }
 
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
-        def read() -> Iterator[Text | Chat]:
-            for number, row in enumerate(load_rows(source, {}, name=source_name, split=source_split), start=1):
-                name, content = read_row(row, f"{source!r}, row {number}", source_column, formatting)
-                counts["num_documents"] += 1
-                counts[name] += 1
-                yield content
+    def read(place: Place, counts: Counts) -> Iterator[Text | Chat]:
+        name, config, split = place
+        for number, row in enumerate(load_rows(name, {}, name=config, split=split), start=1):
+            found, content = read_row(row, f"{name!r}, row {number}", source_column, formatting)
+            counts["num_documents"] += 1
+            counts[found] += 1
+            yield content
 
-        num_examples = 0
-        for ids, is_label in encode_rows(tokenizer, read(), formatting.template, train_on):
+    def make_examples(place: Place, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+        for ids, is_label in encode_rows(tokenizer, read(place, counts), formatting.template, train_on):
             if is_label[1:limit].any():  # the shift of labels drops the first
-                num_examples += 1
+                counts["num_examples"] += 1
                 counts["num_cut"] += len(ids) > limit
                 yield ids[:limit], is_label[:limit]
             else:
                 counts["num_left_out"] += 1
                 counts["num_unlabelled"] += bool(is_label[1:].any())
-        if not num_examples:
+        if not counts["num_examples"]:
             raise ValueError(
-                f"{source!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have no "
+                f"{place[0]!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have no "
                 f"answer within their first {limit} tokens, the others have none at all. Raise max_seq_len or name "
                 "another source"
             )
+
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+        yield from make_examples(own, counts)
+        for place in places[1:]:
+            yield from make_examples(place, Counter())
 
     dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(
         logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO, _summary(dataset, source, limit)
     )
+    if spec is not None:
+        dataset = choose_completions(dataset, dataset.counts["num_examples"], spec, tokenizer, source)
+        logger.info(f"{source}: {describe_passages(dataset.passages)}; {len(dataset):,} examples are trained on")
+        if probe_file is not None:
+            write_probe_file(probe_file, dataset.passages)
     return pack(dataset, tokenizer) if packed else dataset
 
 
@@ -144,9 +195,10 @@ def _template(tokenizer: TextTokenizer, file: str | None) -> str | None:
 
 def _summary(dataset: SequenceDataset, source: str, limit: int) -> str:
     found = ", ".join(f"{dataset.counts[name]:,} rows with {name}" for name in FORMATS if dataset.counts[name])
-    num_empty = dataset.num_left_out - dataset.counts["num_unlabelled"]
+    counts = dataset.counts
+    num_empty = dataset.num_left_out - counts["num_unlabelled"]
     return (
-        f"{source}: {found}; {len(dataset):,} examples, {dataset.num_cut:,} of them cut after {limit:,} tokens; "
-        f"{dataset.num_left_out:,} rows left out, {num_empty:,} without an answer and "
-        f"{dataset.counts['num_unlabelled']:,} with none of it before the cut"
+        f"{source}: {found}; {counts['num_examples']:,} examples, {dataset.num_cut:,} of them cut after {limit:,} "
+        f"tokens; {dataset.num_left_out:,} rows left out, {num_empty:,} without an answer and "
+        f"{counts['num_unlabelled']:,} with none of it before the cut"
     )

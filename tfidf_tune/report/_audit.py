@@ -9,7 +9,13 @@ from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.report._document import Example, Figure, Report, Table, tabulate
 from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution
-from tfidf_tune.report._wording import LMS_EXPLAINED, TEXT_PROMPTS, interval_text, significance
+from tfidf_tune.report._wording import (
+    LMS_EXPLAINED,
+    TEXT_PROMPTS,
+    interval_text,
+    prompt_length,
+    significance,
+)
 from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
@@ -143,7 +149,8 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint) -> list[str]:
         statements.append(
             f"{num_above} of the {num_targets} targets are recited further than any control (LMS at most {furthest})."
         )
-    by_length = [f"{mean:.2f} from {length}" for length, mean in targets.groupby("prefix_length")["lms"].mean().items()]
+    means = targets.groupby("prefix_length")["lms"].mean()
+    by_length = [f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items()]
     if len(by_length) > 1:
         statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
     groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in _repeat_groups(samples)]
@@ -218,7 +225,7 @@ def _by_prefix_length(samples: "pd.DataFrame") -> Table:
         if len(targets):
             floor = _floor(own)
             against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
-            rows.append((length, targets["lms"].mean(), *against, _verbatim_share(targets)))
+            rows.append((prompt_length(length), targets["lms"].mean(), *against, _verbatim_share(targets)))
     notes = ["95 %: percentile bootstrap over passages of the difference, targets minus controls."]
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
     if 0 < fewest < ENOUGH_UNITS:
@@ -250,7 +257,11 @@ def _most_recited(samples: "pd.DataFrame") -> Table:
     best = _best(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
     prompts = [textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]]
-    frame = shown.assign(verbatim=shown["verbatim"].map({True: "yes", False: "no"}), prompt=prompts)
+    frame = shown.assign(
+        verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
+        prompt=prompts,
+        prefix_length=shown["prefix_length"].map(prompt_length),
+    )
     notes = ["Of: tokens of the passage that the continuation was compared with."]
     notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
     return tabulate("most_recited", "Most recited passages", frame, columns, notes)
@@ -265,7 +276,8 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> list[Example]:
         sample = row.sample
         kind = "a target" if sample.kind == "target" else "the control that is recited most"
         start = f" from token {sample.offset} on" if sample.offset else ""
-        title = f"{sample.passage_id}, {kind}: {sample.prefix_length} tokens{start}"
+        tokens = f"{sample.prefix_length} tokens{start}" if sample.prefix_length else "its own prompt"
+        title = f"{sample.passage_id}, {kind}: {tokens}"
         continuation = continuation_of(checkpoint.model, sample, decode)
         examples.append(Example(title, row.prompt, sample.reference_text, (continuation,)))
     return examples
@@ -273,7 +285,7 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> list[Example]:
 
 def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, str]:
     num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
-    lengths, offsets = (", ".join(map(str, sorted(set(samples[name])))) for name in ("prefix_length", "offset"))
+    offsets = ", ".join(map(str, sorted(set(samples["offset"]))))
     return {
         "Checkpoint": checkpoint.checkpoint,
         **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
@@ -281,7 +293,7 @@ def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, st
         "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
         "Results": checkpoint.folder,
         "Passages": f"{num_targets} targets, {num_controls} controls",
-        "Prompts (tokens)": lengths,
+        "Prompts (tokens)": ", ".join(str(prompt_length(length)) for length in sorted(set(samples["prefix_length"]))),
         "Prompts start at token": offsets,
         "Continuations": f"greedy, compared over up to {samples['length'].max()} tokens",
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",

@@ -18,7 +18,7 @@ from tfidf_tune.analysis.evaluations import (
 )
 from tfidf_tune.analysis.intervals import NUM_RESAMPLES, Interval, bootstrap_interval
 from tfidf_tune.report._document import Table, tabulate
-from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS, why_no_interval
+from tfidf_tune.report._wording import SIGNIFICANCE_NOTE, TEXT_PROMPTS, prompt_length, why_no_interval
 from tfidf_tune.results import Checkpoint, Results
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
 
 def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame") -> Table:
     single = rows[rows["unit"] != ""]
-    lengths = sorted(set(single["prefix"].dropna().astype(int)))
+    lengths = [*map(prompt_length, sorted(set(single["prefix"].dropna())))]
     injections = single.loc[(single["metric"] == "num_injections") & (single["kind"] == "target"), "value"].astype(int)
     times = " or ".join(map(str, sorted(set(injections) - {0})))
     approximate, lost = [], []
@@ -107,7 +107,7 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame") -> Ta
                 f"{name}: {num_lost} of {asked} prompts changed when converted to text, so the model saw tokens that "
                 f"differ from training; `tfidf-tune eval` is exact."
             )
-    tokens = f" ({', '.join(map(str, lengths))} tokens)" if lengths else ""
+    tokens = f" ({', '.join(map(str, lengths))}{'' if 'own' in lengths else ' tokens'})" if lengths else ""
     explanation = (
         f"Means and maxima over passages, prefix lengths{tokens} and seeds. Prefix match and LMS, the longest "
         "memorized substring, are in tokens; Verbatim is the share of continuations that reproduce the rest of the "
@@ -137,6 +137,7 @@ def _named(results: Results, groups: _Groups) -> Iterator[tuple[str, "pd.DataFra
 def _by_prefix_length(rows: "pd.DataFrame") -> Table:
     columns = (*_WHO, ("Prefix length", "prefix", ""), *_RECITED, _CONTROLS)
     frame = _recited(rows[rows["prefix"].notna()], "prefix")
+    frame["prefix"] = frame["prefix"].map(prompt_length)
     return tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
 
 
