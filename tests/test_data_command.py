@@ -1,12 +1,16 @@
-"""``tfidf-tune data preview``: the examples that training sees, with the tokens that are learnt marked."""
+"""``tfidf-tune data preview``: the examples that training sees, with the tokens that are learned marked."""
 
 import json
 import re
 
 import pytest
+from docs_snippets import snippet
 from omegaconf import OmegaConf
+from transformers import AutoTokenizer
 
+from tfidf_tune._shipped import config_path
 from tfidf_tune.commands.data import main
+from tfidf_tune.data import train_embedded_tokenizer
 from tfidf_tune.training import build_dataset, check_config, instantiate
 from tfidf_tune.training._config import FinetuneConfig
 
@@ -45,16 +49,16 @@ def built(cfg):
     return build_dataset(checked, tokenizer), tokenizer
 
 
-def test_learnt_tokens_are_in_brackets_and_counted(preview, rows):
+def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     output, cfg = preview(rows, "batch_size=1")
     dataset, _ = built(cfg | {"batch_size": 1})
     assert "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; 1 rows" in output
     assert "\nwho saw the harbour?[[ the old sailor<|endoftext|>]]\n" in output
     assert "\n\\u001b[31mwho?[[ a quiet child<|endoftext|>]]\n" in output
     lengths = sorted(len(sample["tokens"]) for sample in dataset)
-    num_learnt = sum(label != -100 for sample in dataset for label in sample["labels"])
+    num_learned = sum(label != -100 for sample in dataset for label in sample["labels"])
     assert output.endswith(
-        f"\n2 examples: {sum(lengths)} tokens, {num_learnt / sum(lengths):.1%} of them learnt; "
+        f"\n2 examples: {sum(lengths)} tokens, {num_learned / sum(lengths):.1%} of them learned; "
         f"{lengths[0]} to {lengths[-1]} tokens in an example, median {lengths[1]}\n"
     )
     assert not (cfg.output_dir and re.search(r"\x1b", output))
@@ -74,7 +78,7 @@ def test_any_data_set_of_the_recipes(preview, text_file, tmp_path, number):
     dataset, tokenizer = built(cfg)
     first, rest = (tokenizer.decode(ids) for ids in (dataset[0]["tokens"][:1], dataset[0]["tokens"][1:]))
     assert (f"\n{first}[[{rest}]]\n" in output) == bool(number)
-    assert f"{len(dataset):,} examples: {16 * len(dataset):,} tokens, {15 / 16:.1%} of them learnt" in output
+    assert f"{len(dataset):,} examples: {16 * len(dataset):,} tokens, {15 / 16:.1%} of them learned" in output
 
     file = tmp_path / "instructions.json"
     file.write_text(json.dumps([{"input": "who saw it?", "output": "the old sailor"}]))
@@ -83,7 +87,7 @@ def test_any_data_set_of_the_recipes(preview, text_file, tmp_path, number):
     assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
 
 
-def test_learnt_tokens_are_green_in_a_terminal(preview, rows, monkeypatch):
+def test_learned_tokens_are_green_in_a_terminal(preview, rows, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -111,3 +115,19 @@ def test_a_wrong_config_is_refused(preview, rows):
             preview(dataset, *arguments)
     with pytest.raises(ValueError, match="no config file gone, and no config of that name"):
         main(["preview", "gone"])
+
+
+def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = train_embedded_tokenizer(tmp_path / "bpe-512", vocab_size=512)
+    (tmp_path / "chats.jsonl").write_text(snippet("data.md", "Preview", "json"))
+    (tmp_path / "chatml.jinja").write_text(snippet("data.md", "Preview", "jinja"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.save_pretrained(folder)
+    dataset = OmegaConf.load(config_path("any/lora_sft")).dataset
+    dataset |= {"source": "chats.jsonl", "chat_template": "chatml.jinja", "max_seq_len": 128}
+
+    output, _ = preview(dataset, **{"tokenizer.path": str(folder), "model.max_seq_len": 128})
+
+    assert output == snippet("data.md", "Preview", "text")

@@ -64,7 +64,7 @@ def template(name):
     return str(TEMPLATES / f"{name}.jinja")
 
 
-def learnt(tokenizer, sample):
+def learned(tokenizer, sample):
     """Decode each run of labels."""
     runs = groupby(zip(sample["tokens"], sample["labels"], strict=True), key=lambda pair: pair[1] != -100)
     return [tokenizer.decode([token for token, _ in run], False) for is_label, run in runs if is_label]
@@ -123,8 +123,8 @@ def test_answers_are_found_without_marks_in_the_template(chat_tokenizer, sft, na
     plain = sft(chat_tokenizer, rows, chat_template=template(name))
     for sample, expected, num_answers in zip(plain, marked, (2, 1), strict=True):
         assert sample["tokens"] == expected["tokens"]
-        answers = [LEARNT_PROMPT.get(name, "") + answer for answer in learnt(chat_tokenizer, sample)]
-        assert answers == learnt(chat_tokenizer, expected)
+        answers = [LEARNT_PROMPT.get(name, "") + answer for answer in learned(chat_tokenizer, sample)]
+        assert answers == learned(chat_tokenizer, expected)
         assert [turn["content"] in answer for turn, answer in zip((FOUR, YES), answers, strict=False)] == [
             True
         ] * num_answers
@@ -145,12 +145,12 @@ def test_the_last_answer_all_answers_or_all_tokens(chat_tokenizer, sft, suffix):
     first, last = "It is four.<|im_end|>\n", "Yes, café 🙂 it is<|im_end|>\n"
     for train_on, expected in (("completions", [first, last]), ("last", [last])):
         [sample] = sft(chat_tokenizer, [{"messages": LONG_CHAT}], chat_template=file, train_on=train_on)
-        assert [answer.lstrip() for answer in learnt(chat_tokenizer, sample)] == expected
+        assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == expected
     [sample] = sft(chat_tokenizer, [{"messages": LONG_CHAT}], chat_template=file, train_on="all")
     assert sample["labels"] == sample["tokens"]
     # The first answer belongs to the prompt of this row.
     [sample] = sft(chat_tokenizer, [{"prompt": LONG_CHAT[:3], "completion": [YES]}], chat_template=file)
-    assert [answer.lstrip() for answer in learnt(chat_tokenizer, sample)] == [last]
+    assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == [last]
 
 
 def test_a_system_message_is_put_where_there_is_none(chat_tokenizer, sft):
@@ -168,7 +168,7 @@ def test_instructions_with_and_without_a_chat_template(chat_tokenizer, tokenizer
     [sample] = sft(tokenizer, [ALPACA])
     headings = "### Instruction:\nAdd.\n\n### Input:\n2 and 2\n\n### Response:\n"
     assert tokenizer.decode(sample["tokens"]) == headings + "4 of them"
-    assert learnt(tokenizer, sample) == ["4 of them<|endoftext|>"]
+    assert learned(tokenizer, sample) == ["4 of them<|endoftext|>"]
     [plain] = sft(chat_tokenizer, [ALPACA | {"input": ""}], apply_chat_template=False)
     assert chat_tokenizer.decode(plain["tokens"]) == "### Instruction:\nAdd.\n\n### Response:\n4 of them"
     [sample] = sft(chat_tokenizer, [{"prompt": "Add.\n\n2 and 2", "completion": "4 of them"}], apply_chat_template=True)

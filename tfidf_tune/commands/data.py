@@ -13,7 +13,7 @@ from tfidf_tune.commands import whole_number
 
 _EXAMPLE = "tfidf-tune data preview any/lora_sft dataset.source=chats.jsonl checkpointer.checkpoint_dir=MODEL"
 _MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
-_LEARNT = "bold green"
+_LEARNED = "bold green"
 
 Document = tuple[list[int], list[bool]]
 """Token ids, and whether the loss counts each."""
@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     preview = commands.add_parser(
         "preview",
-        help="print examples with the tokens that are learnt marked, and count tokens",
-        description="Print examples of a training config with the tokens that are learnt marked. No weights are read.",
+        help="print examples with the tokens that are learned marked, and count tokens",
+        description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
         epilog=f"example: {_EXAMPLE}",
     )
     preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
@@ -93,10 +93,10 @@ def _documents(dataset: Any, indices: Sequence[int]) -> Iterator[Document]:
         start = 0
         for length in map(int, item.get("seq_lens", [len(tokens)])):
             end = start + length
-            # Labels are shifted by one: the first token of a document is never learnt.
-            is_learnt = [False, *(label != -100 for label in labels[start + 1 : end])]
-            if any(is_learnt) or "seq_lens" not in item:  # otherwise padding
-                yield tokens[start:end], is_learnt[:length]
+            # Labels are shifted by one: the first token of a document is never learned.
+            is_learned = [False, *(label != -100 for label in labels[start + 1 : end])]
+            if any(is_learned) or "seq_lens" not in item:  # otherwise padding
+                yield tokens[start:end], is_learned[:length]
             start = end
 
 
@@ -104,45 +104,47 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    tokens, is_learnt = document
+    tokens, is_learned = document
     console = Console(highlight=False)
     is_colored = console.color_system is not None and not console.no_color
     mark = "in green" if is_colored else "in [[ ]]"
-    say(f"\nExample {number}: {len(tokens):,} tokens, {sum(is_learnt):,} learnt, {mark}")
+    say(f"\nExample {number}: {len(tokens):,} tokens, {sum(is_learned):,} learned, {mark}")
     shown = Text()
-    for text, learnt in _runs(tokenizer, tokens, is_learnt):
+    for text, learned in _runs(tokenizer, tokens, is_learned):
         if is_colored:
-            shown.append(visible(text), _LEARNT if learnt else "dim")
+            shown.append(visible(text), _LEARNED if learned else "dim")
         else:
-            shown.append(f"[[{visible(text)}]]" if learnt else visible(text))
+            shown.append(f"[[{visible(text)}]]" if learned else visible(text))
     console.print(shown, soft_wrap=True)
 
 
-def _runs(tokenizer: Any, tokens: list[int], is_learnt: list[bool]) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each run of tokens that are all learnt or all not."""
+def _runs(tokenizer: Any, tokens: list[int], is_learned: list[bool]) -> Iterator[tuple[str, bool]]:
+    """Yield the text of each run of tokens that are all learned or all not."""
     from tfidf_tune.data import HFTokenizer
 
     options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
     end, before = 0, ""
-    for learnt, run in groupby(is_learnt):
+    for learned, run in groupby(is_learned):
         end += len(list(run))
         # Decoded from the start, because a decoder drops the space before a first token.
         whole = tokenizer.decode(tokens[:end], **options)
-        yield whole[len(before) :], learnt
+        yield whole[len(before) :], learned
         before = whole
 
 
 def _counts(dataset: Any) -> str:
     num_items = len(dataset)
     step = -(-num_items // _MOST_COUNTED)
-    documents = [(len(tokens), sum(is_learnt)) for tokens, is_learnt in _documents(dataset, range(0, num_items, step))]
+    documents = [
+        (len(tokens), sum(is_learned)) for tokens, is_learned in _documents(dataset, range(0, num_items, step))
+    ]
     lengths = sorted(length for length, _ in documents)
-    num_tokens, num_learnt = sum(lengths), sum(learnt for _, learnt in documents)
+    num_tokens, num_learned = sum(lengths), sum(learned for _, learned in documents)
     is_packed = "seq_lens" in dataset[0]
     rows = f"{num_items:,} packed rows" if is_packed else f"{num_items:,} examples"
-    counted = f", of which every {step}th was counted" if step > 1 else ""
+    sampled = f", of which every {step}th was counted" if step > 1 else ""
     of = f" in {len(documents):,} examples" if is_packed else ""
     return (
-        f"\n{rows}{counted}: {num_tokens:,} tokens{of}, {num_learnt / num_tokens:.1%} of them learnt; "
+        f"\n{rows}{sampled}: {num_tokens:,} tokens{of}, {num_learned / num_tokens:.1%} of them learned; "
         f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {lengths[len(lengths) // 2]:,}"
     )

@@ -1,4 +1,4 @@
-"""Rows of conversations, prompts with completions, instructions or texts, and which of their tokens are learnt."""
+"""Rows of conversations, prompts with completions, instructions or texts, and which of their tokens are learned."""
 
 import json
 import re
@@ -149,7 +149,7 @@ def _with_system(messages: list[Message], formatting: Formatting) -> list[Messag
 def encode_rows(
     tokenizer: TextTokenizer, rows: Iterable[Text | Chat], template: str | None, train_on: TrainOn
 ) -> Iterator[tuple[TokenArray, LabelMask]]:
-    """Yield the int32 ids of each row and whether each is learnt; both are empty for an empty row.
+    """Yield the int32 ids of each row and whether each is learned; both are empty for an empty row.
 
     BOS and EOS are around a text; a conversation has those that its template writes.
 
@@ -180,7 +180,7 @@ def encode_chat(
 ) -> tuple[TokenArray, LabelMask]:
     """Apply a chat template to a conversation.
 
-    Where the template marks the turns of the assistant by ``{% generation %}``, these are learnt. Otherwise a turn is
+    Where the template marks the turns of the assistant by ``{% generation %}``, these are learned. Otherwise a turn is
     what the conversation up to its end adds to the conversation before it with the generation prompt.
     """
     if not isinstance(tokenizer, HFTokenizer):

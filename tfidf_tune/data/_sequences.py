@@ -43,12 +43,12 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
 class SequenceDataset(Dataset[dict[str, list[int]]]):
     """Sequences of different lengths as a map-style data set: documents, prompts with their targets, conversations.
 
-    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 where nothing is learnt:
+    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 where nothing is learned:
     ``agree_on_step`` shifts them.
 
     Args:
         tokens (TokenArray): int32 ids of all sequences, one after the other; may be memory-mapped.
-        is_label (LabelMask): bool, of the same shape: whether a token is learnt.
+        is_label (LabelMask): bool, of the same shape: whether a token is learned.
         spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence starts and ends.
         counts (Counts): values of the attributes.
 
@@ -80,7 +80,7 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         return self._tokens, self._is_label, self._spans[order], self.counts
 
     def sequence(self, index: int) -> tuple[TokenArray, LabelMask]:
-        """Return the ids of a sequence, int32 ``[num_tokens]``, and whether each is learnt."""
+        """Return the ids of a sequence, int32 ``[num_tokens]``, and whether each is learned."""
         start, end = self._spans[index]
         return self._tokens[start:end], self._is_label[start:end]
 
@@ -97,7 +97,7 @@ def cached_sequences(
 ) -> SequenceDataset:
     """Return the sequences for ``settings`` from the cache; if necessary, tokenize them.
 
-    ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and whether each is learnt, and increases
+    ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and whether each is learned, and increases
     the counts that it is given.
     """
 

@@ -60,7 +60,7 @@ def sft_dataset(
       ...}``; and ``tools``, if the chat template takes them;
     - ``prompt`` and ``completion``: two texts, which are joined as they are, or two lists of messages;
     - ``instruction``, ``output`` and perhaps ``input``: an instruction, with its input after an empty line;
-    - ``text``: all of it is learnt.
+    - ``text``: all of it is learned.
 
     Messages are written by the tokenizer's chat template, as are instructions if it has one; without one, an
     instruction has Alpaca's headings ``### Instruction:``, ``### Input:`` and ``### Response:``. A plain text starts
