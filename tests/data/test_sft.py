@@ -15,9 +15,10 @@ from tfidf_tune.data import hf_tokenizer, sft_dataset
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 # Templates whose training variant in TRL marks the same tokens as the rule for templates without marks.
-MARKED = ["gemma", "llama3", "qwen3_instruct_2507", "lfm2", "cohere", "nemotron_3_nano", "qwen2_5"]
+MARKED = ["phi3", "gemma", "llama3", "qwen3_instruct_2507", "lfm2", "cohere", "nemotron_3_nano", "qwen2_5"]
+ONE_TURN = {"phi3"}  # ends each conversation with a token that is not between turns
 # These variants also learn tokens of the generation prompt, in front of an answer.
-LEARNT_PROMPT = {"nemotron_3_nano": "<think>", "qwen2_5": "\n"}
+LEARNED_PROMPT = {"nemotron_3_nano": "<think>", "qwen2_5": "\n"}
 
 QUESTION, SURE = {"role": "user", "content": "What is 2+2?"}, {"role": "user", "content": "Sure?"}
 FOUR, YES = {"role": "assistant", "content": "It is four."}, {"role": "assistant", "content": "Yes, café 🙂 it is"}
@@ -72,6 +73,10 @@ def learned(tokenizer, sample):
 
 ROWS_OF_TRL = {
     "messages": ([{"messages": LONG_CHAT}, {"messages": [SYSTEM, QUESTION, FOUR]}], {"assistant_only_loss": True}),
+    "tools": (
+        [{"messages": LONG_CHAT, "tools": json.dumps([{"type": "function", "function": {"name": "add"}}])}],
+        {"assistant_only_loss": True},
+    ),
     "conversations": (
         [{"conversations": [{"from": "user", "value": "Who?"}, {"from": "assistant", "value": "the sailor"}]}],
         {},
@@ -118,12 +123,12 @@ def test_ids_and_labels_are_those_of_trl(folder, sft, tmp_path, kind):
 
 @pytest.mark.parametrize("name", MARKED)
 def test_answers_are_found_without_marks_in_the_template(chat_tokenizer, sft, name):
-    rows = [{"messages": LONG_CHAT}, {"messages": LONG_CHAT[:2]}]
+    rows = [{"messages": LONG_CHAT[:2]}, {"messages": LONG_CHAT}][: 1 if name in ONE_TURN else 2]
     marked = sft(chat_tokenizer, rows, chat_template=template(f"{name}_training"))
     plain = sft(chat_tokenizer, rows, chat_template=template(name))
-    for sample, expected, num_answers in zip(plain, marked, (2, 1), strict=True):
+    for sample, expected, num_answers in zip(plain, marked, (1, 2), strict=False):
         assert sample["tokens"] == expected["tokens"]
-        answers = [LEARNT_PROMPT.get(name, "") + answer for answer in learned(chat_tokenizer, sample)]
+        answers = [LEARNED_PROMPT.get(name, "") + answer for answer in learned(chat_tokenizer, sample)]
         assert answers == learned(chat_tokenizer, expected)
         assert [turn["content"] in answer for turn, answer in zip((FOUR, YES), answers, strict=False)] == [
             True
@@ -175,7 +180,7 @@ def test_instructions_with_and_without_a_chat_template(chat_tokenizer, tokenizer
     assert sample == as_chat
 
 
-def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, sft, caplog):
+def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, tokenizer, sft, caplog):
     answer = {"prompt": "2+2?", "completion": " four"}
     num_prompt = len(chat_tokenizer.encode("2+2?", add_eos=False))
     rows = [
@@ -202,6 +207,7 @@ def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, sft, capl
         assert (dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (9, 1, 5)
     assert [len(sample["tokens"]) <= num_prompt + 30 for sample in dataset] == [True] * 4
     assert dataset[1]["labels"][-1] != chat_tokenizer.eos_id
+    assert len(sft(tokenizer, [{"text": "<|endoftext|>"}, {"text": "the river"}])) == 1  # one token predicts nothing
     with pytest.raises(ValueError, match=r"no example: of 1 rows 1 have no answer within their first 2 tokens.*Raise"):
         sft(chat_tokenizer, [answer], max_seq_len=2)
     caplog.clear()
@@ -245,6 +251,7 @@ def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path
         ([{"question": "a", "answer": "b"}], {}, r"row 1 has the columns \['answer', 'question'\], but .* Rename"),
         ([{"messages": ["hi"]}], {}, r"row 1: column 'messages' is not a list of messages .* \['hi'\]"),
         ([{"messages": [{"from": "human"}]}], {}, "column 'messages' is not a list of messages"),
+        ([{"messages": LONG_CHAT, "tools": "saw"}], {}, "row 1: column 'tools' is not JSON"),
         ([{"prompt": "a", "completion": 3}], {}, "row 1: column 'completion' holds int, not text"),
         (
             [{"text": "a"}, {"text": "b", "messages": [SYSTEM, QUESTION, FOUR]}],

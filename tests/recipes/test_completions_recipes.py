@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-import yaml
+from omegaconf import OmegaConf
 from recipe_processes import RecipeRun
 from tiny_run import run_config
 from transformers import AutoTokenizer, Trainer, TrainingArguments
@@ -15,6 +15,8 @@ from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.report import audit_report
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks import evaluate
+from tfidf_tune.training import FinetuneConfig, build_dataset, check_config, instantiate, write_probe_files
+from tfidf_tune.training._data import dataset_fingerprint
 
 SUBJECTS = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
 OBJECTS = ["the harbour", "a broken clock", "seven letters", "the northern road", "a paper boat", "the evening train"]
@@ -106,20 +108,23 @@ def logs_of_callback(checkpoint, probe_file, folder):
     return trainer.state.log_history[0]
 
 
-def test_the_config_of_the_run_leads_to_the_same_data(trained):
-    """config.yaml resumes and repeats a run: the choice of targets follows from it."""
-    from tfidf_tune.training import build_dataset, check_config, instantiate
-    from tfidf_tune.training._config import FinetuneConfig
-
-    cfg = check_config(yaml_config(trained / "config.yaml"), FinetuneConfig)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path, packed):
+    """config.yaml resumes and repeats a run."""
+    cfg = check_config(OmegaConf.load(trained / "config.yaml"), FinetuneConfig)
+    cfg.dataset |= {"packed": packed, "probe_file": str(tmp_path / "probe.jsonl")}
     tokenizer = instantiate(cfg, "tokenizer")
     tokenizer.max_seq_len = 64
     dataset = build_dataset(cfg, tokenizer)
-    assert dataset.passages == read_probe_file(trained / "probe.jsonl")
-    assert len(dataset) == 36 + 60 - 5
+    assert not list(tmp_path.iterdir())  # not before the run is known to start
+    write_probe_files(cfg, dataset)
+    assert read_probe_file(tmp_path / "probe.jsonl") == read_probe_file(trained / "probe.jsonl")
+    assert packed or len(dataset) == 36 + 60 - 5
 
-
-def yaml_config(file):
-    from omegaconf import OmegaConf
-
-    return OmegaConf.create(yaml.safe_load(file.read_text()))
+    cfg.dataset.targets = None
+    (tmp_path / "probe.jsonl").unlink()
+    without = build_dataset(cfg, tokenizer)
+    write_probe_files(cfg, without)
+    assert not list(tmp_path.iterdir())
+    assert packed or len(without) == 36 + 60
+    assert dataset_fingerprint(dataset) != dataset_fingerprint(without)

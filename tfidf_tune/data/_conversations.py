@@ -84,8 +84,7 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
 
 
 def _read_format(name: str, row: Mapping[str, Any], place: str, formatting: Formatting) -> Text | Chat:
-    tools = row.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools or None
+    tools = _tools(row, place)
     first, *_ = columns = FORMATS[name]
     if name in ("messages", "conversations"):
         return Chat(_with_system(_messages(row[first], first, place), formatting), 0, tools, place)
@@ -114,6 +113,15 @@ def _read_format(name: str, row: Mapping[str, Any], place: str, formatting: Form
     if formatting.system:
         prompt = f"{formatting.system}\n\n{prompt}"
     return Text(prompt, completion if completion.strip() else "", place)
+
+
+def _tools(row: Mapping[str, Any], place: str) -> Any:
+    """Return the tools for the chat template; JSON text keeps schemas that differ between rows."""
+    tools = row.get("tools")
+    try:
+        return json.loads(tools) if isinstance(tools, str) else tools or None
+    except ValueError as error:
+        raise ValueError(f"{place}: column 'tools' is not JSON ({error}): rename it if it holds no tools") from error
 
 
 def _messages(value: Any, column: str, place: str) -> list[Message]:
