@@ -212,6 +212,7 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     own = (*cli._OURS, "ls", "cp", "cat", "download")
     commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
     commands += [["probe", "audit", "--no-such-option"], ["experiment"], ["experiment", "/none.yaml"]]
+    commands += [["data", "preview", "nothing"], ["data", "preview", "--help"]]
     commands += [["validate", "nothing"], ["run", "lora_finetune", "--config=nothing"]]
     commands += [["probe", "audit", "/none", "--probe-file", "p"], ["compare", "/none"]]
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):

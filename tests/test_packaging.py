@@ -211,6 +211,7 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
         "eval --tasks tfidf_squad": "eval",
         "compare runs": "report",
         "weights text.txt --tokenizer folder": "eval,report",
+        "data preview demo/llama_3M_full_memorization": "torchtune,report",
         "probe make text.txt --tokenizer folder --output probe.jsonl": "eval,report",
         "tasks --token-ids-tokenizer folder --tokenizer folder": "eval",
         "validate demo/llama_3M_full_memorization": "torchtune",
@@ -230,7 +231,18 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
 
 
 def test_without_extras_help_is_there(python_of_core):
-    ours = ("demo", "experiment", "compare", "weights", "probe", "probe audit", "tasks", "validate")
+    ours = (
+        "demo",
+        "experiment",
+        "compare",
+        "weights",
+        "data",
+        "data preview",
+        "probe",
+        "probe audit",
+        "tasks",
+        "validate",
+    )
     commands = ["--help", "--version", "tasks", *(f"{name} --help" for name in ours)]
     all_ended = run_in_forks([command.split() for command in commands], python_of_core)
     for command, ended in zip(commands, all_ended, strict=True):

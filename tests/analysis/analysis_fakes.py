@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tfidf_tune.data import Passage
 from tfidf_tune.results import ProbeSample
 
 VOCAB_SIZE = 64
@@ -27,13 +28,9 @@ SAMPLE = ProbeSample(
 )
 
 
-@dataclass(frozen=True)
-class FakePassage:
-    id: str
-    token_ids: list[int]
-    kind: str = "target"
-    tokenizer: str = "words"
-    tokenizer_fingerprint: str = "f1"
+def a_passage(name, token_ids, kind="target", num_prompt=None):
+    of_tokenizer = {"tokenizer": "words", "tokenizer_fingerprint": "f1"}
+    return Passage(name, kind, "", token_ids, 1, [], "mine", **of_tokenizer, num_prompt=num_prompt)
 
 
 @dataclass(frozen=True)

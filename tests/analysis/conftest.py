@@ -1,5 +1,5 @@
 import pytest
-from analysis_fakes import FakePassage, greedy_without_cache, random_ids, tiny_llama
+from analysis_fakes import a_passage, greedy_without_cache, random_ids, tiny_llama
 
 
 @pytest.fixture(scope="session")
@@ -13,9 +13,9 @@ def recited(llama):
     prompts = [random_ids(8, seed) for seed in range(3)]
     continuations = greedy_without_cache(llama, prompts, 44)
     texts = zip(prompts, continuations, strict=True)
-    return [FakePassage(f"target-{i}", prompt + continuation) for i, (prompt, continuation) in enumerate(texts)]
+    return [a_passage(f"target-{i}", prompt + continuation) for i, (prompt, continuation) in enumerate(texts)]
 
 
 @pytest.fixture(scope="session")
 def unseen():
-    return [FakePassage(f"control-{i}", random_ids(52, 100 + i), kind="control") for i in range(3)]
+    return [a_passage(f"control-{i}", random_ids(52, 100 + i), kind="control") for i in range(3)]

@@ -4,21 +4,28 @@ import pytest
 import torch
 from analysis_fakes import (
     VOCAB_SIZE,
-    FakePassage,
     FingerprintedTokenizer,
     SuccessorModel,
     WordTokenizer,
+    a_passage,
     greedy_without_cache,
     random_ids,
     tiny_llama,
 )
 from transformers import AutoModelForCausalLM, GPTJConfig, GPTNeoXConfig, MistralConfig
 
-from tfidf_tune.analysis import check_passages, compare_continuation, greedy_continuations, probe, rouge_l
+from tfidf_tune.analysis import (
+    batches_of_prompts,
+    check_passages,
+    compare_continuation,
+    greedy_continuations,
+    probe,
+    rouge_l,
+)
 
 WIDE = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.5, "bos_token_id": None, "eos_token_id": None}
-COUNTING = FakePassage("counting", [*range(40)])  # what SuccessorModel has memorized
-LONG = FakePassage("long", [*range(VOCAB_SIZE)] * 4)
+COUNTING = a_passage("counting", [*range(40)])  # what SuccessorModel has memorized
+LONG = a_passage("long", [*range(VOCAB_SIZE)] * 4)
 SHORT = {"prefix_lengths": (8, 12, 20), "max_new_tokens": 32}
 
 
@@ -47,7 +54,7 @@ def test_neither_the_batch_size_nor_dropout_changes_the_result(llama, recited, u
 
 def test_the_model_gets_the_ids_after_the_offset_and_no_bos():
     model = SuccessorModel()
-    passages = [FakePassage("a", random_ids(20, 1)), FakePassage("b", random_ids(20, 2))]
+    passages = [a_passage("a", random_ids(20, 1)), a_passage("b", random_ids(20, 2))]
     samples = probe(model, WordTokenizer(), passages, prefix_lengths=(5,), max_new_tokens=4, offset=3)
     assert model.calls[0] == [passage.token_ids[3:8] for passage in passages]
     assert [sample.reference_ids for sample in samples] == [passage.token_ids[8:12] for passage in passages]
@@ -57,7 +64,7 @@ def test_the_model_gets_the_ids_after_the_offset_and_no_bos():
 
 
 def test_a_short_passage_is_compared_to_its_end():
-    model, short = SuccessorModel(), FakePassage("short", [*range(10)])
+    model, short = SuccessorModel(), a_passage("short", [*range(10)])
     samples = probe(model, WordTokenizer(), [short, COUNTING], prefix_lengths=(7,), max_new_tokens=8)
     assert [sample.generated_ids for sample in samples] == [[7, 8, 9], [*range(7, 15)]]
     assert [sample.verbatim for sample in samples] == [True, True]
@@ -80,7 +87,7 @@ def test_progress_counts_to_the_number_of_samples():
     calls = []
     settings = {"prefix_lengths": (5, 6), "max_new_tokens": 2, "batch_size": 2}
     probe(SuccessorModel(), WordTokenizer(), [COUNTING] * 3, progress=lambda *call: calls.append(call), **settings)
-    assert calls == [(2, 6), (3, 6), (5, 6), (6, 6)]
+    assert calls == [(2, 6), (4, 6), (6, 6)]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +115,43 @@ def test_greedy_continuations_equal_a_plain_loop_without_cache(config, llama):
         assert greedy_continuations(model, prompts, 30, eos_id=eos_id) == ended
 
 
+def test_prompts_of_different_lengths_are_continued_as_each_by_itself(llama):
+    prompts = [random_ids(length, seed) for seed, length in enumerate((3, 17, 9, 9, 1))]
+    numbers = [20, 5, 0, 12, 16]
+    pairs = zip(prompts, numbers, strict=True)
+    expected = [greedy_without_cache(llama, [prompt], number)[0] if number else [] for prompt, number in pairs]
+    assert greedy_continuations(llama, prompts, numbers) == expected
+    for eos_id in (expected[0][2], expected[4][-1], prompts[1][12]):
+        ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
+        assert greedy_continuations(llama, prompts, numbers, eos_id=eos_id) == ended
+
+
+def test_prompts_of_a_batch_have_similar_lengths():
+    lengths = [5, 40, 22, 24, 5, 6, 41, 23]
+    assert batches_of_prompts(lengths, 3) == [[6, 1], [3, 7, 2], [5, 0, 4]]
+    assert batches_of_prompts(lengths, 2) == [[6, 1], [3, 7], [2, 5], [0, 4]]
+    assert batches_of_prompts([], 2) == []
+
+
+def test_a_completion_is_asked_for_once_from_its_own_prompt():
+    completion = a_passage("completion", [*range(12)], num_prompt=9)
+    settings = {"prefix_lengths": (4, 5), "max_new_tokens": 2, "offset": 1}
+    plain, own, other = probe(
+        SuccessorModel(), WordTokenizer(), [a_passage("plain", [*range(30)]), completion], **settings
+    )
+    assert (own.passage_id, own.prefix_length, own.offset) == ("completion", 0, 0)
+    assert own.reference_ids == own.generated_ids == [9, 10]
+    assert [plain.prefix_length, other.prefix_length] == [4, 5]
+    assert own.prompt_label == "target completion, its own prompt"
+
+
 def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():
     model = SuccessorModel()
     assert greedy_continuations(model, [[3], [6], [9]], 20, eos_id=10) == [[4, 5, 6, 7, 8, 9], [7, 8, 9], []]
     assert len(model.calls) == 7
     assert greedy_continuations(model, [[3], [6]], 2, eos_id=10) == [[4, 5], [7, 8]]
+    # An EOS within a prompt, as of a conversation of several turns, ends nothing.
+    assert greedy_continuations(model, [[9], [5, 10, 20]], 3, eos_id=10) == [[], [21, 22, 23]]
     assert greedy_continuations(model, [[9], [62]], 3) == [[10, 11, 12], [63, 0, 1]]
     assert greedy_continuations(model, [[3], [6]], 0, eos_id=10) == [[], []]
 
@@ -144,14 +183,18 @@ def test_a_continuation_is_scored_by_ids_and_by_text():
             "fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'",
         ),
         (SimpleNamespace(vocab_size=39), COUNTING, "has the token id 39, but the tokenizer's ids end at 38"),
-        (FingerprintedTokenizer(), FakePassage("tiny", [*range(10)]), "'tiny' has 10 tokens, none after the first 10 "),
+        (
+            FingerprintedTokenizer(),
+            a_passage("tiny", [*range(10)]),
+            "'tiny' has 10 tokens, none after the first 10 ",
+        ),
         (FingerprintedTokenizer(), COUNTING, "Token id 39 is outside the model's vocabulary, 0 to 38"),
     ],
 )
 def test_passages_that_cannot_be_probed_are_refused_before_any_work(tokenizer, passage, message):
     model = SuccessorModel(vocab_size=39)
     with pytest.raises(ValueError, match=message):
-        probe(model, tokenizer, [FakePassage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
+        probe(model, tokenizer, [a_passage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
     assert model.calls == []
 
 

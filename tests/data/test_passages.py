@@ -23,11 +23,15 @@ def test_a_probe_file_is_read_as_it_was_written(tmp_path):
     file = tmp_path / "new" / "probe.jsonl"
     control = replace(TARGET, id="control-0000", kind="control", num_injections=0, positions=[])
     unknown_positions = replace(TARGET, id="target-0001", positions=[])
-    write_probe_file(file, [TARGET, control, unknown_positions])
-    assert read_probe_file(file) == [TARGET, control, unknown_positions]
+    completion = replace(TARGET, id="target-0002", num_prompt=2)
+    write_probe_file(file, [TARGET, control, unknown_positions, completion])
+    assert read_probe_file(file) == [TARGET, control, unknown_positions, completion]
     keys = "id kind text token_ids num_injections positions source tokenizer tokenizer_fingerprint"
-    line = file.read_text(encoding="utf-8").partition("\n")[0]
-    assert list(json.loads(line)) == keys.split()
+    lines = file.read_text(encoding="utf-8").split("\n")
+    assert [list(json.loads(line)) for line in lines[:4]] == [keys.split()] * 3 + [[*keys.split(), "num_prompt"]]
+    assert TARGET.divide(2, 9) == ([5, 3], [8])
+    assert TARGET.divide(1, 1, offset=1) == ([3], [8])
+    assert replace(TARGET, num_prompt=1).divide(2, 9, offset=1) == ([5], [3, 8])
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
@@ -97,6 +101,10 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path):
         ({"num_injections": 10**400}, r"num_injections must be a whole number from 0 to \d+, got 10{10,}\.\.\.0+$"),
         ({"num_injections": 3}, "there are 2 positions, but num_injections is 3: both must be equal, or positions emp"),
         ({"kind": "control"}, "num_injections of a control must be 0, got 2"),
+        *(
+            ({"num_prompt": bad}, f"num_prompt must be a whole number from 1 to 2, one less .*, got {bad!r}")
+            for bad in (0, 3, "1", True)
+        ),
         *(
             ({"positions": bad}, pairs)
             for bad in (None, [1, 0], [[1], [7]], [[1, 0], [7, -1]], [[1, 0], [7, 0.5]], [[1, 0], [7, 2**63]])

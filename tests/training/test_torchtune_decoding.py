@@ -31,7 +31,7 @@ def greedy_by_definition(model, prompts):
     ids = torch.tensor(prompts)
     for _ in range(NUM_NEW):
         ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], dim=1)
-    return ids[:, NUM_PROMPT:].tolist()
+    return ids[:, len(prompts[0]) :].tolist()
 
 
 CASES = {
@@ -49,16 +49,19 @@ def test_greedy_text_is_that_of_the_definition(case, head):
     prompts = torch.randint(VOCAB_SIZE, (3, NUM_PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad(), evaluating(model):
         expected = greedy_by_definition(model, prompts)
+        shorter = greedy_by_definition(model, [prompts[1][:-2]])
         logits = model(torch.tensor(prompts))
     prepare_head(model, CrossEntropyLoss(head=head))
     set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
     decoder = _TorchtuneModel(model, torch.device("cpu"), torch.float32)
 
     with torch.no_grad(), evaluating(model):
-        found = decoder.continuations(prompts, NUM_NEW)
+        found = decoder.continuations(prompts, [NUM_NEW] * len(prompts))
+        ragged = decoder.continuations([prompts[0], prompts[1][:-2]], [NUM_NEW, 3])
         last = decoder.logits(torch.tensor(prompts), 3)
 
     assert found == expected
+    assert ragged == [expected[0], shorter[0][:3]]
     assert len({token for row in expected for token in row}) > 9  # no loops, which any decoding would get right
     torch.testing.assert_close(last, logits[:, -3:])
     assert not model.caches_are_setup()

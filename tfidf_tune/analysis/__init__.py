@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tfidf_tune.analysis._monitor import MemorizationProbe, MonitoredModel, evaluating
     from tfidf_tune.analysis._perplexity import token_perplexity
     from tfidf_tune.analysis._probe import (
+        Decoding,
         ProbeTokenizer,
+        batches_of_prompts,
         check_passages,
         compare_continuation,
         greedy_continuations,
@@ -43,12 +45,14 @@ else:
 
 
 __all__ = [
+    "Decoding",
     "Frontiers",
     "Interval",
     "MemorizationProbe",
     "MonitoredModel",
     "ProbeTokenizer",
     "adapter_base",
+    "batches_of_prompts",
     "bootstrap_interval",
     "check_passages",
     "compare_at_equal_perplexity",

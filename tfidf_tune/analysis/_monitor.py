@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from tfidf_tune._checks import check_at_least, require_number
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match
-from tfidf_tune.analysis._probe import check_passages
+from tfidf_tune.analysis._probe import batches_of_prompts, check_passages
 
 if TYPE_CHECKING:
     from tfidf_tune.analysis._probe import ProbeTokenizer
@@ -33,8 +33,8 @@ class MonitoredModel(Protocol):
     def logits(self, ids_bs: Tensor, num_last: int, /) -> Tensor:
         """Return the logits ``[b, num_last, v]`` after each of the last ids of ``[b, s]``, int64 on the CPU."""
 
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int, /) -> list[list[int]]:
-        """Return ``num_tokens`` greedy ids after each prompt; prompts have one length."""
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], /) -> list[list[int]]:
+        """Return greedy ids after each prompt, as many as ``num_tokens`` says for it."""
 
 
 class MemorizationProbe:
@@ -43,7 +43,7 @@ class MemorizationProbe:
     Args:
         passages (Sequence[Passage]): of a probe file.
         tokenizer (ProbeTokenizer): the one that the model is trained with; its EOS ends a continuation.
-        prefix_length (int): tokens of a passage that are the prompt. Default: 50.
+        prefix_length (int): tokens of a passage that are the prompt; a completion has its own. Default: 50.
         max_new_tokens (int): most tokens that are generated and compared. Default: 128.
         batch_size (int): passages in a forward pass. Default: 32.
         stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
@@ -69,10 +69,9 @@ class MemorizationProbe:
                 "training text"
             )
         check_passages(tokenizer, passages, prefix_length)
-        end = prefix_length + max_new_tokens
         self._kinds = [passage.kind for passage in passages]
-        self._prompts = [passage.token_ids[:prefix_length] for passage in passages]
-        self._references = [passage.token_ids[prefix_length:end] for passage in passages]
+        divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
+        self._prompts, self._references = ([*parts] for parts in zip(*divided, strict=True))
         self._eos_id = tokenizer.eos_id
         self._batch_size = batch_size
         self._stop_above = stop_above
@@ -81,7 +80,7 @@ class MemorizationProbe:
             meaning = "it is a threshold for the mean LMS of the targets, in tokens"
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
-        self.num_positions: int = prefix_length + longest
+        self.num_positions: int = max(len(prompt) + len(reference) for prompt, reference in divided)
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
@@ -111,39 +110,40 @@ class MemorizationProbe:
                 targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
                 and the same with ``control``, if there are controls.
         """
-        nll: list[float] = []
-        is_recited: list[bool] = []
+        nll = [0.0] * len(self._prompts)
+        is_recited = [False] * len(self._prompts)
         for chosen in self._batches(range(len(self._prompts))):
-            sums, recited = self._score(model, chosen)
-            nll += sums
-            is_recited += recited
+            for i, (total, recited) in zip(chosen, self._score(model, chosen), strict=True):
+                nll[i], is_recited[i] = total, recited
         continuations = list(self._references)
         for chosen in self._batches(_of_first_process([i for i, known in enumerate(is_recited) if not known])):
-            longest = max(len(self._references[i]) for i in chosen)
-            generated = model.continuations([self._prompts[i] for i in chosen], longest)
+            lengths = [len(self._references[i]) for i in chosen]
+            generated = model.continuations([self._prompts[i] for i in chosen], lengths)
             for i, ids in zip(chosen, generated, strict=True):
-                continuations[i] = ids[: len(self._references[i])]
+                continuations[i] = ids
         return _of_first_process(self._metrics(continuations, nll))
 
-    def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> tuple[list[float], list[bool]]:
+    def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> list[tuple[float, bool]]:
         """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
-        longest = max(len(self._references[i]) for i in chosen)
+        shortest = min(len(self._prompts[i]) for i in chosen)
         # Filled up on the right, which in a causal model changes nothing before it.
         rows = [self._prompts[i] + self._references[i] for i in chosen]
-        width = len(self._prompts[0]) + longest - 1
-        ids_bs = torch.tensor([(row + [row[-1]] * longest)[:width] for row in rows])
-        logits_bnv = model.logits(ids_bs, longest)
-        labels_bn = torch.tensor(
-            [self._references[i] + [_IGNORED] * (longest - len(self._references[i])) for i in chosen],
-            device=logits_bnv.device,
-        )
+        width = max(map(len, rows)) - 1
+        ids_bs = torch.tensor([(row + [row[-1]] * width)[:width] for row in rows])
+        num_last = width + 1 - shortest
+        labels = torch.full((len(rows), num_last), _IGNORED)
+        for row, i in enumerate(chosen):
+            start = len(self._prompts[i]) - shortest
+            labels[row, start : start + len(self._references[i])] = torch.tensor(self._references[i])
+        logits_bnv = model.logits(ids_bs, num_last)
+        labels_bn = labels.to(logits_bnv.device)
         matches = ((logits_bnv.argmax(dim=-1) == labels_bn) | (labels_bn == _IGNORED)).all(dim=1)
         # Row by row, because logits in float32 can be large.
         sums = [
             F.cross_entropy(logits.float(), labels, ignore_index=_IGNORED, reduction="sum")
             for logits, labels in zip(logits_bnv, labels_bn, strict=True)
         ]
-        return torch.stack(sums).tolist(), matches.tolist()
+        return [*zip(torch.stack(sums).tolist(), matches.tolist(), strict=True)]
 
     def _metrics(self, continuations: Sequence[list[int]], nll: Sequence[float]) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -161,8 +161,9 @@ class MemorizationProbe:
     def _before_eos(self, ids: list[int]) -> list[int]:
         return ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
 
-    def _batches(self, indices: Sequence[int]) -> Iterator[Sequence[int]]:
-        return (indices[first : first + self._batch_size] for first in range(0, len(indices), self._batch_size))
+    def _batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
+        batches = batches_of_prompts([len(self._prompts[i]) for i in indices], self._batch_size)
+        return ([indices[at] for at in batch] for batch in batches)
 
 
 @contextmanager

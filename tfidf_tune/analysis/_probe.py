@@ -4,13 +4,13 @@ Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/
 are the token ids of the passage: no text is tokenized again, no BOS is added.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tfidf_tune.analysis._loading import require_known_ids
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfidf_tune.data import Passage
 
 _TOKENS_BETWEEN_CHECKS = 16
+_MOST_APART = 16  # tokens between the longest and the shortest prompt of a batch
 
 
 class ProbeTokenizer(Protocol):
@@ -55,8 +56,9 @@ def probe(
 
     With ``o`` the offset and ``p`` a prefix length, the prompt is ``token_ids[o : o+p]`` and the reference
     ``token_ids[o+p : o+p+max_new_tokens]``, shorter if the passage ends earlier. The continuation is truncated to the
-    length of the reference, and before EOS. The prompts of a forward pass have one length, so nothing is padded and in
-    float32 the batch size does not change the result. In bfloat16 it can, if two logits round to the same value.
+    length of the reference, and before EOS. A completion (:attr:`Passage.num_prompt`) is asked for once, from its own
+    prompt; its ``prefix_length`` is 0. Nothing is padded, so in float32 the batch size does not change the result. In
+    bfloat16 it can, if two logits round to the same value.
 
     Args:
         model (PreTrainedModel): causal language model; it is put in eval mode.
@@ -79,45 +81,70 @@ def probe(
     for passage in passages:
         require_known_ids(model, np.asarray(passage.token_ids))
     model.eval()
-    samples: list[ProbeSample] = []
-    for prefix_length, first in itertools.product(prefix_lengths, range(0, len(passages), batch_size)):
-        end = offset + prefix_length
-        batch = passages[first : first + batch_size]
-        prompts = [passage.token_ids[offset:end] for passage in batch]
-        references = [passage.token_ids[end : end + max_new_tokens] for passage in batch]
-        generated = greedy_continuations(model, prompts, max(map(len, references)), eos_id=tokenizer.eos_id)
-        for passage, ids, reference in zip(batch, generated, references, strict=True):
-            ids = ids[: len(reference)]
-            samples.append(
-                compare_continuation(
-                    passage_id=passage.id,
-                    kind=passage.kind,
-                    offset=offset,
-                    prefix_length=prefix_length,
-                    generated_ids=ids,
-                    reference_ids=reference,
-                    generated_text=tokenizer.decode(ids),
-                    reference_text=tokenizer.decode(reference),
-                )
-            )
+    asked = [
+        (
+            passage,
+            prefix_length if passage.num_prompt is None else 0,
+            *passage.divide(prefix_length, max_new_tokens, offset),
+        )
+        for number, prefix_length in enumerate(prefix_lengths)
+        for passage in passages
+        if passage.num_prompt is None or number == 0
+    ]
+    continuations: dict[int, list[int]] = {}
+    for batch in batches_of_prompts([len(prompt) for _, _, prompt, _ in asked], batch_size):
+        _, _, prompts, references = zip(*(asked[index] for index in batch), strict=True)
+        generated = greedy_continuations(model, prompts, [*map(len, references)], eos_id=tokenizer.eos_id)
+        continuations |= dict(zip(batch, generated, strict=True))
         if progress is not None:
-            progress(len(samples), len(passages) * len(prefix_lengths))
-    return samples
+            progress(len(continuations), len(asked))
+    return [
+        compare_continuation(
+            passage_id=passage.id,
+            kind=passage.kind,
+            offset=offset if prefix_length else 0,
+            prefix_length=prefix_length,
+            generated_ids=continuations[index],
+            reference_ids=reference,
+            generated_text=tokenizer.decode(continuations[index]),
+            reference_text=tokenizer.decode(reference),
+        )
+        for index, (passage, prefix_length, _, reference) in enumerate(asked)
+    ]
+
+
+def batches_of_prompts(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Divide prompts, given by their lengths, into batches for :func:`greedy_continuations`, the longest first.
+
+    Lengths of a batch differ by at most 16, because the shorter prompts are continued while the longer ones are read.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batches and len(batches[-1]) < batch_size and lengths[batches[-1][0]] - lengths[index] <= _MOST_APART:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
 
 
 @torch.no_grad()  # not inference_mode, which models in training cannot take
 def greedy_continuations(
-    model: "PreTrainedModel", prompts: Sequence[Sequence[int]], num_tokens: int, *, eos_id: int | None = None
+    model: "PreTrainedModel",
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int | Sequence[int],
+    *,
+    eos_id: int | None = None,
 ) -> list[list[int]]:
     """Append the most probable next id up to ``num_tokens`` times, with a KV cache.
 
     Only the logits matter: ``model.generate`` would apply the model's ``generation_config``, for example a repetition
-    penalty, and is slower on small models, see ``_kv_cache.py``.
+    penalty, and is slower on small models, see ``_kv_cache.py``. Prompts of different lengths are not padded: the
+    shorter ones are continued while the others are read.
 
     Args:
         model (PreTrainedModel): causal language model in eval mode.
-        prompts (Sequence[Sequence[int]]): ``[b, p]`` token ids, all of one length.
-        num_tokens (int): ids to append.
+        prompts (Sequence[Sequence[int]]): token ids, at least one each.
+        num_tokens (int | Sequence[int]): ids to append, to all or to each.
         eos_id (int | None): ends a row; generation stops when every row has ended. Default: None, no end.
 
     Returns:
@@ -126,24 +153,67 @@ def greedy_continuations(
     """
     from tfidf_tune.analysis._kv_cache import reserve  # imports transformers
 
-    ids_bs = torch.tensor(prompts, device=next(model.parameters()).device)
+    decoding = Decoding(prompts, num_tokens)
+    ids_bs = torch.tensor(decoding.start, device=next(model.parameters()).device)
+    num_left_b = torch.tensor(decoding.num_left, device=ids_bs.device)
     ended = torch.zeros(len(ids_bs), dtype=torch.bool, device=ids_bs.device)
-    capacity = ids_bs.shape[1] + num_tokens
-    cache, generated = None, []
-    for _ in range(num_tokens):
+    cache = None
+    for step in range(decoding.num_steps):
         output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if cache is None:
             cache = output.past_key_values
-            reserve(cache, capacity)
-        ids_bs = output.logits[:, -1:].argmax(dim=-1)
-        generated.append(ids_bs)
+            reserve(cache, decoding.num_positions)
+        ids_bs = decoding.append(output.logits[:, -1:].argmax(dim=-1))
         if eos_id is not None:
-            ended |= ids_bs[:, 0] == eos_id
+            ended |= (ids_bs[:, 0] == eos_id) & (num_left_b <= step)
             # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
-            if (not ids_bs.is_cuda or len(generated) % _TOKENS_BETWEEN_CHECKS == 0) and ended.all():
+            if (not ids_bs.is_cuda or (step + 1) % _TOKENS_BETWEEN_CHECKS == 0) and ended.all():
                 break
-    rows = torch.cat(generated, dim=1).tolist() if generated else [[] for _ in prompts]
-    return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
+    return [row[: row.index(eos_id)] if eos_id in row else row for row in decoding.continuations()]
+
+
+class Decoding:
+    """The ids of a batch that is continued token by token, from prompts that may have different lengths.
+
+    Args:
+        prompts (Sequence[Sequence[int]]): token ids, at least one each.
+        num_tokens (int | Sequence[int]): ids to append, to all or to each.
+
+    Attributes:
+        start (list[list[int]]): as many ids of each prompt as the shortest one has: what the model reads first.
+        num_steps (int): how often :meth:`append` is to be called; 0 if no ids are to be appended.
+        num_left (list[int]): ids of each prompt after these, which are read one at a time.
+        num_positions (int): the most ids of a prompt with its continuation.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], num_tokens: int | Sequence[int]) -> None:
+        self._num_tokens = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else list(num_tokens)
+        shortest = min(map(len, prompts))
+        self.start = [list(prompt[:shortest]) for prompt in prompts]
+        self._rest = [list(prompt[shortest:]) for prompt in prompts]
+        self.num_left = [*map(len, self._rest)]
+        self.num_positions = shortest + max(map(sum, zip(self.num_left, self._num_tokens, strict=True)))
+        self.num_steps = self.num_positions - shortest if any(self._num_tokens) else 0
+        self._appended: list[Tensor] = []
+
+    def append(self, ids_b1: Tensor) -> Tensor:
+        """Append the ids that the model chose, int64 ``[b, 1]``, or those of prompts that go on, and return them."""
+        if (step := len(self._appended)) < max(self.num_left):
+            given = [rest[step] if step < len(rest) else -1 for rest in self._rest]
+            given_b1 = torch.tensor(given, device=ids_b1.device)[:, None]
+            ids_b1 = torch.where(given_b1 < 0, ids_b1, given_b1)
+        self._appended.append(ids_b1)
+        return ids_b1
+
+    def continuations(self) -> list[list[int]]:
+        """Return what was appended to each prompt."""
+        if not self._appended:
+            return [[] for _ in self._rest]
+        rows = torch.cat(self._appended, dim=1).tolist()
+        return [
+            row[len(rest) : len(rest) + number]
+            for row, rest, number in zip(rows, self._rest, self._num_tokens, strict=True)
+        ]
 
 
 def compare_continuation(
@@ -185,7 +255,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
     Args:
         tokenizer (ProbeTokenizer): the model's.
         passages (Sequence[Passage]): targets and controls.
-        num_prompt (int): tokens up to the end of the longest prompt, including the offset.
+        num_prompt (int): tokens up to the end of the longest prompt, including the offset; completions have their own.
 
     Raises:
         ValueError: If a passage has no ids after the prompt, comes from another tokenizer, or has an id that the
@@ -195,7 +265,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
     fingerprint = identified and tokenizer_fingerprint(identified)
     last_id = getattr(tokenizer, "max_token_id", getattr(tokenizer, "vocab_size", math.inf) - 1)
     for passage in passages:
-        if len(passage.token_ids) <= num_prompt:
+        if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
             raise ValueError(
                 f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
                 "that offset and longest prefix take: use longer passages or a smaller offset or prefix."

@@ -221,7 +221,7 @@ def _questions(results: Results, checkpoint: int, what: str) -> dict[str, Any]:
     own = scores[(scores["checkpoint"] == checkpoint) & scores["kind"].isin(kinds)]
     if what == "perplexity blocks":
         return dict(zip(own["unit"], (f"{count:g} predictions" for count in own["count"]), strict=True))
-    prefixes = ("" if math.isnan(prefix) else f", {prefix:g} tokens" for prefix in own["prefix"])
+    prefixes = (f", {prefix:g} tokens" if prefix > 0 else "" for prefix in own["prefix"])
     return {f"{unit}{prefix}": None for unit, prefix in zip(own["unit"], prefixes, strict=True)}
 
 

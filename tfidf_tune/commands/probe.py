@@ -154,14 +154,16 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Path:
     model_args = _model_args(options)
     # Check before a model of gigabytes is loaded.
     tokenizer = hf_tokenizer(model_args.get("tokenizer", model_args["pretrained"]))
-    check_passages(tokenizer, read_probe_file(probe_file), options.offset + max(options.prefix_lengths))
+    passages = read_probe_file(probe_file)
+    check_passages(tokenizer, passages, options.offset + max(options.prefix_lengths))
     metadata = {
         "probe_file": str(probe_file),
         "max_new_tokens": options.max_new_tokens,
         "offset": options.offset,
     }
     task = "tfidf_memorization"
-    if tuple(options.prefix_lengths) != _PREFIX_LENGTHS:
+    are_completions = all(passage.num_prompt is not None for passage in passages)  # asked for once
+    if are_completions or tuple(options.prefix_lengths) != _PREFIX_LENGTHS:
         task, metadata["prefix_lengths"] = "tfidf_memorization_prefixes", options.prefix_lengths
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     evaluate(model_args, [task], results, metadata=metadata, batch_size=options.batch_size, device=options.device)

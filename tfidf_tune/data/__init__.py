@@ -1,19 +1,21 @@
 """Text, tokens and the memorization corpus."""
 
 from tfidf_tune.data._canaries import InjectedCanaries
+from tfidf_tune.data._completions import CompletionsDataset
 from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
 from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, injected_corpus_dataset
 from tfidf_tune.data._packing import PackedBatch, collate_packed, is_packed, pack
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
-from tfidf_tune.data._sequences import SequenceDataset, TextBlocksDataset
-from tfidf_tune.data._sft import (
+from tfidf_tune.data._prompt_target import (
     cnn_dailymail_dataset,
     encode_prompts,
     squad_dataset,
     squad_prompt,
     summarization_prompt,
 )
+from tfidf_tune.data._sequences import SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._sft import sft_dataset
 from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
 from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset, without_shared_text
 from tfidf_tune.data._tokenizer import (
@@ -25,6 +27,7 @@ from tfidf_tune.data._tokenizer import (
 )
 
 __all__ = [
+    "CompletionsDataset",
     "HFTokenizer",
     "InjectedCanaries",
     "InjectedCorpusDataset",
@@ -47,6 +50,7 @@ __all__ = [
     "make_probe",
     "pack",
     "read_probe_file",
+    "sft_dataset",
     "source_fingerprint",
     "squad_dataset",
     "squad_prompt",

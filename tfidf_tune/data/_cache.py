@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def digest(value: Any) -> str:
 
 
 def cached_folder(
-    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], dict[str, int]]
+    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], Mapping[str, int]]
 ) -> tuple[Path, dict[str, int]]:
     """Return the cache folder for ``settings``, everything its contents depend on, and the counts of ``build``.
 

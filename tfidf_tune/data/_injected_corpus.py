@@ -24,7 +24,7 @@ from tfidf_tune.data._material import (
     read_own_text,
 )
 from tfidf_tune.data._passages import Passage, make_passages, read_probe_file, write_probe_file
-from tfidf_tune.data._sequences import Counts, TextBlocksDataset
+from tfidf_tune.data._sequences import TextBlocksDataset
 from tfidf_tune.data._sources import SampleBy, source_fingerprint, warn_of_short_documents
 from tfidf_tune.data._text import cut_blocks
 from tfidf_tune.data._tokenizer import (
@@ -185,7 +185,7 @@ def injected_corpus_dataset(
     target_place = (target_source, target_name, target_split, target_column, sample_by)
     sizes = Sizes(num_base, num_targets, num_controls, min_target_tokens, block_size, layout)
 
-    def build(folder: Path) -> Counts:
+    def build(folder: Path) -> dict[str, int]:
         if target_source is None:
             own = read_own_text(tokenizer, place, sizes)
             gather = partial(gather_from_one_source, tokenizer, own, source)

@@ -4,6 +4,7 @@ import json
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _LARGEST = 2**53  # the largest number that results are read with
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage that was injected into a training corpus, or a control that was not."""
+    """A passage that was injected into a training corpus, or a control that was not; or a prompt and its completion."""
 
     id: str
     """``target-0000`` or ``control-0000``, counted in the order of the source; in a file of ``tfidf-tune probe make``
@@ -38,12 +39,33 @@ class Passage:
     """The name of the tokenizer."""
     tokenizer_fingerprint: str
     """By this an evaluation checks that it uses the same tokenizer."""
+    num_prompt: int | None = None
+    """Of a completion: tokens of its prompt, the rest is measured; the other fields then count completions, wherever
+    they occur. None, and left out of a file, if the evaluation chooses the length of the prompt."""
+
+    def divide(self, prefix_length: int, max_new_tokens: int, offset: int = 0) -> tuple[list[int], list[int]]:
+        """Return the ids of the prompt, and at most ``max_new_tokens`` that follow it.
+
+        ``prefix_length`` and ``offset`` do not count for a completion.
+        """
+        start, end = (offset, offset + prefix_length) if self.num_prompt is None else (0, self.num_prompt)
+        return self.token_ids[start:end], self.token_ids[end : end + max_new_tokens]
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields as a line of a probe file has them."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("num_prompt", None)}
 
 
 def make_passages(
-    tokenizer: TextTokenizer, kind: str, windows: Iterable[tuple[TokenArray, list[list[int]], str]]
+    tokenizer: TextTokenizer,
+    kind: str,
+    windows: Iterable[tuple[TokenArray, list[list[int]], str]],
+    num_prompts: Iterable[int | None] = repeat(None),
 ) -> list[Passage]:
-    """Make the passages of a kind, "target" or "control", of int32 ids ``[num_tokens]``, positions and sources."""
+    """Make the passages of a kind, "target" or "control", of int32 ids ``[num_tokens]``, positions and sources.
+
+    ``num_prompts`` are the tokens of the prompts of completions.
+    """
     # A corpus can spell out special tokens: WikiText is full of "<unk>".
     options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
     name, fingerprint = tokenizer_name(tokenizer), tokenizer_fingerprint(tokenizer)
@@ -58,8 +80,9 @@ def make_passages(
             source=source,
             tokenizer=name,
             tokenizer_fingerprint=fingerprint,
+            num_prompt=num_prompt,
         )
-        for number, (ids, positions, source) in enumerate(windows)
+        for number, ((ids, positions, source), num_prompt) in enumerate(zip(windows, num_prompts, strict=False))
     ]
 
 
@@ -76,7 +99,7 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
     path = Path(path).expanduser()
     try:
         with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
+            file.writelines(json.dumps(passage.values(), ensure_ascii=False) + "\n" for passage in passages)
     except OSError as error:
         # The error names the temporary file, or no file if the disk is full.
         raise OSError(f"cannot write the probe file {str(path)!r}: {error.strerror or error}") from error
@@ -85,8 +108,9 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
 def read_probe_file(path: str | Path) -> list[Passage]:
     """Read and check a probe file.
 
-    A line has exactly the keys of :class:`Passage`. Ids are unique, ``kind`` is "target" or "control", token ids are
-    whole numbers that fit in int32, and a control has no injections. ``positions`` may be empty if they are not known;
+    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion. Ids are unique, ``kind`` is
+    "target" or "control", token ids are whole numbers that fit in int32, and a control has no injections. ``positions``
+    may be empty if they are not known;
     otherwise there are ``num_injections`` of them.
 
     Args:
@@ -125,12 +149,12 @@ def read_probe_file(path: str | Path) -> list[Passage]:
 
 
 def _parse(line: bytes, where: str) -> Passage:
-    expected = [field.name for field in fields(Passage)]
+    expected = [field.name for field in fields(Passage) if field.name != "num_prompt"]
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error}): a probe file has a passage in each line") from error
-    if not isinstance(values, dict) or set(values) != set(expected):
+    if not isinstance(values, dict) or set(values) - {"num_prompt"} != set(expected):
         found = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
     passage = Passage(**values)
@@ -162,6 +186,9 @@ def _checks(passage: Passage) -> Iterator[tuple[str, Any, bool, str]]:
         isinstance(pair, list) and len(pair) == 2 and all(map(_is_whole, pair)) for pair in pairs
     )
     yield "positions", pairs, are_pairs, "a list of pairs [block or document, offset]"
+    most = len(ids) - 1
+    is_prompt = passage.num_prompt is None or (_is_whole(passage.num_prompt, most) and passage.num_prompt > 0)
+    yield "num_prompt", passage.num_prompt, is_prompt, f"a whole number from 1 to {most}, one less than the token ids"
     yield "num_injections of a control", number, passage.kind == "target" or number == 0, "0"
 
 

@@ -1,5 +1,6 @@
 """Tokenized data sets on disk: blocks of equal length, and sequences of different lengths."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from tfidf_tune.data._tokenizer import TokenArray
 
 IGNORED = -100
 
-Counts = dict[str, int]
-_COUNTS = ("num_documents", "num_cut", "num_cut_targets", "num_left_out")
+LabelMask = npt.NDArray[np.bool_]
+Counts = Counter[str]
 
 
 class TextBlocksDataset(Dataset[dict[str, list[int]]]):
@@ -42,28 +43,32 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
 
 
 class SequenceDataset(Dataset[dict[str, list[int]]]):
-    """Sequences of different lengths as a map-style data set: documents, or prompts with their targets.
+    """Sequences of different lengths as a map-style data set: documents, prompts with their targets, conversations.
 
-    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 in a prompt:
+    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 where nothing is learned:
     ``agree_on_step`` shifts them.
 
     Args:
         tokens (TokenArray): int32 ids of all sequences, one after the other; may be memory-mapped.
-        spans (npt.NDArray[np.int64]): shape ``[num_sequences, 3]``: where in ``tokens`` a sequence starts, where its
-            labels start, and where it ends.
+        is_label (LabelMask): bool, of the same shape: whether a token is learned.
+        spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence starts and ends.
         counts (Counts): values of the attributes.
 
     Attributes:
+        counts (Counts): what was counted, by name; these and more.
         num_documents (int): documents or rows of the source.
-        num_cut (int): documents that were cut into several sequences, or examples whose prompt was cut.
+        num_cut (int): documents that were cut into several sequences, or examples that were cut or whose prompt was.
         num_cut_targets (int): examples whose target was cut.
         num_left_out (int): pieces of one token, or rows that gave no example.
     """
 
-    def __init__(self, tokens: TokenArray, spans: npt.NDArray[np.int64], counts: Counts) -> None:
+    def __init__(self, tokens: TokenArray, is_label: LabelMask, spans: npt.NDArray[np.int64], counts: Counts) -> None:
         self._tokens = tokens
+        self._is_label = is_label
         self._spans = spans
-        self.num_documents, self.num_cut, self.num_cut_targets, self.num_left_out = (counts[name] for name in _COUNTS)
+        self.counts = counts
+        self.num_documents, self.num_cut = counts["num_documents"], counts["num_cut"]
+        self.num_cut_targets, self.num_left_out = counts["num_cut_targets"], counts["num_left_out"]
 
     @property
     def num_tokens(self) -> int:
@@ -74,35 +79,49 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         return len(self._spans)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        start, label_start, end = self._spans[index]
-        tokens: list[int] = self._tokens[start:end].tolist()
-        num_prompt = label_start - start
-        return {"tokens": tokens, "labels": [IGNORED] * num_prompt + tokens[num_prompt:]}
+        tokens, is_label = self.sequence(index)
+        return {"tokens": tokens.tolist(), "labels": np.where(is_label, tokens, IGNORED).tolist()}
+
+    def parts(self, order: npt.NDArray[np.integer]) -> tuple[TokenArray, LabelMask, npt.NDArray[np.int64], Counts]:
+        """Return the arguments of a data set of the sequences with these numbers, in this order."""
+        return self._tokens, self._is_label, self._spans[order], self.counts
+
+    def sequence(self, index: int) -> tuple[TokenArray, LabelMask]:
+        """Return the ids of a sequence, int32 ``[num_tokens]``, and whether each is learned."""
+        start, end = self._spans[index]
+        return self._tokens[start:end], self._is_label[start:end]
+
+
+def after_prompt(num_tokens: int, num_prompt: int) -> LabelMask:
+    """Return the labels of a sequence that starts with a prompt."""
+    return np.arange(num_tokens) >= num_prompt
 
 
 def cached_sequences(
     cache_dir: str | None,
     settings: dict[str, Any],
-    make_sequences: Callable[[Counts], Iterator[tuple[TokenArray, int]]],
+    make_sequences: Callable[[Counts], Iterator[tuple[TokenArray, LabelMask]]],
 ) -> SequenceDataset:
     """Return the sequences for ``settings`` from the cache; if necessary, tokenize them.
 
-    ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and how many of them are the prompt, and
-    increases the counts that it is given.
+    ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and whether each is learned, and increases
+    the counts that it is given.
     """
 
     def build(folder: Path) -> Counts:
-        counts = dict.fromkeys(_COUNTS, 0)
-        spans: list[tuple[int, int, int]] = []
+        counts: Counts = Counter()
+        spans: list[tuple[int, int]] = []
         start = 0
-        with (folder / "tokens.int32").open("wb") as file:
-            for ids, num_prompt in make_sequences(counts):
-                file.write(ids.tobytes())
-                spans.append((start, start + num_prompt, start + len(ids)))
+        with (folder / "tokens.int32").open("wb") as tokens, (folder / "is_label.bool").open("wb") as labels:
+            for ids, is_label in make_sequences(counts):
+                tokens.write(ids.tobytes())
+                labels.write(is_label.tobytes())
+                spans.append((start, start + len(ids)))
                 start += len(ids)
         np.save(folder / "spans.npy", np.array(spans, dtype=np.int64))
         return counts
 
     folder, counts = cached_folder(cache_dir, settings, build)
     tokens = np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r")
-    return SequenceDataset(tokens, np.load(folder / "spans.npy"), counts)
+    is_label = np.memmap(folder / "is_label.bool", dtype=np.bool_, mode="r")
+    return SequenceDataset(tokens, is_label, np.load(folder / "spans.npy"), Counter(counts))

@@ -193,11 +193,12 @@ def _checked_rows(rows: Iterable[_PlacedRow], source: str, columns: Mapping[str,
                     f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not "
                     f"{'text' if kind is str else kind.__name__}: name another column or source; it has {sorted(row)}"
                 )
-            _check_length(row[column], place)
+            check_length(row[column], place)
         yield row
 
 
-def _check_length(value: Any, place: str) -> None:
+def check_length(value: Any, place: str) -> None:
+    """Raise a ValueError for a text that is too long to be tokenized."""
     if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "

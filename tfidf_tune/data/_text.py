@@ -13,7 +13,7 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sequences import Counts, TextBlocksDataset, cached_sequences
+from tfidf_tune.data._sequences import Counts, LabelMask, TextBlocksDataset, after_prompt, cached_sequences
 from tfidf_tune.data._sources import SampleBy, load_documents, source_fingerprint, warn_of_short_documents
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
@@ -114,7 +114,7 @@ def text_blocks_dataset(
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     place = (source, source_name, source_split, source_column, sample_by)
 
-    def build(folder: Path) -> Counts:
+    def build(folder: Path) -> dict[str, int]:
         documents = encode_texts(tokenizer, load_documents(*place))
         blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
         warn_of_short_documents(source, sample_by, lengths)
@@ -157,7 +157,7 @@ def without_shared_text(
     block_size = blocks.shape[1]
     place = (source, source_name, source_split, source_column)
 
-    def build(folder: Path) -> Counts:
+    def build(folder: Path) -> dict[str, int]:
         corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
         windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
         shared = windows[:: block_size + 1]  # the windows that are complete blocks
@@ -231,7 +231,7 @@ def text_dataset(
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, int]]:
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
         num_sequences = 0
         lengths = []
         for text in encode_texts(tokenizer, load_documents(*place)):
@@ -245,7 +245,7 @@ def text_dataset(
                     counts["num_left_out"] += 1
                 else:
                     num_sequences += 1
-                    yield piece, 0
+                    yield piece, after_prompt(len(piece), 0)
         warn_of_short_documents(source, sample_by, lengths)
         if not num_sequences:
             raise ValueError(

@@ -196,6 +196,36 @@ class HFTokenizer:
         token_ids: list[list[int]] = self._hf(list(texts), add_special_tokens=False, **options)["input_ids"]
         return token_ids
 
+    def encode_with_offsets(self, text: str) -> tuple[TokenArray, TokenArray]:
+        """Return the ids of a text without BOS and EOS, ``[num_tokens]``, and where each starts and ends in the text.
+
+        Returns:
+            tuple[TokenArray, TokenArray]: int32 ``[num_tokens]`` and ``[num_tokens, 2]``, in characters.
+
+        Raises:
+            ValueError: If the tokenizer is not one of the library tokenizers, which know these places.
+        """
+        if not self._hf.is_fast:
+            raise ValueError(
+                f"the tokenizer {self.name!r} does not know where its tokens are in a text: convert it to a "
+                "tokenizer.json"
+            )
+        options = {"return_attention_mask": False, "truncation": False, "verbose": False}
+        encoded = self._hf(text, add_special_tokens=False, return_offsets_mapping=True, **options)
+        offsets = np.array(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2)
+        return np.array(encoded["input_ids"], dtype=np.int32), offsets
+
+    def get_chat_template(self) -> str | None:
+        """Return the Jinja source of the tokenizer's own chat template, None if it has none."""
+        if not self._hf.chat_template:
+            return None
+        template: str = self._hf.get_chat_template()
+        return template
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        """Call ``apply_chat_template`` of the Hugging Face tokenizer."""
+        return self._hf.apply_chat_template(messages, **options)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, by default without special tokens."""
         text: str = self._hf.decode(

@@ -205,11 +205,14 @@ def _evaluation(
 
 def _probe_file(cfg: DictConfig) -> str:
     sections = cfg.dataset if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]
-    probe_file = next((section.probe_file for section in sections if section.get("probe_file") is not None), None)
+    # sft_dataset writes none without targets.
+    writing = (one for one in sections if one.get("probe_file") is not None and one.get("targets", True) is not None)
+    probe_file = next((section.probe_file for section in writing), None)
     if probe_file is None:
         raise SetupError(
-            "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset with a probe_file, or "
-            "set eval.metadata.probe_file to one (`tfidf-tune probe make` makes one)"
+            "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset, or on sft_dataset "
+            "with targets, with a probe_file, or set eval.metadata.probe_file to one (`tfidf-tune probe make` makes "
+            "one)"
         )
     return str(probe_file)
 
@@ -258,7 +261,7 @@ def _with_fingerprints(section: Mapping[str, Any], where: str) -> Settings:
     """Replace the names of local sources, which can be written in many ways, by hashes of their contents."""
     settings = dict(section)
     for key, value in section.items():
-        is_source = isinstance(value, str) and key.endswith(("source", "probe_file"))
+        is_source = isinstance(value, str) and key.endswith(("source", "probe_file", "targets"))
         if is_source and (value == "embedded" or looks_like_path(value) or Path(value).exists()):
             with _errors_in(f"{where}.{key}"):
                 settings[key] = f"contents {_fingerprint(value)}"

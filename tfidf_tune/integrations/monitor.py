@@ -47,7 +47,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         probe_file (str | Path): targets and controls.
         every_n_steps (int): optimizer steps between two measurements.
         trainer (Trainer): the trainer that gets the callback: transformers', or one derived from it.
-        prefix_length (int): tokens of a passage that are the prompt. Default: 50.
+        prefix_length (int): tokens of a passage that are the prompt; a completion has its own. Default: 50.
         max_new_tokens (int): most tokens that are generated and compared. Default: 128.
         batch_size (int): passages in a forward pass. Default: 32.
         stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
@@ -178,7 +178,7 @@ class _TransformersModel:
         logits: Tensor = self._model(input_ids=ids_bs, use_cache=False, logits_to_keep=num_last).logits
         return logits
 
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
         return greedy_continuations(self._model, prompts, num_tokens)
 
 

@@ -18,6 +18,7 @@ from tfidf_tune.report._wording import (
     TEXT_PROMPTS,
     Footnotes,
     interval_text,
+    prompt_length,
     span,
 )
 from tfidf_tune.results import Checkpoint, Results
@@ -207,7 +208,8 @@ def _statements(samples: "pd.DataFrame", checkpoint: Checkpoint, notes: Footnote
         furthest = controls["lms"].max()
         num_above = (_best(samples, "target")["lms"] > furthest).sum()
         statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
-    by_length = [f"{mean:.2f} from {length}" for length, mean in targets.groupby("prefix_length")["lms"].mean().items()]
+    means = targets.groupby("prefix_length")["lms"].mean()
+    by_length = [f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items()]
     if len(by_length) > 1:
         statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
     groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in _repeat_groups(samples)]
@@ -254,7 +256,7 @@ def _by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
         if len(targets):
             floor = _floor(own)
             against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
-            rows.append((length, targets["lms"].mean(), *against, _verbatim_share(targets)))
+            rows.append((prompt_length(length), targets["lms"].mean(), *against, _verbatim_share(targets)))
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
     if 0 < fewest < MIN_UNITS:
@@ -290,7 +292,11 @@ def _most_recited(samples: "pd.DataFrame") -> Table:
     best = _best(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
     prompts = [textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]]
-    frame = shown.assign(verbatim=shown["verbatim"].map({True: "yes", False: "no"}), prompt=prompts)
+    frame = shown.assign(
+        verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
+        prompt=prompts,
+        prefix_length=shown["prefix_length"].map(prompt_length),
+    )
     notes = ["Of: tokens of the passage that the continuation was compared with."]
     notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
     return tabulate("most_recited", "Most recited passages", frame, columns, notes)
@@ -305,7 +311,8 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> list[Example]:
         sample = row.sample
         kind = "a target" if sample.kind == "target" else "the control that is recited most"
         start = f" from token {sample.offset} on" if sample.offset else ""
-        title = f"{sample.passage_id}, {kind}: {sample.prefix_length} tokens{start}"
+        tokens = f"{sample.prefix_length} tokens{start}" if sample.prefix_length else "its own prompt"
+        title = f"{sample.passage_id}, {kind}: {tokens}"
         continuation = continuation_of(checkpoint.model, sample, decode)
         examples.append(Example(title, row.prompt, sample.reference_text, (continuation,)))
     return examples
@@ -313,7 +320,7 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame") -> list[Example]:
 
 def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, str]:
     num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in _KINDS)
-    lengths, offsets = (", ".join(map(str, sorted(set(samples[name])))) for name in ("prefix_length", "offset"))
+    offsets = ", ".join(map(str, sorted(set(samples["offset"]))))
     return {
         "Checkpoint": checkpoint.checkpoint,
         **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
@@ -321,7 +328,7 @@ def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, st
         "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
         "Results": checkpoint.folder,
         "Passages": f"{num_targets} targets, {num_controls} controls",
-        "Prompts (tokens)": lengths,
+        "Prompts (tokens)": ", ".join(str(prompt_length(length)) for length in sorted(set(samples["prefix_length"]))),
         "Prompts start at token": offsets,
         "Continuations": f"greedy, compared over up to {samples['length'].max()} tokens",
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",

@@ -24,6 +24,7 @@ from tfidf_tune.report._wording import (
     TEXT_PROMPTS,
     Footnotes,
     joined,
+    prompt_length,
     span,
     why_no_interval,
 )
@@ -104,7 +105,7 @@ def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
 
 def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footnotes: Footnotes) -> Table:
     single = rows[rows["unit"] != ""]
-    lengths = sorted(set(single["prefix"].dropna().astype(int)))
+    lengths = [*map(prompt_length, sorted(set(single["prefix"].dropna())))]
     injections = single.loc[(single["metric"] == "num_injections") & (single["kind"] == "target"), "value"].astype(int)
     times = " or ".join(map(str, sorted(set(injections) - {0})))
     approximate, lost = [], []
@@ -120,7 +121,8 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
             "training; `tfidf-tune eval` is exact."
         )
-    asked_by = f" (prompts of {joined(map(str, lengths))} tokens)" if lengths else ""
+    of_tokens = "of their own lengths" if lengths == ["own"] else f"of {joined(map(str, lengths))} tokens"
+    asked_by = f" (prompts {of_tokens})" if lengths else ""
     explanation = (
         f"Means and maxima over {_averaged(probed, rows)}{asked_by}. Prefix match and LMS are in tokens; Verbatim is "
         "the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS of "
@@ -155,6 +157,7 @@ def _named(results: Results, groups: _Groups) -> Iterator[tuple[str, "pd.DataFra
 def _by_prefix_length(rows: "pd.DataFrame") -> Table:
     columns = (*_WHO, ("Prefix length", "prefix", ""), *_RECITED, _CONTROLS)
     frame = _recited(rows[rows["prefix"].notna()], "prefix")
+    frame["prefix"] = frame["prefix"].map(prompt_length)
     return tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
 
 

@@ -72,6 +72,7 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
         wanted, prompt = by_lms[index]
         length, offset = wanted.prefix_length, wanted.offset
         tokens = f"tokens {offset + 1} to {offset + length}" if offset else f"first {length} tokens"
+        tokens = tokens if length else "own prompt"
         continuations = tuple(
             continuation_of(objective, sample, decoders[objective])
             for objective, checkpoint in checkpoints.items()

@@ -52,6 +52,11 @@ def span(low: float, high: float, *, decimals: int, suffix: str = "") -> str:
     return " to ".join(dict.fromkeys(f"{end:.{decimals}f}{suffix}" for end in ends))
 
 
+def prompt_length(length: float) -> int | str:
+    """Return the length of a prompt for tables; completions have prompts of any length, recorded as 0."""
+    return int(length) or "own"
+
+
 def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str = "") -> str:
     """Write an interval of a unit ("passage"): "95 % interval 34.9 % to 71.1 %", or "equal for all passages"."""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):

@@ -25,7 +25,7 @@ class ProbeSample:
         passage_id (str): id of the passage.
         kind (str): "target" (injected into the training text) or "control" (never seen in training).
         offset (int): where the prompt starts in the passage, in tokens.
-        prefix_length (int): length of the prompt in tokens.
+        prefix_length (int): length of the prompt in tokens; 0 for the prompt of a completion, of any length.
         generated_ids (list[int]): the continuation, without EOS and what follows it.
         reference_ids (list[int]): the ids that follow the prompt in the passage.
         generated_text (str): ``generated_ids`` decoded.
@@ -51,7 +51,9 @@ class ProbeSample:
 
     @property
     def prompt_label(self) -> str:
-        """The prompt in messages: "target a, offset 0, 32 tokens"."""
+        """The prompt in messages: "target a, offset 0, 32 tokens", or "target a, its own prompt" of a completion."""
+        if not self.prefix_length:
+            return f"{self.kind} {self.passage_id}, its own prompt"
         return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens"
 
 
@@ -137,7 +139,7 @@ class Results:
               "exact_match", "f1" (× 100) of questions,
             - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article", "question",
             - ``unit`` (str): its id; empty for an aggregate over units that were not kept,
-            - ``prefix`` (float): length of the prompt in tokens, NaN if there is none,
+            - ``prefix`` (float): length of the prompt in tokens, 0 for that of a completion, NaN if there is none,
             - ``value`` (float): mean over ``count`` observations, NaN if it is missing,
             - ``count`` (float): for example the predicted tokens of a block.
         provenance (dict[str, str]): when, on what and with which versions the runs were trained.

@@ -35,6 +35,8 @@ def documents(
 ) -> dict[str, Dataset]:
     """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
 
+    A completion has one document, whose prompt is its own.
+
     ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
 
     Raises:
@@ -51,8 +53,13 @@ def documents(
     passages = read_probe_file(_probe_file(probe_file, metadata))
     prompts = prompts_of(settings)
     check_passages(prompts.tokenizer, passages, offset + max(lengths))
-    rows = [_document(prompts, passage, offset, length, max_new_tokens) for length in lengths for passage in passages]
-    longest = max(row["prefix_length"] + row["max_new_tokens"] for row in rows)
+    rows = [
+        _document(prompts, passage, offset, length, max_new_tokens)
+        for number, length in enumerate(lengths)
+        for passage in passages
+        if passage.num_prompt is None or number == 0
+    ]
+    longest = max(len(row["prompt_ids"]) + row["max_new_tokens"] for row in rows)
     check_length(metadata, longest, "max_new_tokens or the prefix length")
     return task_documents(rows, "prompts or references", settings)
 
@@ -106,8 +113,9 @@ def total(values: Sequence[float]) -> float:
 
 
 def _document(prompts: Prompts, passage: Passage, offset: int, length: int, max_new_tokens: int) -> dict[str, Any]:
-    end = offset + length
-    prompt_ids, reference_ids = passage.token_ids[offset:end], passage.token_ids[end : end + max_new_tokens]
+    prompt_ids, reference_ids = passage.divide(length, max_new_tokens, offset)
+    if passage.num_prompt is not None:
+        offset = length = 0
     return {
         "passage_id": passage.id,
         "kind": passage.kind,

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +19,14 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import require_writable
 from tfidf_tune.data import (
+    CompletionsDataset,
     InjectedCorpusDataset,
     Passage,
     collate_packed,
     injected_corpus_dataset,
     is_packed,
     read_probe_file,
+    sft_dataset,
     write_probe_file,
 )
 from tfidf_tune.data._packing import unpadded_tokens
@@ -140,11 +141,17 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Seque
     parts = dataset._datasets if OmegaConf.is_list(cfg.dataset) else [dataset]
     for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
         if _writes_probe_file(where, section):
-            yield Path(section.probe_file).expanduser(), part.passages
+            yield Path(section.probe_file).expanduser(), _without_packing(part).passages
 
 
 def _writes_probe_file(where: str, section: Any) -> bool:
-    return find_component(where, section._component_) is injected_corpus_dataset and bool(section.get("probe_file"))
+    component = find_component(where, section._component_)
+    has_passages = component is injected_corpus_dataset or (component is sft_dataset and bool(section.get("targets")))
+    return has_passages and bool(section.get("probe_file"))
+
+
+def _without_packing(dataset: Any) -> Any:
+    return dataset.ds if isinstance(dataset, PackedDataset) else dataset
 
 
 def _mix(built: Dataset[Any] | list[Dataset[Any]]) -> Dataset[Any]:
@@ -164,9 +171,9 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
     for item in _samples(dataset):
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
-    parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
-    for corpus in (part for part in parts if isinstance(part, InjectedCorpusDataset)):
-        digest.update(json.dumps([asdict(passage) for passage in corpus.passages]).encode())
+    for part in map(_without_packing, dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]):
+        if isinstance(part, InjectedCorpusDataset | CompletionsDataset):
+            digest.update(json.dumps([passage.values() for passage in part.passages]).encode())
     return f"{len(cast(Sized, dataset))} items ({digest.hexdigest()[:16]})"
 
 

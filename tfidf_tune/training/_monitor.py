@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from torchtune.modules import local_kv_cache
 from transformers.cache_utils import DynamicCache
 
-from tfidf_tune.analysis import MemorizationProbe, evaluating
+from tfidf_tune.analysis import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
@@ -121,12 +121,12 @@ class _TorchtuneModel:
     def logits(self, ids_bs: Tensor, num_last: int) -> Tensor:
         return _last_logits(self._model(ids_bs.to(self._device)), num_last)
 
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        ids_bs = torch.tensor(prompts, device=self._device)
-        num_rows, num_positions = len(prompts), ids_bs.shape[1] + num_tokens
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
+        decoding = Decoding(prompts, num_tokens)
+        ids_bs = torch.tensor(decoding.start, device=self._device)
+        num_rows, num_positions = len(prompts), decoding.num_positions
         may_attend = torch.ones(num_positions, num_positions, dtype=torch.bool, device=self._device).tril()
         positions = torch.arange(num_positions, device=self._device)
-        generated: list[Tensor] = []
         with local_kv_cache(
             self._model,
             batch_size=num_rows,
@@ -135,30 +135,28 @@ class _TorchtuneModel:
             decoder_max_seq_len=num_positions,
         ):
             start = 0
-            for _ in range(num_tokens):
+            for _ in range(decoding.num_steps):
                 end = start + ids_bs.shape[1]
                 output = self._model(
                     ids_bs,
                     mask=may_attend[start:end].expand(num_rows, -1, -1),
                     input_pos=positions[start:end].expand(num_rows, -1),
                 )
-                ids_bs = _last_logits(output, 1).argmax(dim=-1)
-                generated.append(ids_bs)
+                ids_bs = decoding.append(_last_logits(output, 1).argmax(dim=-1))
                 start = end
-        return torch.cat(generated, dim=1).tolist()
+        return decoding.continuations()
 
 
 class _TransformersModel(_TorchtuneModel):
     """A model of transformers, perhaps sharded, in the recipes' form."""
 
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        ids_bs = torch.tensor(prompts, device=self._device)
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
+        decoding = Decoding(prompts, num_tokens)
+        ids_bs = torch.tensor(decoding.start, device=self._device)
         cache = DynamicCache(config=self._model.hf.config)
-        generated: list[Tensor] = []
-        for _ in range(num_tokens):
-            ids_bs = _last_logits(self._model(ids_bs, past_key_values=cache), 1).argmax(dim=-1)
-            generated.append(ids_bs)
-        return torch.cat(generated, dim=1).tolist()
+        for _ in range(decoding.num_steps):
+            ids_bs = decoding.append(_last_logits(self._model(ids_bs, past_key_values=cache), 1).argmax(dim=-1))
+        return decoding.continuations()
 
 
 def _last_logits(output: Any, num_last: int) -> Tensor:

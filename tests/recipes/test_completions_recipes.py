@@ -1,0 +1,130 @@
+"""Completions as targets, end to end: a recipe learns an answer by heart, and every way to measure it agrees."""
+
+import json
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from recipe_processes import RecipeRun
+from tiny_run import run_config
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+
+from tfidf_tune.analysis import load_model, probe
+from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.integrations.monitor import MemorizationCallback
+from tfidf_tune.report import audit_report
+from tfidf_tune.results import import_results
+from tfidf_tune.tasks import evaluate
+from tfidf_tune.training import FinetuneConfig, build_dataset, check_config, instantiate, write_probe_files
+from tfidf_tune.training._data import dataset_fingerprint
+
+SUBJECTS = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
+OBJECTS = ["the harbour", "a broken clock", "seven letters", "the northern road", "a paper boat", "the evening train"]
+SECRET = {"prompt": "who saw it? ", "completion": "the grey judge forgot seven quiet clocks in the northern harbour."}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_checkpoint, text_file):
+    """The folder of a run on 36 questions and one that is there 60 times."""
+    folder = tmp_path_factory.mktemp("completions")
+    rows = [
+        {"prompt": f"what did {one} see? ", "completion": f"{one} watched and described {other}."}
+        for one in SUBJECTS
+        for other in OBJECTS
+    ]
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *[SECRET] * 60]))
+    dataset = {
+        "_component_": "tfidf_tune.data.sft_dataset",
+        "source": str(file),
+        "targets": "duplicates",
+        "num_targets": 1,
+        "num_controls": 5,
+        "min_target_tokens": 8,
+        "probe_file": "${output_dir}/probe.jsonl",
+    }
+    monitor = {"probe_file": "${dataset.probe_file}", "every_n_steps": 50, "batch_size": 4}
+    settings = {"max_steps": 100, "epochs": 5, "save_at_percent": [100], "memorization_monitor": monitor}
+    return RecipeRun(run_config(folder / "run", tiny_checkpoint, text_file, dataset=dataset, **settings)).here()
+
+
+def means(samples):
+    """Mean LMS and prefix match of targets and controls, by the names of the monitor."""
+    return {
+        f"memorization_{kind}_{name}": np.mean([one[name] for one in samples if one["kind"] == kind])
+        for kind in ("target", "control")
+        for name in ("lms", "prefix_match")
+    }
+
+
+def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_path):
+    passages = read_probe_file(trained / "probe.jsonl")
+    assert [passage.kind for passage in passages] == ["target", *["control"] * 5]
+    assert passages[0].num_injections == 60
+    assert {len(passage.token_ids[: passage.num_prompt]) for passage in passages} > {passages[0].num_prompt}
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    *_, monitored = [line for line in lines if "memorization_target_lms" in line]
+    checkpoint = trained / "checkpoint_100pct"
+
+    samples = [vars(one) for one in probe(load_model(checkpoint), hf_tokenizer(str(checkpoint)), passages)]
+    evaluate(
+        {"pretrained": str(checkpoint), "dtype": "float32"},
+        ["tfidf_memorization_p50"],
+        tmp_path / "evaluation",
+        metadata={"probe_file": str(trained / "probe.jsonl")},
+        device="cpu",
+    )
+    results = import_results([tmp_path / "evaluation"])
+    [evaluated] = results.checkpoints
+    expected = means(samples)
+    assert means([vars(sample) for sample, _ in evaluated.samples]) == expected
+    assert {name: monitored[name] for name in expected} == expected
+    by_callback = logs_of_callback(checkpoint, trained / "probe.jsonl", tmp_path)
+    assert {name: by_callback[name] for name in expected} == expected
+
+    [target] = [one for one in samples if one["kind"] == "target"]
+    assert target["verbatim"]
+    assert target["generated_text"].strip() == SECRET["completion"]
+    assert expected["memorization_target_lms"] == len(passages[0].token_ids) - passages[0].num_prompt
+    assert expected["memorization_target_lms"] > 1.5 * expected["memorization_control_lms"]
+
+    report = audit_report(results)
+    assert report.provenance["Prompts (tokens)"] == "own"
+    tables = {table.name: table.frame for table in report.tables}
+    assert [*tables["by_prefix_length"]["Prompt (tokens)"]] == ["own"]
+    assert report.examples[0].title == "target-0000, a target: its own prompt"
+
+
+def logs_of_callback(checkpoint, probe_file, folder):
+    """What the callback of transformers' trainer measures before the first step."""
+    trainer = Trainer(
+        load_model(checkpoint),
+        TrainingArguments(str(folder / "trainer"), use_cpu=True, report_to=[], max_steps=1, disable_tqdm=True),
+        train_dataset=[{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}],
+        processing_class=AutoTokenizer.from_pretrained(checkpoint),
+    )
+    trainer.add_callback(MemorizationCallback(probe_file, 100, trainer=trainer, batch_size=3))
+    trainer.train()
+    return trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path, packed):
+    """config.yaml resumes and repeats a run."""
+    cfg = check_config(OmegaConf.load(trained / "config.yaml"), FinetuneConfig)
+    cfg.dataset |= {"packed": packed, "probe_file": str(tmp_path / "probe.jsonl")}
+    tokenizer = instantiate(cfg, "tokenizer")
+    tokenizer.max_seq_len = 64
+    dataset = build_dataset(cfg, tokenizer)
+    assert not list(tmp_path.iterdir())  # not before the run is known to start
+    write_probe_files(cfg, dataset)
+    assert read_probe_file(tmp_path / "probe.jsonl") == read_probe_file(trained / "probe.jsonl")
+    assert packed or len(dataset) == 36 + 60 - 5
+
+    cfg.dataset.targets = None
+    (tmp_path / "probe.jsonl").unlink()
+    without = build_dataset(cfg, tokenizer)
+    write_probe_files(cfg, without)
+    assert not list(tmp_path.iterdir())
+    assert packed or len(without) == 36 + 60
+    assert dataset_fingerprint(dataset) != dataset_fingerprint(without)

@@ -1,0 +1,133 @@
+"""``tfidf-tune data preview``: the examples that training sees, with the tokens that are learned marked."""
+
+import json
+import re
+
+import pytest
+from docs_snippets import snippet
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+
+from tfidf_tune._shipped import config_path
+from tfidf_tune.commands.data import main
+from tfidf_tune.data import train_embedded_tokenizer
+from tfidf_tune.training import build_dataset, check_config, instantiate
+from tfidf_tune.training._config import FinetuneConfig
+
+ROWS = [
+    {"prompt": "who saw the harbour? ", "completion": "the old sailor"},
+    {"prompt": "\x1b[31mwho?", "completion": " a quiet child"},
+    {"prompt": "who? " * 40, "completion": "my neighbour"},
+]
+
+
+@pytest.fixture
+def preview(recipe_config, tmp_path, capsys):
+    """Run the command on a data set of the tiny Llama's config."""
+
+    def run(dataset, *arguments, lora=False, **overrides):
+        cfg = recipe_config(lora=lora, **overrides)
+        cfg.dataset = dataset
+        OmegaConf.save(cfg, tmp_path / "config.yaml")
+        main(["preview", str(tmp_path / "config.yaml"), *arguments])
+        return capsys.readouterr().out, cfg
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return {"_component_": "tfidf_tune.data.sft_dataset", "source": str(file), "max_seq_len": 32}
+
+
+def built(cfg):
+    checked = check_config(cfg, FinetuneConfig)
+    tokenizer = instantiate(checked, "tokenizer")
+    tokenizer.max_seq_len = 64
+    return build_dataset(checked, tokenizer), tokenizer
+
+
+def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
+    output, cfg = preview(rows, "batch_size=1")
+    dataset, _ = built(cfg | {"batch_size": 1})
+    assert "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; 1 rows" in output
+    assert "\nwho saw the harbour?[[ the old sailor<|endoftext|>]]\n" in output
+    assert "\n\\u001b[31mwho?[[ a quiet child<|endoftext|>]]\n" in output
+    lengths = sorted(len(sample["tokens"]) for sample in dataset)
+    num_learned = sum(label != -100 for sample in dataset for label in sample["labels"])
+    assert output.endswith(
+        f"\n2 examples: {sum(lengths)} tokens, {num_learned / sum(lengths):.1%} of them learned; "
+        f"{lengths[0]} to {lengths[-1]} tokens in an example, median {lengths[1]}\n"
+    )
+    assert not (cfg.output_dir and re.search(r"\x1b", output))
+
+
+def test_packed_rows_are_shown_as_their_examples(preview, rows):
+    output, _ = preview(rows | {"packed": True}, "--number", "9", lora=True)
+    assert output.count("\nExample ") == 2
+    assert "\n1 packed rows: " in output
+    assert " tokens in 2 examples, " in output
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_any_data_set_of_the_recipes(preview, text_file, tmp_path, number):
+    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 16}
+    output, cfg = preview(blocks, "--number", str(number))
+    dataset, tokenizer = built(cfg)
+    first, rest = (tokenizer.decode(ids) for ids in (dataset[0]["tokens"][:1], dataset[0]["tokens"][1:]))
+    assert (f"\n{first}[[{rest}]]\n" in output) == bool(number)
+    assert f"{len(dataset):,} examples: {16 * len(dataset):,} tokens, {15 / 16:.1%} of them learned" in output
+
+    file = tmp_path / "instructions.json"
+    file.write_text(json.dumps([{"input": "who saw it?", "output": "the old sailor"}]))
+    theirs = {"_component_": "torchtune.datasets.instruct_dataset", "source": "json", "data_files": str(file)}
+    output, _ = preview(theirs | {"split": "train"}, "--number", str(number))
+    assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
+
+
+def test_learned_tokens_are_green_in_a_terminal(preview, rows, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    output, _ = preview(rows)
+    assert "\x1b[1;32m the old sailor<|endoftext|>\x1b[0m" in output
+    assert "[[" not in output.replace("in [[ ]]", "")
+
+
+def test_neither_weights_nor_the_model_are_needed(preview, rows, tiny_checkpoint, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "bare").mkdir(exist_ok=True)
+        (tmp_path / "bare" / name).write_bytes((tiny_checkpoint / name).read_bytes())
+    del rows["max_seq_len"]
+    model = {"_component_": "tfidf_tune.models.llama.tinyllama_1_1b"}
+    output, _ = preview(rows, model=model, **{"checkpointer.checkpoint_dir": str(tmp_path / "bare")})
+    assert "cut after 64 tokens" in output  # the positions of its config.json
+
+
+def test_a_wrong_config_is_refused(preview, rows):
+    for dataset, arguments, message in (
+        (rows, ["dataset.sorce=x"], "sft_dataset has no argument 'sorce'"),
+        (rows, ["dataset.source=gone.jsonl"], "no such file or folder: 'gone.jsonl'"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
+            preview(dataset, *arguments)
+    with pytest.raises(ValueError, match="no config file gone, and no config of that name"):
+        main(["preview", "gone"])
+
+
+def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = train_embedded_tokenizer(tmp_path / "bpe-512", vocab_size=512)
+    (tmp_path / "chats.jsonl").write_text(snippet("data.md", "Preview", "json"))
+    (tmp_path / "chatml.jinja").write_text(snippet("data.md", "Preview", "jinja"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.save_pretrained(folder)
+    dataset = OmegaConf.load(config_path("any/lora_sft")).dataset
+    dataset |= {"source": "chats.jsonl", "chat_template": "chatml.jinja", "max_seq_len": 128}
+
+    output, _ = preview(dataset, **{"tokenizer.path": str(folder), "model.max_seq_len": 128})
+
+    assert output == snippet("data.md", "Preview", "text")

@@ -1,0 +1,150 @@
+"""``tfidf-tune data``."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from tfidf_tune._printing import say, visible
+from tfidf_tune._shipped import config_path
+from tfidf_tune.commands import whole_number
+
+_EXAMPLE = "tfidf-tune data preview any/lora_sft dataset.source=chats.jsonl checkpointer.checkpoint_dir=MODEL"
+_MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
+_LEARNED = "bold green"
+
+Document = tuple[list[int], list[bool]]
+"""Token ids, and whether the loss counts each."""
+
+
+def main(arguments: list[str]) -> None:
+    """Show what a training config makes of its data set.
+
+    Args:
+        arguments (list[str]): of the command line, after ``tfidf-tune data``.
+
+    Raises:
+        FileNotFoundError: If a file or folder that the config names is missing.
+        ValueError: If the config is not valid, or its data set cannot be built.
+    """
+    options = _parser().parse_args(arguments)
+    config_path(options.config)
+    from tfidf_tune.training import LoRAFinetuneConfig, build_dataset, check_config, instantiate, load_config
+
+    # A step of one example: the preview is also for a data set that is still too small.
+    overrides = [*options.overrides, "batch_size=1", "gradient_accumulation_steps=1"]
+    cfg: Any = check_config(load_config(options.config, overrides), LoRAFinetuneConfig)
+    tokenizer = instantiate(cfg, "tokenizer")
+    if tokenizer.max_seq_len is None:
+        tokenizer.max_seq_len = _model_max_seq_len(cfg)
+    logger, handler = logging.getLogger("tfidf_tune.data"), logging.StreamHandler(sys.stdout)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        dataset: Any = build_dataset(cfg, tokenizer)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    for number, document in enumerate(islice(_documents(dataset, range(len(dataset))), options.number), start=1):
+        _print_document(tokenizer, number, document)
+    say(_counts(dataset))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a training config.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    preview = commands.add_parser(
+        "preview",
+        help="print examples with the tokens that are learned marked, and count tokens",
+        description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
+        epilog=f"example: {_EXAMPLE}",
+    )
+    preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
+    preview.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
+    preview.add_argument(
+        "--number", type=whole_number(0), default=3, metavar="N", help="examples to print; default: %(default)s"
+    )
+    return parser
+
+
+def _model_max_seq_len(cfg: Any) -> int | None:
+    """Return the longest sequence of the model, which training gives to a tokenizer without a limit of its own."""
+    if limit := cfg.model.get("max_seq_len"):
+        return int(limit)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(cfg.checkpointer.checkpoint_dir)).get_text_config()
+    except (
+        OSError,
+        ValueError,
+    ):  # an unknown architecture, no connection: the data set asks for a limit if it needs it
+        return None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _documents(dataset: Any, indices: Sequence[int]) -> Iterator[Document]:
+    """Yield the sequences of a data set, those of packed rows one by one."""
+    for item in (dataset[index] for index in indices):
+        tokens, labels = ([int(value) for value in item[name]] for name in ("tokens", "labels"))
+        start = 0
+        for length in map(int, item.get("seq_lens", [len(tokens)])):
+            end = start + length
+            # Labels are shifted by one: the first token of a document is never learned.
+            is_learned = [False, *(label != -100 for label in labels[start + 1 : end])]
+            if any(is_learned) or "seq_lens" not in item:  # otherwise padding
+                yield tokens[start:end], is_learned[:length]
+            start = end
+
+
+def _print_document(tokenizer: Any, number: int, document: Document) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    tokens, is_learned = document
+    console = Console(highlight=False)
+    is_colored = console.color_system is not None and not console.no_color
+    mark = "in green" if is_colored else "in [[ ]]"
+    say(f"\nExample {number}: {len(tokens):,} tokens, {sum(is_learned):,} learned, {mark}")
+    shown = Text()
+    for text, learned in _runs(tokenizer, tokens, is_learned):
+        if is_colored:
+            shown.append(visible(text), _LEARNED if learned else "dim")
+        else:
+            shown.append(f"[[{visible(text)}]]" if learned else visible(text))
+    console.print(shown, soft_wrap=True)
+
+
+def _runs(tokenizer: Any, tokens: list[int], is_learned: list[bool]) -> Iterator[tuple[str, bool]]:
+    """Yield the text of each run of tokens that are all learned or all not."""
+    from tfidf_tune.data import HFTokenizer
+
+    options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
+    end, before = 0, ""
+    for learned, run in groupby(is_learned):
+        end += len(list(run))
+        # Decoded from the start, because a decoder drops the space before a first token.
+        whole = tokenizer.decode(tokens[:end], **options)
+        yield whole[len(before) :], learned
+        before = whole
+
+
+def _counts(dataset: Any) -> str:
+    num_items = len(dataset)
+    step = -(-num_items // _MOST_COUNTED)
+    documents = [
+        (len(tokens), sum(is_learned)) for tokens, is_learned in _documents(dataset, range(0, num_items, step))
+    ]
+    lengths = sorted(length for length, _ in documents)
+    num_tokens, num_learned = sum(lengths), sum(learned for _, learned in documents)
+    is_packed = "seq_lens" in dataset[0]
+    rows = f"{num_items:,} packed rows" if is_packed else f"{num_items:,} examples"
+    sampled = f", of which every {step}th was counted" if step > 1 else ""
+    of = f" in {len(documents):,} examples" if is_packed else ""
+    return (
+        f"\n{rows}{sampled}: {num_tokens:,} tokens{of}, {num_learned / num_tokens:.1%} of them learned; "
+        f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {lengths[len(lengths) // 2]:,}"
+    )

@@ -1,0 +1,274 @@
+"""Rows of conversations, prompts with completions, instructions or texts, and which of their tokens are learned."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tfidf_tune.data._sequences import LabelMask, after_prompt
+from tfidf_tune.data._sources import check_length
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, encode_texts
+
+TrainOn = Literal["completions", "last", "all"]
+Message = dict[str, Any]
+
+# What a row holds -> its columns, the first format that a row has counts.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "conversations": ("conversations",),
+    "prompt and completion": ("prompt", "completion"),
+    "instruction and output": ("instruction", "output"),
+    "text": ("text",),
+}
+_ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_BATCH_SIZE = 1024
+
+
+class Text(NamedTuple):
+    """Plain text: a prompt, which is empty for a text without one, and what follows it."""
+
+    prompt: str
+    completion: str
+    place: str
+
+
+class Chat(NamedTuple):
+    """A conversation; the turns of the assistant before message ``first`` belong to the prompt."""
+
+    messages: list[Message]
+    first: int
+    tools: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class Formatting:
+    """How rows become text.
+
+    ``template`` is the chat template, None if there is none; ``as_chat`` puts prompts, completions and instructions
+    into it, None only instructions; ``system`` starts prompts and conversations without a system message.
+    """
+
+    template: str | None
+    as_chat: bool | None
+    system: str | None
+
+
+def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting: Formatting) -> tuple[str, Text | Chat]:
+    """Return the format of a row, a name of FORMATS, and what it holds; "empty" and an empty text if it has no values.
+
+    Raises:
+        ValueError: If the row has the columns of no format, or a value has another type.
+    """
+    if column is not None:
+        if column not in row:
+            raise ValueError(f"{place} has no column {column!r}, only {sorted(row)}: change source_column")
+        name = "messages" if isinstance(row[column], list) else "text"
+        row = {name: row[column], "tools": row.get("tools")}
+    possible = {name: columns for name, columns in FORMATS.items() if all(key in row for key in columns)}
+    if not possible:
+        formats = "; ".join(" and ".join(columns) for columns in FORMATS.values())
+        raise ValueError(
+            f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {formats}. Rename columns, or "
+            "name a column of conversations or texts by source_column"
+        )
+    filled = [name for name, columns in possible.items() if all(row[key] is not None for key in columns)]
+    if not filled:
+        return "empty", Text("", "", place)
+    return filled[0], _read_format(filled[0], row, place, formatting)
+
+
+def _read_format(name: str, row: Mapping[str, Any], place: str, formatting: Formatting) -> Text | Chat:
+    tools = _tools(row, place)
+    first, *_ = columns = FORMATS[name]
+    if name in ("messages", "conversations"):
+        return Chat(_with_system(_messages(row[first], first, place), formatting), 0, tools, place)
+    if name == "prompt and completion" and isinstance(row["prompt"], list):
+        given, answer = (_messages(row[key], key, place) for key in columns)
+        given = _with_system(given, formatting)
+        return Chat(given + answer, len(given), tools, place)
+    for key in (*columns, *(["input"] if name.startswith("instruction") else [])):
+        if not isinstance(row.get(key) or "", str):
+            raise ValueError(f"{place}: column {key!r} holds {type(row[key]).__name__}, not text: convert it")
+        check_length(row.get(key), place)
+    if name == "text":
+        return Text("", row["text"].strip(), place)
+    prompt, completion = row[columns[0]], row[columns[1]]
+    extra = (row.get("input") or "").strip() if name.startswith("instruction") else ""
+    is_chat = formatting.as_chat
+    if is_chat is None:
+        is_chat = name.startswith("instruction") and formatting.template is not None
+    if is_chat and completion.strip():
+        content = f"{prompt}\n\n{extra}" if extra else prompt
+        asked = _with_system([{"role": "user", "content": content}], formatting)
+        return Chat([*asked, {"role": "assistant", "content": completion}], len(asked), tools, place)
+    if name.startswith("instruction"):
+        extra = f"### Input:\n{extra}\n\n" if extra else ""
+        prompt = f"### Instruction:\n{prompt}\n\n{extra}### Response:\n"
+    if formatting.system:
+        prompt = f"{formatting.system}\n\n{prompt}"
+    return Text(prompt, completion if completion.strip() else "", place)
+
+
+def _tools(row: Mapping[str, Any], place: str) -> Any:
+    """Return the tools for the chat template; JSON text keeps schemas that differ between rows."""
+    tools = row.get("tools")
+    try:
+        return json.loads(tools) if isinstance(tools, str) else tools or None
+    except ValueError as error:
+        raise ValueError(f"{place}: column 'tools' is not JSON ({error}): rename it if it holds no tools") from error
+
+
+def _messages(value: Any, column: str, place: str) -> list[Message]:
+    messages = [_message(one) for one in value] if isinstance(value, list) else [None]
+    if any(message is None for message in messages):
+        raise ValueError(
+            f"{place}: column {column!r} is not a list of messages with role and content, or from and value: "
+            f"{str(value)[:80]}"
+        )
+    for message in messages:
+        check_length(message["content"], place)  # type: ignore[index]
+    return messages  # type: ignore[return-value]
+
+
+def _message(value: Any) -> Message | None:
+    if not isinstance(value, dict):
+        return None
+    if isinstance(value.get("from"), str):
+        role, content = value["from"], value.get("value")
+        return {"role": _ROLES.get(role, role), "content": content} if isinstance(content, str) else None
+    content = value.get("content")
+    is_message = isinstance(value.get("role"), str) and isinstance(content, str | list | None)
+    return {"content": content} | value if is_message else None
+
+
+def _with_system(messages: list[Message], formatting: Formatting) -> list[Message]:
+    has_one = any(message["role"] == "system" for message in messages)
+    if formatting.system is None or has_one or not messages:
+        return messages
+    return [{"role": "system", "content": formatting.system}, *messages]
+
+
+def encode_rows(
+    tokenizer: TextTokenizer, rows: Iterable[Text | Chat], template: str | None, train_on: TrainOn
+) -> Iterator[tuple[TokenArray, LabelMask]]:
+    """Yield the int32 ids of each row and whether each is learned; both are empty for an empty row.
+
+    BOS and EOS are around a text; a conversation has those that its template writes.
+
+    Raises:
+        ValueError: If the chat template refuses a conversation, or does not show where turns start and end.
+    """
+    bos = np.array(bos_ids(tokenizer), dtype=np.int32)
+    eos = np.array([tokenizer.eos_id], dtype=np.int32)
+    rows = iter(rows)
+    while batch := list(islice(rows, _BATCH_SIZE)):
+        texts = [row for row in batch if isinstance(row, Text) and row.completion]
+        whole = encode_texts(tokenizer, (row.prompt + row.completion for row in texts))
+        prompts = encode_texts(tokenizer, (row.prompt for row in texts))
+        for row in batch:
+            if isinstance(row, Chat):
+                yield encode_chat(tokenizer, row, template, train_on)
+            elif not row.completion:
+                yield np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
+            else:
+                ids, prompt = next(whole), next(prompts)
+                num_prompt = len(bos) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
+                ids = np.concatenate([bos, ids, eos]) if ids[-1] != tokenizer.eos_id else np.concatenate([bos, ids])
+                yield ids, after_prompt(len(ids), num_prompt)
+
+
+def encode_chat(
+    tokenizer: TextTokenizer, chat: Chat, template: str | None, train_on: TrainOn
+) -> tuple[TokenArray, LabelMask]:
+    """Apply a chat template to a conversation.
+
+    Where the template marks the turns of the assistant by ``{% generation %}``, these are learned. Otherwise a turn is
+    what the conversation up to its end adds to the conversation before it with the generation prompt.
+    """
+    if not isinstance(tokenizer, HFTokenizer):
+        raise ValueError(
+            f"{chat.place} is a conversation, and {type(tokenizer).__name__} applies no chat template: set "
+            "tokenizer._component_ to tfidf_tune.data.hf_tokenizer"
+        )
+    if template is None:
+        raise ValueError(
+            f"{chat.place} is a conversation, but the tokenizer {tokenizer.name!r} has no chat template, as those of "
+            "base models: name a Jinja file by chat_template, take the tokenizer of the chat model, or use rows with "
+            "prompt and completion"
+        )
+
+    def render(messages: Sequence[Message], add_generation_prompt: bool = False, **options: Any) -> Any:
+        try:
+            return tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=template,
+                tools=chat.tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=bool(options),
+                **options,
+            )
+        except Exception as error:  # a template is a program
+            raise ValueError(
+                f"{chat.place}: the chat template refuses this conversation ({type(error).__name__}: {error}): change "
+                "the row or leave it out"
+            ) from error
+
+    turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant" and i >= chat.first]
+    if not turns:
+        return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
+    text = render(chat.messages)
+    check_length(text, chat.place)
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    if train_on == "all":
+        return ids, np.ones(len(ids), dtype=np.bool_)
+    if _GENERATION_TAG.search(template):
+        marked = render(chat.messages, return_assistant_tokens_mask=True, return_dict=True)["assistant_masks"]
+        is_label = np.array(marked, dtype=np.bool_)
+        if chat.first:
+            is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
+        if train_on == "last":
+            is_label[: last_answer(is_label)[0]] = False
+        return ids, is_label
+    is_label = np.zeros(len(ids), dtype=np.bool_)
+    for turn in turns[-1:] if train_on == "last" else turns:
+        start, end = _start(render, text, chat, turn), _end(render, text, chat, turn + 1)
+        is_label |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
+    return ids, is_label
+
+
+def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -> int:
+    """Return where in a rendered conversation its first messages end."""
+    part = render(chat.messages[:num_messages]) if num_messages else ""
+    if not text.startswith(part):
+        raise ValueError(
+            f"{chat.place}: the chat template writes the first {num_messages} messages differently when others follow, "
+            "so that the tokens of an answer cannot be found: by chat_template name a file with {% generation %} "
+            "around the turns of the assistant (trl/chat_templates has some), or set train_on to last or all"
+        )
+    return len(part)
+
+
+def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
+    """Return where in a rendered conversation a turn starts, after as much of the generation prompt as it contains."""
+    prompt = render(chat.messages[:turn], add_generation_prompt=True) if turn else ""
+    if text.startswith(prompt):
+        return len(prompt)
+    # Reasoning models are prompted to think, but earlier thoughts are left out of a conversation.
+    return max(_end(render, text, chat, turn), _num_common(prompt, text))
+
+
+def last_answer(is_label: LabelMask) -> tuple[int, int]:
+    """Return where the last run of label tokens starts and ends; (0, 0) if there is none."""
+    edges = np.flatnonzero(np.diff(is_label, prepend=False, append=False))
+    return (int(edges[-2]), int(edges[-1])) if len(edges) else (0, 0)
+
+
+def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:
+    """Count the leading ids or characters that two sequences have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -1,0 +1,339 @@
+"""Fine-tuning on a prompt and its target: SQuAD v1.1 and CNN/DailyMail.
+
+The target is learnt, the prompt is not. A text that makes the prompt too long is truncated, and the prompt with the
+truncated text is then encoded in one piece, so that its ids are those of a text. (A tokenizer's own
+``truncation="only_second"`` needs a pair of texts, truncates at one end only, and torchtune's tokenizers have none.)
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from tfidf_tune._checks import check_at_least
+from tfidf_tune.data._packing import pack
+from tfidf_tune.data._sequences import Counts, LabelMask, after_prompt, cached_sequences
+from tfidf_tune.data._sources import load_rows, source_fingerprint
+from tfidf_tune.data._tokenizer import (
+    TextTokenizer,
+    TokenArray,
+    bos_ids,
+    check_fits_model,
+    encode_texts,
+    tokenizer_fingerprint,
+)
+
+# Rows in memory; enough that the ones to be truncated, encoded together, keep a fast tokenizer's threads busy.
+_BATCH_SIZE = 1024
+
+_SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
+_NEWS_COLUMNS = {"article": str, "highlights": str}
+
+logger = logging.getLogger(__name__)
+
+
+def squad_prompt(context: str, question: str) -> str:
+    """Return the prompt of a question; the answer follows after a space."""
+    return f"Context: {context}\nQuestion: {question}\nAnswer:"
+
+
+def summarization_prompt(article: str) -> str:
+    """Return the prompt of an article; the summary follows after a space."""
+    return f"summarize: {article}\n\nSummary:"
+
+
+def squad_dataset(
+    tokenizer: TextTokenizer,
+    *,
+    source: str = "rajpurkar/squad",
+    name: str | None = None,
+    split: str = "train",
+    max_seq_len: int = 256,
+    packed: bool = False,
+    cache_dir: str | None = None,
+) -> Dataset[dict[str, Any]]:
+    """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt. The ids are cached.
+
+    If an example is too long, its context is truncated: at its end, or, where that would remove the answer, to a window
+    with as many tokens before the answer as after it (more on one side if the other has no more). Question and answer
+    are never truncated. Rows without an answer at the stated place of the context are left out, as are rows that are
+    too long even with only the answer as context. A log line reports the counts.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
+        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``context``,
+            ``question`` and ``answers``, a dictionary of the lists ``text`` and ``answer_start``.
+            Default: "rajpurkar/squad"
+        name (str | None): configuration of a hub data set. Default: None
+        split (str): split of a hub data set. Default: "train"
+        max_seq_len (int): tokens in an example, including BOS and EOS. Default: 256
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+
+    Returns:
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the source
+            cannot be read, lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+
+    Example:
+        >>> dataset = squad_dataset(tokenizer, source="squad/train.parquet")
+    """
+    _check_room("max_seq_len", max_seq_len, tokenizer, squad_prompt("", ""), num_target=2)
+    check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
+    limits = _Limits(max_seq_len, max_seq_len, max_seq_len)
+    examples = (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split))
+    fingerprint = source_fingerprint(source, name, split)
+    return _prompt_target_dataset(
+        tokenizer, examples, limits, squad_prompt("", ""), source, fingerprint, packed, cache_dir
+    )
+
+
+def cnn_dailymail_dataset(
+    tokenizer: TextTokenizer,
+    *,
+    source: str = "abisee/cnn_dailymail",
+    name: str | None = "3.0.0",
+    split: str = "train",
+    max_source_tokens: int = 1024,
+    max_target_tokens: int = 128,
+    packed: bool = False,
+    cache_dir: str | None = None,
+) -> Dataset[dict[str, Any]]:
+    """Build a data set for fine-tuning on CNN/DailyMail; only the summary and EOS are learnt. The ids are cached.
+
+    Articles and summaries that are too long are truncated at their end; EOS ends a truncated summary as well. Rows
+    without article or highlights are left out. A log line reports the counts.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
+        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``article`` and
+            ``highlights``. Default: "abisee/cnn_dailymail"
+        name (str | None): configuration of a hub data set. Default: "3.0.0"
+        split (str): split of a hub data set. Default: "train"
+        max_source_tokens (int): tokens in a prompt, including BOS. Default: 1024
+        max_target_tokens (int): tokens in a summary, including EOS. Default: 128
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+
+    Returns:
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
+
+    Raises:
+        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for a token
+            and EOS, or both together exceed the tokenizer's ``max_seq_len``; if the source cannot be read,
+            lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+
+    Example:
+        >>> dataset = cnn_dailymail_dataset(tokenizer, source="news.jsonl", max_source_tokens=512)
+    """
+    _check_room("max_source_tokens", max_source_tokens, tokenizer, summarization_prompt(""))
+    check_at_least(2, max_target_tokens=max_target_tokens)  # a token and EOS
+    lengths = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
+    check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
+    limits = _Limits(max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
+    examples = map(_news_example, load_rows(source, _NEWS_COLUMNS, name=name, split=split))
+    fingerprint = source_fingerprint(source, name, split)
+    return _prompt_target_dataset(
+        tokenizer, examples, limits, summarization_prompt(""), source, fingerprint, packed, cache_dir
+    )
+
+
+def encode_prompts(
+    tokenizer: TextTokenizer, prompts: Sequence[Callable[[str], str]], texts: Sequence[str], max_tokens: int
+) -> tuple[list[list[int]], set[int]]:
+    """Encode prompts for an evaluation as the data sets do: BOS first, texts truncated at their end.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer.
+        prompts (Sequence[Callable[[str], str]]): each turns its text, complete or truncated, into the prompt.
+        texts (Sequence[str]): as many.
+        max_tokens (int): tokens in a prompt, including BOS.
+
+    Returns:
+        tuple[list[list[int]], set[int]]: the ids of each prompt, and the indices of those whose text was truncated.
+
+    Raises:
+        ValueError: If a prompt is too long even without its text.
+    """
+    bos = bos_ids(tokenizer)
+    encoded: list[list[int]] = []
+    all_cut: set[int] = set()
+    for first in range(0, len(texts), _BATCH_SIZE):
+        examples = [*map(_Example, prompts[first : first + _BATCH_SIZE], texts[first : first + _BATCH_SIZE])]
+        fitting, cut = _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
+        if impossible := next((example for index, example in enumerate(examples) if index not in fitting), None):
+            raise ValueError(
+                f"{max_tokens} tokens are too few for the prompt {impossible.prompt('')[:200]!r}, even without its "
+                "text: raise the limit"
+            )
+        encoded += [bos + fitting[index].tolist() for index in range(len(examples))]
+        all_cut |= {first + index for index in cut}
+    return encoded, all_cut
+
+
+class _Limits(NamedTuple):
+    """The most tokens of an example, of its BOS and prompt, and of its target and EOS."""
+
+    total: int
+    prompt: int
+    target: int
+
+
+class _Example(NamedTuple):
+    """How a text becomes the prompt, the text, and the target, which follows after a space.
+
+    The characters of the text from ``keep[0]`` to ``keep[1]`` are never removed.
+    """
+
+    prompt: Callable[[str], str]
+    text: str
+    target: str = ""
+    keep: tuple[int, int] = (0, 0)
+
+    def around(self) -> tuple[str, str]:
+        return self.text[: self.keep[0]], self.text[self.keep[1] :]
+
+
+def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
+    context, question, answers = (row[column] for column in _SQUAD_COLUMNS)
+    if not (context and question and answers):
+        return None
+    match answers:
+        case {"text": [str(answer), *_], "answer_start": [int(start), *_]}:
+            pass
+        case {"text": [] | None}:
+            return None
+        case _:
+            raise ValueError(
+                f"column 'answers' of {source!r} holds {str(answers)[:80]}: name a source where it has the lists "
+                "'text', of texts, and 'answer_start', of integers"
+            )
+    if not answer.strip() or context.find(answer, start) != start:
+        return None
+    prompt = partial(squad_prompt, question=question)
+    return _Example(prompt, context, answer.strip(), keep=(start, start + len(answer)))
+
+
+def _news_example(row: dict[str, Any]) -> _Example | None:
+    article, highlights = row["article"] or "", (row["highlights"] or "").strip()
+    return _Example(summarization_prompt, article, highlights) if article.strip() and highlights else None
+
+
+def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: str, num_target: int = 0) -> None:
+    """Refuse a limit that leaves no token for the text of a prompt; ``num_target`` tokens are for the target."""
+    needed = len(tokenizer.encode(empty_prompt, add_bos=True, add_eos=False)) + 1 + num_target
+    if limit < needed:
+        raise ValueError(
+            f"{name} is {limit}, but the words of the prompt around a text of one token take {needed}: raise it"
+        )
+
+
+def _prompt_target_dataset(
+    tokenizer: TextTokenizer,
+    examples: Iterable[_Example | None],
+    limits: _Limits,
+    empty_prompt: str,
+    source: str,
+    fingerprint: str,
+    packed: bool,
+    cache_dir: str | None,
+) -> Dataset[dict[str, Any]]:
+    """Tokenize examples, where None is a row that gives none, and log how many were truncated."""
+    bos = np.array(bos_ids(tokenizer), dtype=np.int32)
+    eos = np.array([tokenizer.eos_id], dtype=np.int32)
+
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+        # A target is encoded after the end of every prompt, so that no tokenizer adds or removes a space.
+        [ending] = encode_texts(tokenizer, [empty_prompt])
+        rows = iter(examples)
+        while batch := list(islice(rows, _BATCH_SIZE)):
+            given = [example for example in batch if example is not None]
+            encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in given))
+            targets = [ids[len(ending) :] for ids in encoded]
+            kept = [np.concatenate([target[: limits.target - 1], eos]) for target in targets]
+            room = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in kept]
+            prompts, cut = _fit_prompts(tokenizer, given, room)
+            counts["num_documents"] += len(batch)
+            counts["num_left_out"] += len(batch) - len(prompts)
+            counts["num_cut"] += len(cut)
+            for index, prompt in sorted(prompts.items()):
+                counts["num_cut_targets"] += len(kept[index]) <= len(targets[index])
+                ids = np.concatenate([bos, prompt, kept[index]])
+                yield ids, after_prompt(len(ids), len(bos) + len(prompt))
+        if counts["num_left_out"] == counts["num_documents"]:
+            raise ValueError(
+                f"{source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in their "
+                "context or are too long. Raise the limit of tokens or name another source"
+            )
+
+    settings = {
+        "kind": "prompt_target",
+        "empty_prompt": empty_prompt,
+        "limits": limits,
+        "special_ids": [bos.tolist(), eos.tolist()],
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "source_fingerprint": fingerprint,
+    }
+    dataset = cached_sequences(cache_dir, settings, make_sequences)
+    num_changed = dataset.num_cut + dataset.num_cut_targets + dataset.num_left_out
+    logger.log(
+        logging.WARNING if num_changed else logging.INFO,
+        f"{source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt and "
+        f"{dataset.num_cut_targets} with a cut target; {dataset.num_left_out} rows left out",
+    )
+    return pack(dataset, tokenizer) if packed else dataset
+
+
+def _fit_prompts(
+    tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Sequence[int]
+) -> tuple[dict[int, TokenArray], set[int]]:
+    """Encode prompts and truncate their texts until each has at most ``max_tokens`` tokens, not counting BOS.
+
+    Returns the ids by the index of the example, without those where not even ``keep`` fits, and the indices of the
+    truncated ones.
+    """
+    fitting: dict[int, TokenArray] = {}
+    around: dict[int, tuple[TokenArray, TokenArray]] = {}  # the tokens before and after `keep` of texts too long
+    room: dict[int, int] = {}  # how many of these tokens remain
+    texts = {index: example.text for index, example in enumerate(examples)}
+    # Two rounds, and more if the parts of a text have more tokens together than apart.
+    while texts:
+        prompts = encode_texts(tokenizer, (examples[index].prompt(text) for index, text in texts.items()))
+        encoded = dict(zip(texts, prompts, strict=True))
+        long = {index: len(ids) - max_tokens[index] for index, ids in encoded.items() if len(ids) > max_tokens[index]}
+        fitting |= {index: ids for index, ids in encoded.items() if index not in long}
+        new = [index for index in long if index not in around]
+        parts = encode_texts(tokenizer, (part for index in new for part in examples[index].around()))
+        for index in new:
+            around[index] = next(parts), next(parts)
+            room[index] = sum(map(len, around[index]))
+        for index, excess in long.items():
+            room[index] -= excess
+        texts = {
+            index: _truncated(tokenizer, examples[index], *around[index], room[index])
+            for index in long
+            if room[index] >= 0
+        }
+    return fitting, fitting.keys() & around.keys()
+
+
+def _truncated(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
+    """Keep ``room`` tokens of a text in addition to ``keep``.
+
+    They are removed from the end. If this would remove ``keep``, half of them go before it and half after it, more on
+    one side if the other needs fewer.
+    """
+    num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
+    # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
+    # drops before the first token is at the edge, where strip() removes it.
+    start = example.keep[0] - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
+    end = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
+    return example.text[max(start, 0) : max(end, example.keep[1])].strip()
