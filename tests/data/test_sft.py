@@ -245,6 +245,13 @@ def test_packed_rows_hold_the_same_examples(chat_tokenizer, sft, monkeypatch):
     assert [sample for sample in found if sample in examples] == examples
 
 
+@pytest.mark.parametrize(("of_tokenizer", "longest"), [(None, 1024), (4096, 1024), (48, 48)])
+def test_examples_are_short_unless_their_length_is_set(of_tokenizer, longest, tokenizer, sft, monkeypatch):
+    monkeypatch.setattr(tokenizer, "max_seq_len", of_tokenizer)
+    (example,) = sft(tokenizer, [{"text": "the river " * 2000}], max_seq_len=None)
+    assert len(example["tokens"]) == longest
+
+
 def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path):
     chat = [{"messages": LONG_CHAT}]
     for rows, arguments, message in (
@@ -260,7 +267,6 @@ def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path
         ),
         (chat, {"chat_template": template("qwen3")}, "writes the first 2 messages differently .* {% generation %}"),
         (chat, {"train_on": "last answers"}, "train_on is 'last answers': possible are completions, last, all"),
-        (chat, {"max_seq_len": None}, "neither max_seq_len nor the tokenizer's is set"),
         (chat, {"max_seq_len": 1}, "max_seq_len must be a whole number of at least 2"),
     ):
         with pytest.raises(ValueError, match=message):

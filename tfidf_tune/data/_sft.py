@@ -27,6 +27,8 @@ from tfidf_tune.data._tokenizer import (
 Place = tuple[str, str | None, str]
 """Source, configuration and split."""
 
+_MAX_SEQ_LEN = 1024
+
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +88,7 @@ def sft_dataset(
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): split of a hub data set. Default: "train"
         source_column (str | None): a column of messages or text under another name. Default: None, as listed above
-        max_seq_len (int | None): tokens in an example. Default: None, the tokenizer's own.
+        max_seq_len (int | None): tokens in an example. Default: None, 1024, or the tokenizer's own if that is less.
         train_on (TrainOn): "completions", all turns of the assistant, or what follows the prompt (TRL's
             ``assistant_only_loss`` and ``completion_only_loss``); "last", only the last of these turns; or "all" tokens
             (Axolotl's ``train_on_inputs``). Default: "completions"
@@ -111,16 +113,14 @@ def sft_dataset(
     Raises:
         FileNotFoundError: If ``source`` or ``targets`` looks like a path and does not exist, or there is no file
             ``chat_template``.
-        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if the source cannot be
+        ValueError: If ``max_seq_len`` is below 2 or above the tokenizer's; if the source cannot be
             read, has the columns of no format or gives no example; if there are too few targets or controls; if a
             conversation has no chat template, is refused by it, or is written so that its answers cannot be found.
 
     Example:
         >>> dataset = sft_dataset(tokenizer, source="chats.jsonl", max_seq_len=2048)
     """
-    limit = tokenizer.max_seq_len if max_seq_len is None else max_seq_len
-    if limit is None:
-        raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of an example")
+    limit = min(_MAX_SEQ_LEN, tokenizer.max_seq_len or _MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     require_choice("train_on", train_on, ("completions", "last", "all"))
