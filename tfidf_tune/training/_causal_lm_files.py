@@ -104,7 +104,7 @@ def write_causal_lm(folder: Path, config: PreTrainedConfig, parts: Iterator[Stat
 
 
 def _from_pretrained(folder: Path, config: PreTrainedConfig, **options: Any) -> tuple[nn.Module, dict[str, Any]]:
-    with _quiet():
+    with _quiet(shows_bar=options.get("device_map") != "meta"):
         loaded: tuple[nn.Module, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -117,12 +117,12 @@ def _from_pretrained(folder: Path, config: PreTrainedConfig, **options: Any) -> 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' report about weights, which :func:`check_weights` has; progress bars are of one process."""
+def _quiet(*, shows_bar: bool = False) -> Iterator[None]:
+    """Silence transformers' report about weights, which :func:`check_weights` has; a bar is of one process."""
     verbosity = transformers.logging.get_verbosity()
     bar = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
-    if not is_main_process():
+    if not (shows_bar and is_main_process()):
         transformers.logging.disable_progress_bar()
     try:
         yield
