@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
             raise SetupError(f"config {name} is empty")
         checkpointer = str(sections.get("checkpointer"))
         if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
-            is_lora = "lora_attn_modules" in str(sections.get("model"))
+            is_lora = "lora_" in str(sections.get("model"))
             check_loss(check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig))
         else:
             with setup_errors("config"):
