@@ -152,30 +152,29 @@ def main() -> None:
             "step_peak_mib": peak.num_bytes / _MIB,
             **loading[way],
         }
-    report(result)
-    write_result(result, options.output)
-
-
-def report(result: dict[str, Any]) -> None:
-    """Print the result as a Markdown table."""
     settings = result["settings"]
     print(heading(result))
     print(
         f"{Path(settings['checkpoint']).name}, {settings['config']}: batch {settings['batch_size']} x "
-        f"{settings['seq_len']}, median of {settings['rounds']} rounds, seconds of the processor\n"
+        f"{settings['seq_len']}, median of {settings['rounds']} rounds, seconds of the processor\n\n{table(result)}"
     )
+    write_result(result, options.output)
+
+
+def table(result: dict[str, Any]) -> str:
+    """Lay out the result as Markdown."""
     rows = [
         [
             name,
             f"{row['tokens_per_second']:,.0f}",
-            f"{row['median_ratio_to_stock']:.3f}",
+            f"{row['median_ratio_to_stock']:.2f}",
             *(f"{row[key]:,.0f}" for key in ("step_peak_mib", "weights_mib", "loading_peak_mib")),
             f"{row['loading_s']:.1f}",
         ]
         for name, row in result["implementations"].items()
     ]
     columns = ["model", "tokens/s", "time / transformers", "step, MiB", "weights, MiB", "loading, MiB", "loading, s"]
-    print(markdown_table(columns, rows))
+    return str(markdown_table(columns, rows))
 
 
 if __name__ == "__main__":

@@ -152,14 +152,13 @@ def speed(run: Path) -> dict[str, Any]:
     }
 
 
-def report(result: dict[str, Any]) -> None:
-    """Print the speed of the runs as a Markdown table."""
-    print(f"{heading(result)}; {result['load_average']:.0f} processes at work on {os.cpu_count()} cores\n")
+def table(result: dict[str, Any]) -> str:
+    """Lay out the speed of the runs as Markdown."""
     rows = [
         [run["objective"], f"{run['steps']}", f"{run['minutes']:.1f}", f"{run['tokens_per_second']:,.0f}"]
         for run in result["runs"]
     ]
-    print(markdown_table(["objective", "steps", "minutes", "tokens/s"], rows))
+    return str(markdown_table(["objective", "steps", "minutes", "tokens/s"], rows))
 
 
 def main() -> None:
@@ -177,7 +176,7 @@ def main() -> None:
     packages = ("torch", "torchtune", "transformers", "gguf", "lm_eval", "tfidf-tune")
     runs = [speed(file.parent) for file in sorted(folder.glob("*/*/seed*/trained.json"))]
     result = record(options, "cpu", packages, runs=runs, load_average=load_average)
-    report(result)
+    print(f"{heading(result)}; load average {load_average:.1f} on {os.cpu_count()} cores\n\n{table(result)}")
     write_result(result, comparison / "speed.json")
 
 
