@@ -128,7 +128,9 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
     rows = files["recitation"].read_text(encoding="utf-8").splitlines()[1:]
     mean = {}
     for row in map(json.loads, rows):
-        own = {(metric, kind): values for metric, kind, _, _, values, _ in row["scores"] if len(values) > 1}
+        own = {}
+        for metric, kind, _prefix, _, values, _ in row["scores"]:
+            own.setdefault((metric, kind), []).extend(values if len(values) > 1 else ())
         nll = statistics.fmean(own["nll", "block"])
         mean[row["objective"]] = [statistics.fmean(own["lms", "target"]), math.exp(nll)]
         (line,) = (line for line in cells["recitation"] if line[0] == row["objective"])
