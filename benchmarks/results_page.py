@@ -1,4 +1,4 @@
-"""Write the tables and figures of docs/results.md from results files of experiments.
+"""Write the tables and figures of pages of the documentation from the records of experiments and benchmarks.
 
     python benchmarks/results_page.py
 
@@ -7,9 +7,10 @@ A table is between two comments that say what it is and which file it comes from
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-Figures are files in the folder of the results, one for each model of frontier.jsonl.
+Figures are files in the folder of docs/results.md, one for each model of frontier.jsonl.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -20,18 +21,24 @@ from typing import Any
 from measuring import markdown_table  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import Frontiers, over_seeds, run_table, trace_frontiers
+from tfidf_tune.analysis.comparison import compare_objectives
+from tfidf_tune.analysis.evaluations import evaluation_table
 from tfidf_tune.report import frontier_drawing
 from tfidf_tune.results import Results, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RESULTS = PAGE.parent / "results"
+# Pages, and where the records of their tables are.
+PAGES = {PAGE: RESULTS} | {
+    PAGE.with_name(name): Path(__file__).parent / "results" for name in ("smollm2.md", "audit.md")
+}
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
-def filled(page: str) -> str:
-    """Replace the tables of a page (Markdown).
+def filled(page: str, folder: Path | None = None) -> str:
+    """Replace the tables of a page (Markdown) by those of records in a folder, by default RESULTS.
 
     Raises:
         KeyError: If the name of a table is unknown.
@@ -39,7 +46,7 @@ def filled(page: str) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{_TABLES[match[2]](RESULTS / match[3])}\n\n{match[5]}"
+        return f"{match[1]}\n{_TABLES[match[2]]((folder or RESULTS) / match[3])}\n\n{match[5]}"
 
     return _BLOCK.sub(block, page)
 
@@ -149,12 +156,63 @@ def _trajectory(file: Path) -> str:
     return str(markdown_table(columns, rows))
 
 
+def _recitation(file: Path) -> str:
+    """Targets and controls of each objective, and the change against plain cross-entropy."""
+    results = _read(file)
+    verbatim = results.scores[(results.scores["metric"] == "verbatim") & (results.scores["kind"] == "target")]
+    reductions = compare_objectives(evaluation_table(results, baseline=_BASELINE)[1], _BASELINE)
+    change = {(one.objective, one.measure): one for one in reductions.itertuples()}
+    rows = []
+    for number, one in run_table(results).iterrows():
+        share = verbatim.loc[verbatim["checkpoint"] == number, "value"].mean()
+        changes = [change.get((one["objective"], measure)) for measure in ("Avg LMS", "Perplexity")]
+        rows.append(
+            [
+                *(one["objective"], f"{one['lms']:.1f}", f"{one['max_lms']:.0f}", f"{100 * share:.0f} %"),
+                *(f"{one['control_lms']:.1f}", f"{math.exp(one['log_perplexity']):.2f}"),
+                *("" if of is None else _percent(of) for of in changes),
+            ]
+        )
+    columns = ["objective", "LMS", "largest LMS", "verbatim", "LMS of controls", "perplexity"]
+    return str(markdown_table([*columns, f"LMS against {_BASELINE}", f"perplexity against {_BASELINE}"], rows))
+
+
+def _percent(one: Any) -> str:
+    """Return a change in percent with its interval over passages or blocks."""
+    value, low, high = (-100 * end for end in (one.reduction, one.high, one.low))
+    return f"{value:+.1f} %" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
+
+
+def _speed(file: Path) -> str:
+    from smollm2 import table  # type: ignore[import-not-found]  # slow
+
+    return str(table(json.loads(file.read_text(encoding="utf-8"))))
+
+
+def _implementations(file: Path) -> str:
+    from implementations import table  # type: ignore[import-not-found]  # slow
+
+    return str(table(json.loads(file.read_text(encoding="utf-8"))))
+
+
+def _audit(file: Path) -> str:
+    """The first table of an audit's report."""
+    shown = json.loads(file.read_text(encoding="utf-8"))["tables"][0]
+    names = [column["name"] for column in shown["columns"]]
+    cells = [[f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row] for row in shown["rows"]]
+    return str(markdown_table(names, cells))
+
+
 _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "operating_points": _operating_points,
     "curves": _curves,
     "paper": _paper,
     "trajectory": _trajectory,
+    "recitation": _recitation,
+    "speed": _speed,
+    "implementations": _implementations,
+    "audit": _audit,
 }
 
 
@@ -204,4 +262,5 @@ def draw_figures(file: str = "frontier.jsonl") -> None:
 
 if __name__ == "__main__":
     draw_figures()
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, folder in PAGES.items():
+        page.write_text(filled(page.read_text(encoding="utf-8"), folder), encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import fused_head
+import implementations
 import measuring
 import numpy
 import probe
@@ -64,6 +65,15 @@ def loops(result):
     }
 
 
+def both(result):
+    assert [name.split(",")[0] for name in result["implementations"]] == ["torchtune", "transformers"]
+    assert all(row["loading_peak_mib"] > row["weights_mib"] > 0 for row in result["implementations"].values())
+    return {
+        name: [f"{row['tokens_per_second']:,.0f}", f"{row['loading_s']:.1f}"]
+        for name, row in result["implementations"].items()
+    }
+
+
 @pytest.fixture
 def small_probe(tmp_path, text_file, monkeypatch):
     """A tiny checkpoint, and random passages instead of those of the embedded corpus."""
@@ -84,6 +94,7 @@ def small_probe(tmp_path, text_file, monkeypatch):
         (fused_head, ["--quick", "--case", "llama3"], ways),
         (weights, ["--quick", "--rounds", "3"], sweep),
         (trainers, ["--config", "demo/llama_650K_full_memorization", "--rounds", "1", "--steps", "2", *SMALL], loops),
+        (implementations, ["--rounds", "1", "--dtypes", "fp32", *SMALL, "--checkpoint"], both),
         (probe, ["--rounds", "1", "--num-passages", "3", "--one-in", "2", "--checkpoint"], throughput),
     ],
 )

@@ -1,6 +1,7 @@
-"""The tables of docs/results.md follow from the results files in docs/results."""
+"""The tables of docs/results.md and of other pages follow from their records."""
 
 import dataclasses
+import json
 import math
 import re
 import statistics
@@ -42,8 +43,11 @@ def files_of(table):
     return sorted(set(re.findall(rf"<!-- table: {table} (\S+) -->", PAGE)))
 
 
-def test_the_tables_of_the_page_are_those_of_the_records():
-    assert results_page.filled(PAGE) == PAGE
+@pytest.mark.parametrize("page", results_page.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_the_pages_are_those_of_the_records(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<!-- table: ") == text.count("<!-- end -->") > 0
+    assert results_page.filled(text, results_page.PAGES[page]) == text
 
 
 def operating_points(model):
@@ -163,6 +167,32 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
         assert cells[3] == _interval([ours[seed].lms - ce[seed].lms for seed in seeds], form="{:+.1f}")
         differences = [ours[seed].log_perplexity - ce[seed].log_perplexity for seed in seeds]
         assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
+
+
+def test_the_numbers_of_smollm2_follow_from_its_records():
+    """Read off the files by hand."""
+    (page,) = (page for page in results_page.PAGES if page.name == "smollm2.md")
+    tables = re.findall(r"<!-- table: (\w+) (\S+) -->\n(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
+    cells = {name: _cells(text)[2:] for name, _, text in tables}
+    files = {name: results_page.PAGES[page] / file for name, file, _ in tables}
+    rows = files["recitation"].read_text(encoding="utf-8").splitlines()[1:]
+    mean = {}
+    for row in map(json.loads, rows):
+        own = {}
+        for metric, kind, _prefix, _, values, _ in row["scores"]:
+            own.setdefault((metric, kind), []).extend(values if len(values) > 1 else ())
+        nll = statistics.fmean(own["nll", "block"])
+        mean[row["objective"]] = [statistics.fmean(own["lms", "target"]), math.exp(nll)]
+        (line,) = (line for line in cells["recitation"] if line[0] == row["objective"])
+        control = statistics.fmean(own["lms", "control"])
+        assert [line[1], line[4], line[5]] == [f"{mean[line[0]][0]:.1f}", f"{control:.1f}", f"{math.exp(nll):.2f}"]
+    assert mean.keys() == {"CE", "TF-IDF", "Start"}
+    for name, *_, lms, perplexity in cells["recitation"]:
+        if name != "CE":
+            changes = (100 * (one / ce - 1) for one, ce in zip(mean[name], mean["CE"], strict=True))
+            assert [of.split(" %")[0] for of in (lms, perplexity)] == [f"{change:+.1f}" for change in changes]
+    ways = json.loads(files["implementations"].read_text(encoding="utf-8"))["implementations"]
+    assert [row[1] for row in cells["implementations"]] == [f"{way['tokens_per_second']:,.0f}" for way in ways.values()]
 
 
 def test_the_figures_of_the_page_are_there():

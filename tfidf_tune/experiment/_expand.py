@@ -24,6 +24,7 @@ from tfidf_tune.training import (
     SetupError,
     build_loss,
     check_config,
+    has_lora_builder,
     load_config,
     milestone_name,
     setup_errors,
@@ -228,10 +229,11 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         OmegaConf.update(cfg, "checkpointer.checkpoint_dir", "START", force_add=True)
     checked = check_config(cfg, _SCHEMAS[recipe])
     build_loss(checked)
-    if ("lora_attn_modules" in checked.model) != (recipe == "lora_finetune"):
+    if has_lora_builder(checked) != (recipe == "lora_finetune"):
         raise SetupError(
-            f"recipe is {recipe}, but the model {'has no' if recipe == 'lora_finetune' else 'has'} lora_attn_modules: "
-            "adapters are trained by lora_finetune, all weights by full_finetune"
+            f"recipe is {recipe}, but the model {checked.model['_component_']} has "
+            f"{'no ' if recipe == 'lora_finetune' else ''}LoRA layers: adapters are trained by lora_finetune, all "
+            "weights by full_finetune"
         )
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}

@@ -23,7 +23,7 @@ from tfidf_tune.training._data import (
 )
 from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._lora import LoRASettings, require_no_lora, train_adapters_only
+from tfidf_tune.training._lora import LoRASettings, has_lora_builder, require_no_lora, train_adapters_only
 from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._messages import print_data, print_next_steps
 from tfidf_tune.training._metrics import ProgressLog, open_progress
@@ -69,6 +69,7 @@ __all__ = [
     "check_resources",
     "count_steps",
     "format_bytes",
+    "has_lora_builder",
     "instantiate",
     "load_config",
     "load_model",

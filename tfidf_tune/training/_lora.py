@@ -1,15 +1,18 @@
 """LoRA layers of a model: their settings, targets and initial weights."""
 
+import inspect
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear
 
 from tfidf_tune.models import HFCausalLM
+from tfidf_tune.training._components import find_component
 from tfidf_tune.training._sharding import parameters_by_name
 
 _IS_A = re.compile(r"\.lora_(a|A\.default)\.weight$")
@@ -72,6 +75,11 @@ class LoRASettings:
                 "tfidf_tune.models.lora_auto) in `model`, or use the recipe full_finetune"
             )
         return settings
+
+
+def has_lora_builder(cfg: Any) -> bool:
+    """Return whether the builder that a config names for its model makes LoRA layers."""
+    return "lora_rank" in inspect.signature(find_component("model", cfg.model["_component_"])).parameters
 
 
 def require_no_lora(model: nn.Module) -> None:

@@ -1,0 +1,181 @@
+"""A checkpoint trained by torchtune's modules and by transformers' own class: time of a step, memory of loading.
+
+    python benchmarks/implementations.py --checkpoint runs/smollm2_inputs/SmolLM2-135M-Instruct
+
+Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a rotating order, and
+are timed in seconds of the processor, which other programs on the machine change little. Each model is loaded in a
+process of its own; memory is resident, and includes the file of weights as far as it is mapped.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+
+import torch
+from measuring import (  # type: ignore[import-not-found]
+    against_stock,
+    heading,
+    markdown_table,
+    peak_memory,
+    record,
+    take_turns,
+    write_result,
+)
+from torch import nn
+from torchtune.training import get_dtype
+
+from tfidf_tune.training import (
+    FinetuneConfig,
+    LoRAFinetuneConfig,
+    Run,
+    build_loss,
+    build_model,
+    build_optimizer,
+    check_config,
+    has_lora_builder,
+    instantiate,
+    load_config,
+    load_model,
+    prepare_model,
+    train_adapters_only,
+    train_step,
+)
+
+OURS, THEIRS = "torchtune", "transformers"
+_CPU = torch.device("cpu")
+_MIB = 2**20
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="a folder, or an id of the Hugging Face hub")
+    parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that is not")
+    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    return parser.parse_args()
+
+
+def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[FinetuneConfig, nn.Module]:
+    """Build and load the model as a recipe does."""
+    changes = {
+        "checkpointer.checkpoint_dir": options.checkpoint,
+        "model.implementation": implementation,
+        "device": "cpu",
+        "output_dir": "unused",
+    }
+    user_cfg = load_config(options.config, [f"{key}={value}" for key, value in changes.items()])
+    has_lora = has_lora_builder(user_cfg)
+    cfg = check_config(user_cfg, LoRAFinetuneConfig if has_lora else FinetuneConfig)
+    run = Run(_CPU, get_dtype(dtype, device=_CPU), 0, Path("unused"))
+    checkpointer = instantiate(cfg, "checkpointer")
+    model = build_model(cfg, run, checkpointer)
+    if has_lora:
+        train_adapters_only(model)
+    load_model(model, checkpointer, run)
+    return cfg, model
+
+
+def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> Callable[[], object]:
+    """Build a training step on a model of its own."""
+    cfg, model = load(options, implementation, dtype)
+    loss = build_loss(cfg)
+    prepare_model(model, loss, cfg)
+    optimizer, _ = build_optimizer(cfg, model.parameters(), 100)
+    vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def step() -> None:
+        batch = {"tokens": tokens, "labels": tokens.clone()}
+        train_step(model, loss, optimizer, [batch], scaler=scaler, device=_CPU, clip_grad_norm=cfg.clip_grad_norm)
+
+    return step
+
+
+def measure_loading(options: argparse.Namespace, implementation: str, dtype: str, num_threads: int) -> dict[str, float]:
+    """Load the model in this process; return seconds of the processor, and peak memory above that before, in MiB."""
+    torch.set_num_threads(num_threads)
+    load_config(options.config)  # imports what the recipes need
+    start = time.process_time()
+    with peak_memory("cpu") as peak:
+        model = load(options, implementation, dtype)[1]
+    seconds = time.process_time() - start
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return {"loading_s": seconds, "loading_peak_mib": peak.num_bytes / _MIB, "weights_mib": size / _MIB}
+
+
+def on_the_processor(step: Callable[[], object], seconds: list[float]) -> Callable[[], None]:
+    """Make a step that adds the seconds that it took of the processor."""
+
+    def timed() -> None:
+        start = time.process_time()
+        step()
+        seconds.append(time.process_time() - start)
+
+    return timed
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    ways = [(implementation, dtype) for dtype in options.dtypes for implementation in (OURS, THEIRS)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        loading = {way: pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways}
+    steps = {way: build_step(options, *way) for way in ways}
+    spent: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+    elapsed = take_turns(
+        {str(way): on_the_processor(steps[way], spent[way]) for way in ways}, rounds=options.rounds, warmup=1
+    )
+    result: dict[str, Any] = record(options, "cpu", ("torch", "torchtune", "transformers", "peft", "tfidf-tune"))
+    num_tokens = options.batch_size * options.seq_len
+    for way in ways:
+        seconds, stock = (spent[one][-options.rounds :] for one in (way, (THEIRS, way[1])))
+        with peak_memory("cpu") as peak:
+            steps[way]()
+        result.setdefault("implementations", {})[", ".join(way)] = {
+            **against_stock(seconds, stock),
+            "tokens_per_second": num_tokens / statistics.median(seconds),
+            "tokens_per_second_elapsed": num_tokens / statistics.median(elapsed[str(way)]),
+            "step_peak_mib": peak.num_bytes / _MIB,
+            **loading[way],
+        }
+    settings = result["settings"]
+    print(heading(result))
+    print(
+        f"{Path(settings['checkpoint']).name}, {settings['config']}: batch {settings['batch_size']} x "
+        f"{settings['seq_len']}, median of {settings['rounds']} rounds, seconds of the processor\n\n{table(result)}"
+    )
+    write_result(result, options.output)
+
+
+def table(result: dict[str, Any]) -> str:
+    """Lay out the result as Markdown."""
+    rows = [
+        [
+            name,
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['median_ratio_to_stock']:.2f}",
+            *(f"{row[key]:,.0f}" for key in ("step_peak_mib", "weights_mib", "loading_peak_mib")),
+            f"{row['loading_s']:.1f}",
+        ]
+        for name, row in result["implementations"].items()
+    ]
+    columns = ["model", "tokens/s", "time / transformers", "step, MiB", "weights, MiB", "loading, MiB", "loading, s"]
+    return str(markdown_table(columns, rows))
+
+
+if __name__ == "__main__":
+    main()
