@@ -1,6 +1,7 @@
 """A checkpoint trained by torchtune's modules and by transformers' own class: time of a step, memory of loading.
 
     python benchmarks/implementations.py --checkpoint runs/smollm2_inputs/SmolLM2-135M-Instruct
+    python benchmarks/implementations.py --dtypes bf16 --set model.quantize_base=true
 
 Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a rotating order, and
 are timed in seconds of the processor, which other programs on the machine change little. Each model is loaded in a
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
@@ -30,6 +32,7 @@ from measuring import (  # type: ignore[import-not-found]
 )
 from torch import nn
 from torchtune.training import get_dtype
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -56,8 +59,9 @@ _MIB = 2**20
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="a folder, or an id of the Hugging Face hub")
+    parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
     parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -71,10 +75,11 @@ def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[
     changes = {
         "checkpointer.checkpoint_dir": options.checkpoint,
         "model.implementation": implementation,
+        "dataset.source": "unused",
         "device": "cpu",
         "output_dir": "unused",
     }
-    user_cfg = load_config(options.config, [f"{key}={value}" for key, value in changes.items()])
+    user_cfg = load_config(options.config, [*(f"{key}={value}" for key, value in changes.items()), *options.set])
     has_lora = has_lora_builder(user_cfg)
     cfg = check_config(user_cfg, LoRAFinetuneConfig if has_lora else FinetuneConfig)
     run = Run(_CPU, get_dtype(dtype, device=_CPU), 0, Path("unused"))
@@ -130,6 +135,29 @@ def on_the_processor(step: Callable[[], object], seconds: list[float]) -> Callab
 def main() -> None:
     """Measure and print."""
     options = parse_arguments()
+    with TemporaryDirectory() as folder:
+        name = options.checkpoint or "a random Llama of 273 million parameters"
+        if options.checkpoint is None:
+            options.checkpoint = write_random_llama(Path(folder))
+        measure(options, name)
+
+
+def write_random_llama(folder: Path) -> str:
+    """Write a model whose linear layers have multiples of 16,384 weights, as NF4 needs."""
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        max_position_embeddings=512,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+def measure(options: argparse.Namespace, name: str) -> None:
+    """Measure the options' checkpoint and print; ``name`` is what the result calls it."""
     ways = [(implementation, dtype) for dtype in options.dtypes for implementation in (OURS, THEIRS)]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
@@ -140,6 +168,7 @@ def main() -> None:
         {str(way): on_the_processor(steps[way], spent[way]) for way in ways}, rounds=options.rounds, warmup=1
     )
     result: dict[str, Any] = record(options, "cpu", ("torch", "torchtune", "transformers", "peft", "tfidf-tune"))
+    result["settings"]["checkpoint"] = name
     num_tokens = options.batch_size * options.seq_len
     for way in ways:
         seconds, stock = (spent[one][-options.rounds :] for one in (way, (THEIRS, way[1])))
