@@ -41,6 +41,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "OPT": ("opt", _NEOX | {"ffn_dim": 128, "word_embed_proj_dim": 64, "dropout": 0.0}, "OPTForCausalLM"),
     "Granite": ("granite", _LLAMA | {"logits_scaling": 2.0, "embedding_multiplier": 3.0}, "GraniteForCausalLM"),
     "Mixtral": ("mixtral", _LLAMA | {"num_local_experts": 4, "sliding_window": None}, "MixtralForCausalLM"),
+    "GLM-4 MoE": ("glm4_moe", _HEADS_OF_16 | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+                  "topk_group": 1, "moe_intermediate_size": 32}, "Glm4MoeForCausalLM"),
     "Falcon": ("falcon", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, "FalconForCausalLM"),
     "SmolLM3": ("smollm3", _LLAMA | {"no_rope_layers": [1, 0]}, "SmolLM3ForCausalLM"),
 }  # fmt: skip
@@ -58,7 +60,7 @@ def make_checkpoint(name: str, folder: Path, text_file: Path, **overrides: Any) 
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(hf_config(name, **overrides), dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+        for value in model.state_dict().values():  # buffers, too
+            value += 0.1 * torch.randn_like(value)
     model.save_pretrained(folder)
     return make_tokenizer(folder, text_file)

@@ -162,7 +162,16 @@ KINDS = [
     BadInput(
         "a masked language model",
         checkpoint(settings(model_type="bert", architectures=["BertForMaskedLM"])),
-        r"'bert', is a masked language model: name a checkpoint of a causal",
+        r"'bert', is an encoder, not a decoder: name a checkpoint of a causal",
+    ),
+    BadInput("an encoder that does not say what it is", checkpoint(another("electra")), r"'electra', is an encoder"),
+    BadInput(
+        "whole numbers for weights, by transformers' class",
+        checkpoint(
+            weights(lambda state_dict: state_dict.update({NORM: state_dict[NORM].long()})),
+            model={"_component_": "tfidf_tune.models.auto", "implementation": "transformers"},
+        ),
+        r"model\.norm\.weight is of torch\.int64, not floating point",
     ),
     BadInput("no language model", checkpoint(another("vit")), r"'vit', has no causal language model in transformers"),
     BadInput(

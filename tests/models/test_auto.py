@@ -137,6 +137,38 @@ def test_a_layer_without_a_form_in_nf4_is_refused():
         on_meta(lora_auto, hf_config("GPT-2", n_embd=256), quantize_base=True)
 
 
+def test_a_model_without_names_of_its_layers_has_a_list_of_them():
+    """OpenAI's first GPT does not say which of its modules are layers."""
+    config = transformers.AutoConfig.for_model("openai-gpt", vocab_size=320, n_embd=64, n_layer=3, n_head=4)
+
+    model = on_meta(lora_auto, config)
+
+    assert model.layer_names == tuple(f"hf.transformer.h.{index}" for index in range(3))
+    assert {module.r["default"] for module in model.modules() if hasattr(module, "lora_A")} == {8}
+
+
+def test_layers_that_share_weights_are_refused():
+    config = transformers.AutoConfig.for_model(
+        "zamba2", hidden_size=64, num_attention_heads=4, num_hidden_layers=6, intermediate_size=64, vocab_size=320,
+        mamba_d_state=8, n_mamba_heads=8, mamba_ngroups=1,
+        layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "mamba", "mamba"],
+    )  # fmt: skip
+
+    with pytest.raises(ValueError, match="Zamba2ForCausalLM has layers that share weights"):
+        on_meta(auto, config)
+
+
+def test_layers_that_peft_refuses_get_no_adapters():
+    config = transformers.AutoConfig.for_model("mamba", vocab_size=320, hidden_size=64, num_hidden_layers=2)
+
+    model = on_meta(lora_auto, config, lora_targets="all-linear")
+
+    adapted = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    assert adapted == {"in_proj", "x_proj", "dt_proj"}
+    with pytest.raises(ValueError, match="MambaForCausalLM has no linear layers of an attention: set it to all-linear"):
+        on_meta(lora_auto, config)
+
+
 UNCAPPED = {"final_logit_softcapping": None}
 HEADS = [("Qwen3", {}), ("OPT", {}), ("Granite", {}), ("GPT-2", {}), ("Gemma 2", {}), ("Gemma 2", UNCAPPED)]
 

@@ -79,7 +79,7 @@ def test_logits_and_gradients_are_those_of_documents_in_rows_of_their_own(name, 
 # By positions; with windows shorter than a row; by a mask.
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma 2", "Phi-3", "GPT-2", "Granite", "Mixtral", "OPT", "Falcon"])
 def test_models_of_transformers_keep_documents_apart(name, documents, batch):
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(random_config(name)), ROW)
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(random_config(name)), ROW).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
@@ -95,11 +95,23 @@ def test_models_of_transformers_keep_documents_apart(name, documents, batch):
     assert not torch.allclose(model(batch["tokens"])[in_documents], expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["Mamba", "Bloom"])
-def test_a_model_that_cannot_keep_documents_apart_is_refused(name):
-    config = transformers.AutoConfig.for_model(name.lower(), vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2)
-    config.n_layer, config.n_head = 2, 4
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW)
+SMALL = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+WINDOW = {
+    "head_dim": 16, "num_key_value_heads": 2, "num_local_experts": 4, "intermediate_size": 64, "sliding_window": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "settings"),
+    [
+        ("Mamba", "mamba", {}),
+        ("Bloom", "bloom", {"n_layer": 2, "n_head": 4}),
+        ("GptOss", "gpt_oss", WINDOW),  # a mask would replace that of its windows
+    ],
+)
+def test_a_model_that_cannot_keep_documents_apart_is_refused(name, model_type, settings):
+    config = transformers.AutoConfig.for_model(model_type, **SMALL | settings)
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW).eval()
 
     with pytest.raises(ValueError, match=f"{name}ForCausalLM cannot keep the documents of packed rows apart"):
         model.check_packing()

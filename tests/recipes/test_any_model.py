@@ -12,13 +12,14 @@ import torch
 import transformers
 from any_models import ARCHITECTURES, make_checkpoint
 from recipe_processes import RecipeRun, run_to_the_end
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from tfidf_tune import training
 from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import HFTokenizer, injected_corpus_dataset, read_probe_file
 from tfidf_tune.loss import HeadInput
+from tfidf_tune.models import HFCausalLM
 from tfidf_tune.training import HFCheckpointer, load_config
 
 TOKENS = torch.arange(1, 33)[None]
@@ -327,3 +328,34 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path):
     assert type(trained).__name__ == "NewForCausalLM"
     with torch.no_grad():
         assert torch.equal(trained.eval()(TOKENS).logits, hf_logits(plain / "checkpoint_100pct"))
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    """One whose config does not give it away."""
+    config = transformers.AutoConfig.for_model("gpt2", vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=64)
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), 64).eval()
+    model.check_causality()
+
+    plain = model.hf.transformer.forward
+    model.hf.transformer.forward = lambda ids, **inputs: plain(ids.flip(1), **inputs)
+
+    with pytest.raises(ValueError, match="GPT2LMHeadModel sees the tokens that it has to predict"):
+        model.check_causality()
+
+
+def test_an_output_layer_that_config_json_ties_but_the_files_do_not_is_refused(base, tmp_path):
+    folder = shutil.copytree(base("SmolLM2"), tmp_path / "base")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    run = configured("full", tmp_path / "run", folder, "model.implementation=transformers")
+
+    with pytest.raises(training.SetupError, match="tie_word_embeddings is True, but the files have different weights"):
+        run.here()
+
+
+def test_merged_adapters_of_transposed_layers_are_those_of_training(base, tmp_path, logits_in_training):
+    checkpoint = configured("lora", tmp_path, base("GPT-2"), "merge_adapter=true").here() / "checkpoint_100pct"
+
+    torch.testing.assert_close(hf_logits(checkpoint), logits_in_training[checkpoint])

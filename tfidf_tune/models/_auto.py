@@ -37,8 +37,8 @@ def auto(
 
     Args:
         hf_config (PreTrainedConfig): the checkpoint's config.
-        implementation (Implementation): ``torchtune`` for torchtune's modules, which load weights one by one and take
-            the least memory; ``transformers`` for transformers' own class; ``auto`` for torchtune's where they can
+        implementation (Implementation): ``torchtune`` for torchtune's modules, which load weights one by one, NF4
+            included; ``transformers`` for transformers' own class; ``auto`` for torchtune's where they can
             represent the model exactly, else transformers'. Default: "auto".
         max_seq_len (int | None): longest sequence. Default: None, that of the checkpoint; with torchtune's modules,
             which have no sliding window, at most the window.
@@ -70,7 +70,8 @@ def lora_auto(
     Args:
         hf_config (PreTrainedConfig): as for :func:`auto`.
         lora_targets (str | Sequence[str]): the linear layers that get adapters: ``attention`` for all of the attention,
-            ``all-linear`` for all but the output layer, or names in the checkpoint, such as ``[q_proj, v_proj]``.
+            ``all-linear`` for all but the output layer and the experts of a mixture, or names in the checkpoint, such
+            as ``[q_proj, v_proj]``.
             Default: "attention".
         lora_rank (int): rank of the adapters. Default: 8.
         lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
@@ -95,6 +96,7 @@ def _build(
     if implementation not in _IMPLEMENTATIONS:
         raise ValueError(f"implementation is {implementation!r}: choose one of {', '.join(_IMPLEMENTATIONS)}")
     limit = getattr(hf_config, "max_position_embeddings", None)
+    limit = limit if limit is not None and limit > 0 else None  # XLNet has -1
     if max_seq_len is not None and limit is not None and max_seq_len > limit:
         raise ValueError(f"max_seq_len is {max_seq_len}, the checkpoint's limit is {limit}: lower it")
     length = max_seq_len or limit or _DEFAULT_LENGTH
@@ -181,7 +183,10 @@ def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tupl
 
 
 def _layers_with_lora(hf: Any, lora: _LoRA) -> list[str]:
-    possible = list(linear_layers(hf))
+    # PEFT refuses the output projection of Mamba's mixers.
+    possible = [
+        name for name in linear_layers(hf) if not ("mamba" in name + hf.config.model_type and name.endswith("out_proj"))
+    ]
     if lora.targets == "all-linear":
         return possible
     if lora.targets == "attention":

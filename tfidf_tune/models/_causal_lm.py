@@ -46,6 +46,7 @@ class HFCausalLM(nn.Module):
         hf (PreTrainedModel): the model, without its output layer if :attr:`output` is one.
         output (Any): the output layer, a ``TiedLinear`` where it shares the weights of the embedding. None if the model
             keeps it.
+        has_tied_head (bool): whether the output layer has the weight of the embedding.
         layer_names (tuple[str, ...]): names of the decoder layers.
         num_output_chunks (int): see torchtune's ``TransformerDecoder``; 0 for logits in one piece.
     """
@@ -59,6 +60,8 @@ class HFCausalLM(nn.Module):
         self.layer_names = tuple(f"{_PREFIX}{name}" for name in _decoder_layers(hf))
         self._packs_by = "positions"
         head: Any = hf.get_output_embeddings()
+        if head is None:
+            raise ValueError(f"{type(hf).__name__} has no output layer over the vocabulary")
         self._head_name = next(name for name, module in hf.named_modules() if module is head)
         is_tied = head.weight is hf.get_input_embeddings().weight
         self.output: Any = None
@@ -67,6 +70,10 @@ class HFCausalLM(nn.Module):
             hf.set_submodule(self._head_name, nn.Identity())
         elif is_tied:
             hf.set_submodule(self._head_name, _TiedHead(hf.get_input_embeddings(), head.bias))
+        self.has_tied_head = is_tied
+        once = {name for name, _ in hf.named_parameters()}
+        if shared := [name for name, _ in hf.named_parameters(remove_duplicate=False) if name not in once]:
+            raise ValueError(f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not supported")
 
     @property
     def tok_embeddings(self) -> nn.Module:
@@ -132,36 +139,68 @@ class HFCausalLM(nn.Module):
         mask = torch.zeros(may_attend.shape, dtype=embeddings.weight.dtype, device=input_pos.device)
         return {"position_ids": input_pos, "attention_mask": mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)}
 
-    @torch.no_grad()
+    def check_causality(self) -> None:
+        """Refuse a model whose logits depend on later tokens.
+
+        The model has its weights and is in eval mode. Every process of a sharded model has to call.
+
+        Raises:
+            ValueError: If they do.
+        """
+        tokens = self._sample(10)
+        changed = tokens.clone()
+        changed[:, -1] = tokens[:, 0]
+        logits, others = self._logits(tokens), self._logits(changed)
+        if not self._agree(others[:, :-1], logits[:, :-1], 1e-4):
+            raise ValueError(
+                f"{type(self.hf).__name__} sees the tokens that it has to predict: name a checkpoint of a causal "
+                "language model"
+            )
+
     def check_packing(self) -> None:
         """Find out how documents of packed rows are kept apart: by the positions in most models, in others by a mask.
 
-        The model has its weights. Every process of a sharded model has to call.
+        The model has its weights and is in eval mode. Every process of a sharded model has to call.
 
         Raises:
             ValueError: If the model has no such way.
         """
-        num_chunks, was_training = self.num_output_chunks, self.training
-        self.num_output_chunks = 0
-        self.eval()
+        tokens = self._sample(10)
+        others = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)  # the same second document behind another
+        positions = torch.cat([torch.arange(4), torch.arange(6)])[None].to(tokens.device)
+        alone = torch.cat([self._logits(tokens[:, :4]), self._logits(tokens[:, 4:])], dim=1)
+        # A mask would replace that of a sliding window.
+        window = getattr(self.hf.config, "sliding_window", None) or self.max_seq_len
+        ways = ("positions", "mask") if window >= self.max_seq_len else ("positions",)
+        for self._packs_by in ways:
+            try:
+                packed, behind = (self._logits(row, positions) for row in (tokens, others))
+            except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
+                continue
+            if self._agree(packed, alone, 1e-3) and self._agree(packed[:, 4:], behind[:, 4:], 1e-4):
+                return
+        raise ValueError(f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows unpacked")
+
+    def _agree(self, found: Tensor, expected: Tensor, tolerance: float) -> bool:
+        """Return whether logits differ by rounding only; ``tolerance`` is a share of the largest, in float32."""
         embeddings: Any = self.tok_embeddings
-        device = next(self.parameters()).device
-        tokens = torch.arange(1, 11, device=device)[None] % embeddings.num_embeddings
-        positions = torch.cat([torch.arange(4), torch.arange(6)])[None].to(device)
-        alone = torch.cat([self(part) for part in tokens.split([4, 6], dim=1)], dim=1).float()
-        leak = (self(tokens)[:, 4:].float() - alone[:, 4:]).norm()
+        tolerance = max(tolerance, 4 * torch.finfo(embeddings.weight.dtype).eps)
+        return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+    def _sample(self, num_tokens: int) -> Tensor:
+        embeddings: Any = self.tok_embeddings
+        tokens = torch.arange(1, num_tokens + 1, device=next(self.parameters()).device)[None]
+        return tokens % int(embeddings.num_embeddings)
+
+    @torch.no_grad()
+    def _logits(self, tokens: Tensor, input_pos: Tensor | None = None) -> Tensor:
+        """Return logits in one piece."""
+        num_chunks, self.num_output_chunks = self.num_output_chunks, 0
         try:
-            for self._packs_by in ("positions", "mask"):
-                try:
-                    packed = self(tokens, input_pos=positions).float()
-                except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
-                    continue
-                if (packed - alone).norm() <= 0.1 * leak:
-                    return
+            logits: Tensor = self(tokens, input_pos=input_pos).float()
         finally:
             self.num_output_chunks = num_chunks
-            self.train(was_training)
-        raise ValueError(f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows unpacked")
+        return logits
 
     def hf_name(self, name: str) -> str:
         """Return the name that transformers has for a parameter or buffer of this model, also of a layer with LoRA."""
@@ -207,9 +246,15 @@ def quantize(hf: PreTrainedModel) -> None:
 
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:
-    """Return the names of the modules that transformers never splits over devices: the decoder layers."""
+    """Return the names of the decoder layers: what transformers never splits over devices, or the longest list."""
     kinds = set(hf._no_split_modules or ())
     names = [name for name, module in hf.named_modules() if type(module).__name__ in kinds]
+    if not names:
+        lists = {name: module for name, module in hf.named_modules() if isinstance(module, nn.ModuleList)}
+        if not lists:
+            raise ValueError(f"{type(hf).__name__} has no list of decoder layers")
+        longest = max(lists, key=lambda name: len(lists[name]))
+        names = [f"{longest}.{index}" for index in range(len(lists[longest]))]
     return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.training._errors import first_line
@@ -89,8 +89,10 @@ def _check_kind(config: PreTrainedConfig, values: dict[str, Any], folder: Path) 
         kind = "has an encoder and a decoder"
     elif any(hasattr(config, f"{part}_config") for part in ("vision", "audio")):
         kind = "also reads images or sound"
-    elif any("MaskedLM" in name for name in architectures):
-        kind = "is a masked language model"
+    elif any("MaskedLM" in name for name in architectures) or (
+        type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
+    ):
+        kind = "is an encoder, not a decoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in values.get("auto_map", {}):
         kind = "has no causal language model in transformers"
     if kind is not None:

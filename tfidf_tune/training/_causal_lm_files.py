@@ -1,37 +1,45 @@
 """Checkpoints of transformers' own model classes: checked, loaded and saved by transformers."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tfidf_tune.models import HFCausalLM, StateDict, build_hf, has_own_code
 from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._hf_files import read_weights
 from tfidf_tune.training._lora import is_adapter
 from tfidf_tune.training._sharding import assign_parameters, local_tensor, parameters_by_name, plain_name
 
 _logger = logging.getLogger(__name__)
 
 
-def check_weights(folder: Path, config: PreTrainedConfig) -> None:
-    """Compare names and shapes of the files with those of the model, without reading a weight.
+def check_weights(folder: Path, files: Iterable[Path], config: PreTrainedConfig) -> None:
+    """Compare names, shapes and dtypes of the files with those of the model, without reading a weight.
 
     Raises:
-        ValueError: If a weight is missing or has another shape.
+        ValueError: If a weight is missing, has another shape, or is not floating point.
     """
-    _, info = _from_pretrained(folder, config, device_map="meta")
+    skeleton, info = _from_pretrained(folder, config, device_map="meta")
     problems = [
         f"{name} is {tuple(found)} in the files, {tuple(needed)} by config.json"
         for name, found, needed in sorted(info["mismatched_keys"])
     ]
     problems += [f"no weight {name}" for name in sorted(info["missing_keys"])]
+    dtypes = {name: value.dtype for file in files for name, value in read_weights(file).items()}
+    problems += [
+        f"{name} is of {dtypes[name]}, not floating point"
+        for name, _ in skeleton.named_parameters()
+        if not dtypes.get(name, torch.float32).is_floating_point
+    ]
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems[:5])
         more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -55,9 +63,19 @@ def load_causal_lm(
 ) -> None:
     """Load base weights and buffers; the whole model is in the host's memory once.
 
-    ``check`` gets name, stored dtype and value of each weight.
+    ``check`` gets name, dtype and value of each weight.
+
+    Raises:
+        SetupError: If config.json ties the output layer to the embedding, but the files have different weights.
     """
     loaded, _ = _from_pretrained(folder, config, dtype=dtype)
+    is_tied = loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    if is_tied != model.has_tied_head:
+        raise SetupError(
+            f"{folder / 'config.json'}: tie_word_embeddings is {model.has_tied_head}, but the files have "
+            f"{'one weight' if is_tied else 'different weights'} for embedding and output layer: correct it, or "
+            "download the checkpoint again"
+        )
     parameters = parameters_by_name(model)
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -79,7 +97,7 @@ def load_causal_lm(
 def whole_parts(model: HFCausalLM, plain: Callable[[Tensor], Tensor]) -> Iterator[StateDict]:
     """Yield the merged model under transformers' names, weight by weight; every process has to read all.
 
-    ``plain`` makes a complete weight of a parameter.
+    ``plain`` makes a complete weight of a parameter. Buffers that checkpoints have follow the parameters.
     """
     parameters = parameters_by_name(model)
     for name, parameter in parameters.items():
@@ -93,6 +111,9 @@ def whole_parts(model: HFCausalLM, plain: Callable[[Tensor], Tensor]) -> Iterato
             update = update.T if config.fan_in_fan_out else update
             value = (value.float() + update).to(value.dtype)
         yield {model.hf_name(name): value}
+    for name, module in model.named_modules():
+        for buffer in module._buffers.keys() - module._non_persistent_buffers_set:
+            yield {model.hf_name(plain_name(f"{name}.{buffer}")): plain(module.get_buffer(buffer))}
 
 
 def write_causal_lm(folder: Path, config: PreTrainedConfig, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
@@ -103,9 +124,9 @@ def write_causal_lm(folder: Path, config: PreTrainedConfig, parts: Iterator[Stat
     (folder / "generation_config.json").unlink(missing_ok=True)  # made up, where the checkpoint has none
 
 
-def _from_pretrained(folder: Path, config: PreTrainedConfig, **options: Any) -> tuple[nn.Module, dict[str, Any]]:
+def _from_pretrained(folder: Path, config: PreTrainedConfig, **options: Any) -> tuple[Any, dict[str, Any]]:
     with _quiet(shows_bar=options.get("device_map") != "meta"):
-        loaded: tuple[nn.Module, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             trust_remote_code=has_own_code(config),

@@ -135,7 +135,7 @@ class HFCheckpointer:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
         if isinstance(model, HFCausalLM):
-            check_weights(self.folder, self.transformers_config)
+            check_weights(self.folder, self.weight_files, self.transformers_config)
             return
         family = self.family
         by_config = self._shapes_by_config()

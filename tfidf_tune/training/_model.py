@@ -16,6 +16,7 @@ from torchtune import training
 from torchtune.modules import TiedLinear, TransformerDecoder
 from torchtune.training import set_default_dtype
 
+from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import HFCausalLM
@@ -83,6 +84,9 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
         torch.manual_seed(run.seed)
         assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
     build_rope_tables(model, run.device)
+    if isinstance(model, HFCausalLM):
+        with setup_errors("config: model"), evaluating(model):
+            model.check_causality()
     training.validate_no_params_on_meta_device(model)
 
 
@@ -93,7 +97,7 @@ def check_packed(model: nn.Module, dataset: Dataset[Any]) -> None:
         SetupError: If the data set is packed and the model cannot.
     """
     if isinstance(model, HFCausalLM) and is_packed(dataset):
-        with setup_errors("config: dataset: packed"):
+        with setup_errors("config: dataset: packed"), evaluating(model):
             model.check_packing()
 
 
