@@ -8,6 +8,7 @@ from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfidf_tune.data._sequences import LabelMask, after_prompt
 from tfidf_tune.data._sources import check_length
@@ -232,8 +233,8 @@ def encode_chat(
         is_label = np.array(marked, dtype=np.bool_)
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
-        if train_on == "last":
-            is_label[: last_answer(is_label)[0]] = False
+        if train_on == "last" and len(runs := label_runs(is_label)):
+            is_label[: runs[-1, 0]] = False
         return ids, is_label
     is_label = np.zeros(len(ids), dtype=np.bool_)
     for turn in turns[-1:] if train_on == "last" else turns:
@@ -263,10 +264,9 @@ def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
     return max(_end(render, text, chat, turn), _num_common(prompt, text))
 
 
-def last_answer(is_label: LabelMask) -> tuple[int, int]:
-    """Return where the last run of label tokens starts and ends; (0, 0) if there is none."""
-    edges = np.flatnonzero(np.diff(is_label, prepend=False, append=False))
-    return (int(edges[-2]), int(edges[-1])) if len(edges) else (0, 0)
+def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
+    """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
+    return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
 
 
 def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:

@@ -72,7 +72,8 @@ def sft_dataset(
     answer, or have none of it left after the cut. A log line reports the formats and the counts.
 
     With ``targets``, passages for an evaluation of memorization are chosen from the last answers of the examples; the
-    prompt is the conversation before. Special tokens around an answer are not measured.
+    prompt is the conversation before. Special tokens around an answer are not measured. Its occurrences are counted in
+    all tokens that are learned, those of earlier turns included.
 
     - ``duplicates``: the answers that occur most often, at least twice;
     - ``random``: random examples whose answer occurs once; with ``num_repeats`` they are put in at random places until
