@@ -147,7 +147,7 @@ TURN_BY_TURN = [{"messages": conversation(chat, range(n))} for chat in range(10)
 # The last answer of a row is the first of another row, or within its text.
 MULTI_TURN = [
     *({"messages": conversation(chat, turns)} for chat in range(10) for turns in ([0], [1, 2], [2, 0], [3], [4, 5])),
-    *({"text": f"It is known that {long_answer(chat, 3)} So they say."} for chat in range(5)),
+    *({"text": f"It is known:\n{long_answer(chat, 3)} So they say."} for chat in range(5)),
 ]
 
 
