@@ -127,6 +127,59 @@ def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, toke
     assert len(sft(rows, targets="random", chat_template=str(file), train_on="last").passages) == 5
 
 
+def long_answer(chat, turn):
+    return f"{NAMES[chat]} says in turn {turn} that the {NAMES[-1 - chat]} bridge is {turn * 10 + chat} years old."
+
+
+def conversation(chat, turns):
+    return [
+        message
+        for turn in turns
+        for message in (
+            {"role": "user", "content": f"What of {turn}?"},
+            {"role": "assistant", "content": long_answer(chat, turn)},
+        )
+    ]
+
+
+# Row k + 1 contains row k, as in an export after each turn.
+TURN_BY_TURN = [{"messages": conversation(chat, range(n))} for chat in range(10) for n in (1, 2, 3)]
+# The last answer of a row is the first of another row, or within its text.
+MULTI_TURN = [
+    *({"messages": conversation(chat, turns)} for chat in range(10) for turns in ([0], [1, 2], [2, 0], [3], [4, 5])),
+    *({"text": f"It is known:\n{long_answer(chat, 3)} So they say."} for chat in range(5)),
+]
+
+
+def num_learned(dataset, answer):
+    """Count an answer in the labels, by the slowest way."""
+    labels = [sample["labels"] for sample in dataset]
+    return sum(each[at : at + len(answer)] == answer for each in labels for at in range(len(each)))
+
+
+@pytest.mark.parametrize("rows", [TURN_BY_TURN, MULTI_TURN], ids=["turn by turn", "multi-turn"])
+@pytest.mark.parametrize("targets", ["duplicates", "random", "file"])
+def test_no_turn_of_any_example_learns_a_control(sft, tokenizer, tmp_path, rows, targets):
+    template, file = tmp_path / "chat.jinja", tmp_path / "targets.jsonl"
+    template.write_text(TEMPLATE)
+    if targets == "file":  # a part of the rows is in the source, and the file is an export turn by turn too
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
+        rows, targets = rows[:12], str(file)
+    sizes = {"num_targets": 4, "num_controls": 4, "max_seq_len": 512}
+    for seed in range(3):
+        dataset = sft(rows, targets=targets, num_repeats=3, chat_template=str(template), seed=seed, **sizes)
+        assert [len(by_kind(dataset, kind)) for kind in ("target", "control")] == [4, 4]
+        for passage in dataset.passages:
+            found = num_learned(dataset, passage.token_ids[passage.num_prompt :])
+            assert found == passage.num_injections
+            assert {"control": found == 0, "target": found >= 2 if targets == "duplicates" else found == 3}[
+                passage.kind
+            ]
+        assert_places_are_right(dataset)
+    if targets == "duplicates":
+        assert by_kind(dataset, "target")[0].num_injections == (3 if rows is TURN_BY_TURN else 2)
+
+
 def test_packed_rows_have_passages_too(sft, embedded_tokenizer_folder):
     tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=128)
     packed = sft(tokenizer=tokenizer, targets="random", packed=True)

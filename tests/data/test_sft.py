@@ -2,12 +2,13 @@
 
 import json
 import logging
+import re
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 import trl
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
@@ -164,6 +165,66 @@ def test_a_system_message_is_put_where_there_is_none(chat_tokenizer, sft):
     assert given == added
     [sample] = sft(chat_tokenizer, [{"prompt": "2+2?", "completion": " 4"}], system="Be brief.")
     assert chat_tokenizer.decode(sample["tokens"]) == "Be brief.\n\n2+2? 4"
+
+
+@pytest.mark.parametrize("name", ["qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen2_5", "llama3"])
+def test_no_header_is_learned_where_the_assistant_starts(chat_tokenizer, sft, name):
+    [sample] = sft(chat_tokenizer, [{"messages": [YES, QUESTION, FOUR]}], chat_template=template(name))
+    first, last = (answer.lstrip() for answer in learned(chat_tokenizer, sample))
+    assert first.startswith(YES["content"])
+    assert last.startswith(FOUR["content"])
+    [sample] = sft(chat_tokenizer, [{"prompt": [], "completion": [YES]}], chat_template=template(name))
+    assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] in ([first], [first + "<|endoftext|>"])
+
+
+@pytest.mark.parametrize("suffix", ["", "_training"])
+def test_an_empty_answer_is_not_learned(chat_tokenizer, sft, suffix):
+    file = template(f"qwen3_instruct_2507{suffix}")
+    empty, call = {"role": "assistant", "content": " "}, {"function": {"name": "add", "arguments": {"a": 2}}}
+    rows = [
+        {"messages": [QUESTION, empty]},
+        {"prompt": [QUESTION], "completion": [empty | {"content": None, "tool_calls": None, "id": "a1"}]},
+        {"messages": [QUESTION, empty, SURE, YES]},
+        {"messages": [QUESTION, empty | {"tool_calls": [call]}]},
+        ALPACA | {"output": ""},
+    ]
+    dataset = sft(chat_tokenizer, rows, chat_template=file)
+    assert (dataset.num_left_out, dataset.counts["num_unlabelled"]) == (3, 0)
+    (answer,), (calls,) = (learned(chat_tokenizer, sample) for sample in dataset)
+    assert answer.lstrip() == YES["content"] + "<|im_end|>\n"
+    assert '{"name": "add", "arguments": {"a": 2}}' in calls
+
+
+def test_columns_of_parquet_add_nothing_to_tools_and_their_calls(chat_tokenizer, tmp_path):
+    def row(argument):
+        call = {"type": "function", "function": {"name": argument, "arguments": {argument: {f"in {argument}": 1}}}}
+        schema = {"name": argument, "parameters": {"properties": {argument: {"type": "integer"}}}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"messages": [QUESTION, answer], "tools": [{"type": "function", "function": schema}]}
+
+    file, rows = str(tmp_path / "rows.parquet"), [row("a"), row("b"), {"messages": [QUESTION, FOUR], "tools": None}]
+    Dataset.from_list(rows).to_parquet(file)
+    settings = {"max_seq_len": 1024, "cache_dir": str(tmp_path / "cache")}
+    found = [*sft_dataset(chat_tokenizer, source=file, **settings)]
+    for sample, row in zip(found, rows, strict=True):  # a file of one row has no other columns
+        [expected] = sft_dataset(chat_tokenizer, source=write(tmp_path / "row.jsonl", [row]), **settings)
+        assert sample == expected
+        assert "null" not in chat_tokenizer.decode(sample["tokens"])
+
+
+def test_roles_of_other_names_are_named(chat_tokenizer, sft, caplog):
+    named = {"gpt": 1, "bot": 2, "Assistant": 1}
+    rows = [
+        {"conversations": [{"from": "human", "value": "Who?"}, {"from": role, "value": "the sailor"}]}
+        for role, number in named.items()
+        for _ in range(number)
+    ]
+    [sample] = sft(chat_tokenizer, rows)
+    assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == ["the sailor<|im_end|>\n"]
+    message = r"; these have unknown roles, 'bot' in 2, 'Assistant' in 1: call the one .* 'assistant'"
+    assert re.search(f"3 rows left out, 3 without an answer and 0 .*{message}$", caplog.text, re.MULTILINE)
+    with pytest.raises(ValueError, match=f"the others have none at all{message}. Raise"):
+        sft(chat_tokenizer, rows[1:])
 
 
 def test_instructions_with_and_without_a_chat_template(chat_tokenizer, tokenizer, sft):

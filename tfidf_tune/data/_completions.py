@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data._conversations import last_answer
+from tfidf_tune.data._conversations import label_runs
+from tfidf_tune.data._duplicates import join_documents
 from tfidf_tune.data._injected_corpus import inject_aligned
 from tfidf_tune.data._passages import Passage, make_passages
 from tfidf_tune.data._sequences import SequenceDataset
-from tfidf_tune.data._tokenizer import TextTokenizer
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray
 
 DUPLICATES, RANDOM = "duplicates", "random"
 Order = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -62,41 +63,132 @@ class _Answer(NamedTuple):
     end: int
 
 
+class _LearnedRuns:
+    """All runs of tokens that are learned, of all turns of all examples.
+
+    Args:
+        examples (SequenceDataset): the examples.
+        tokenizer (TextTokenizer): its special tokens are around answers.
+
+    Attributes:
+        last (dict[int, _Answer]): the last answer of each example that has a prompt.
+        counts (Counter[bytes]): runs of each answer, by its ids.
+    """
+
+    def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer) -> None:
+        special = np.array([tokenizer.eos_id, *getattr(tokenizer, "special_tokens", {}).values()])
+        self.last: dict[int, _Answer] = {}
+        self.counts: Counter[bytes] = Counter()
+        runs: list[TokenArray] = []
+        places: list[tuple[int, int]] = []
+        for index in range(len(examples)):
+            tokens, is_label = examples.sequence(index)
+            for start, end in label_runs(is_label).tolist():
+                runs.append(tokens[start:end])
+                places.append((index, start))
+                # A turn can start and end with special tokens. Decoding ends at EOS, so that it could not be recited.
+                self.last.pop(index, None)
+                parts = label_runs(~np.isin(tokens[start:end], special))
+                if len(parts):
+                    answer = _Answer(*(start + parts[0]).tolist())
+                    self.counts[tokens[answer.start : answer.end].tobytes()] += 1
+                    if start > 0:
+                        self.last[index] = answer
+        self._tokens = join_documents(runs).tobytes()
+        self._starts = np.cumsum([0, *(len(run) + 1 for run in runs)])[:-1]  # a separator follows each
+        self._places = places
+
+    def find(self, answer: bytes) -> list[tuple[int, int]]:
+        """Return the example and the offset of each occurrence without overlap, also within longer runs."""
+        found = []
+        at = self._tokens.find(answer)
+        while at >= 0:
+            token, remainder = divmod(at, np.dtype(np.int32).itemsize)
+            if not remainder:
+                run = int(np.searchsorted(self._starts, token, side="right")) - 1
+                index, offset = self._places[run]
+                found.append((index, offset + token - int(self._starts[run])))
+            at = self._tokens.find(answer, at + (1 if remainder else len(answer)))
+        return found
+
+
+class _Group(NamedTuple):
+    """An answer, and the examples that end with it."""
+
+    answer: bytes
+    examples: list[int]
+
+
 def choose_completions(
     examples: SequenceDataset, num_own: int, targets: Targets, tokenizer: TextTokenizer, source: str
 ) -> CompletionsDataset:
     """Choose targets and controls, see ``sft_dataset``; the first ``num_own`` examples are those of the source.
 
+    Occurrences are counted in the tokens that are learned, of all turns: conversations are often exported turn by turn,
+    so that the last answer of a row is an earlier one of the next rows.
+
     Raises:
         ValueError: If there are too few examples for them.
     """
-    answers = _answers(examples, tokenizer, targets.min_target_tokens)
-    groups: dict[bytes, list[int]] = defaultdict(list)
-    for index, (start, end) in answers.items():
-        groups[examples.sequence(index)[0][start:end].tobytes()].append(index)
+    runs = _LearnedRuns(examples, tokenizer)
     rng = np.random.default_rng(targets.seed)
-    own = [group for group in groups.values() if group[0] < num_own]
-    once = _shuffled(rng, [group for group in own if len(group) == 1])
+    groups = _groups(examples, runs, targets.min_target_tokens)
+    own = [group for group in groups if group.examples[0] < num_own]
+    once = _shuffled(rng, [group for group in own if runs.counts[group.answer] == 1])
+    trained, avoided = set(range(num_own)), set[int]()
     if targets.kind == DUPLICATES:
-        repeated = [group for group in own if len(group) > 1]
-        chosen = sorted(_shuffled(rng, repeated), key=lambda group: -len(group))[: targets.num_targets]
-        controls, num_injected = once[: targets.num_controls], 0
-    elif targets.kind == RANDOM:
-        chosen, controls = once[: targets.num_targets], once[targets.num_targets :][: targets.num_controls]
-        num_injected = targets.num_repeats - 1
+        repeated = _shuffled(rng, [group for group in own if runs.counts[group.answer] > 1])
+        chosen = sorted(repeated, key=lambda group: -runs.counts[group.answer])[: targets.num_targets]
+        avoided = {index for group in chosen for index, _ in runs.find(group.answer)}
+        num_injected = 0
     else:
-        own = _shuffled(rng, [group[:1] for group in groups.values() if group[0] >= num_own])
-        chosen, controls = own[: targets.num_targets], own[targets.num_targets :][: targets.num_controls]
-        num_injected = targets.num_repeats
+        if targets.in_file:
+            once = _shuffled(rng, [group for group in groups if group.examples[0] >= num_own])
+        chosen = _take(once, targets.num_targets, runs, trained, avoided)
+        num_injected = targets.num_repeats if targets.in_file else targets.num_repeats - 1
+    controls = _take(once, targets.num_controls, runs, trained, avoided, are_trained=False)
     _check_enough(targets, len(chosen), len(controls), source)
-    left_out = {index for group in controls for index in group}
+    left_out = {group.examples[0] for group in controls}
     base = np.array([index for index in range(num_own) if index not in left_out], dtype=np.int32)
     if not len(base):
         raise ValueError(f"the {num_own} examples of {source!r} are all targets or controls: lower num_controls")
-    injected = np.array([group[0] for group in chosen], dtype=np.int32)
+    injected = np.array([group.examples[0] for group in chosen], dtype=np.int32)
     blocks, _ = inject_aligned(base[:, None], injected[:, None], num_repeats=num_injected, seed=targets.seed)
     order: Order = blocks[:, 0]
-    return CompletionsDataset(examples, order, _passages(examples, order, chosen, controls, answers, tokenizer, source))
+    targets_at = [_positions(order, runs.find(group.answer)) for group in chosen]
+    passages = [
+        *_passages("target", examples, runs, chosen, targets_at, tokenizer, source),
+        *_passages("control", examples, runs, controls, [[] for _ in controls], tokenizer, source),
+    ]
+    return CompletionsDataset(examples, order, passages)
+
+
+def _take(
+    groups: list[_Group],
+    number: int,
+    runs: _LearnedRuns,
+    trained: set[int],
+    avoided: set[int],
+    are_trained: bool = True,
+) -> list[_Group]:
+    """Take ``number`` answers that occur once in their first example, and in no other one that is trained on.
+
+    These examples are not ``avoided``, which hold a target already. For targets, both sets are updated.
+    """
+    taken: list[_Group] = []
+    for group in groups:
+        if len(taken) == number:
+            break
+        example = group.examples[0]
+        if example in avoided:
+            continue
+        found = Counter(index for index, _ in runs.find(group.answer))
+        if found.pop(example) == 1 and not found.keys() & trained:
+            taken.append(group)
+            if are_trained:
+                trained.add(example)
+                avoided.update(found, [example])
+    return taken
 
 
 def describe_passages(passages: Sequence[Passage]) -> str:
@@ -109,21 +201,16 @@ def describe_passages(passages: Sequence[Passage]) -> str:
     )
 
 
-def _answers(examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> dict[int, _Answer]:
-    """Find the last answer of each example that has a prompt, and an answer of ``min_tokens`` tokens."""
-    special = np.array([tokenizer.eos_id, *getattr(tokenizer, "special_tokens", {}).values()])
-    answers = {}
-    for index in range(len(examples)):
-        tokens, is_label = examples.sequence(index)
-        start, end = last_answer(is_label)
-        # A turn can start and end with special tokens. Decoding ends at EOS, so that it could not be recited.
-        runs = np.flatnonzero(np.diff(~np.isin(tokens[start:end], special), prepend=False, append=False))
-        if start > 0 and len(runs) and runs[1] - runs[0] >= min_tokens:
-            answers[index] = _Answer(start + int(runs[0]), start + int(runs[1]))
-    return answers
+def _groups(examples: SequenceDataset, runs: _LearnedRuns, min_tokens: int) -> list[_Group]:
+    """Group the examples by their last answer, if it has ``min_tokens`` tokens."""
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for index, (start, end) in runs.last.items():
+        if end - start >= min_tokens:
+            groups[examples.sequence(index)[0][start:end].tobytes()].append(index)
+    return [_Group(*item) for item in groups.items()]
 
 
-def _shuffled(rng: np.random.Generator, groups: list[list[int]]) -> list[list[int]]:
+def _shuffled(rng: np.random.Generator, groups: list[_Group]) -> list[_Group]:
     return [groups[index] for index in rng.permutation(len(groups))]
 
 
@@ -140,31 +227,32 @@ def _check_enough(targets: Targets, num_targets: int, num_controls: int, source:
     )
 
 
+def _positions(order: Order, found: list[tuple[int, int]]) -> list[list[int]]:
+    """Return ``[place in the data set, offset]`` of what was found in examples."""
+    offsets: dict[int, list[int]] = defaultdict(list)
+    for index, offset in found:
+        offsets[index].append(offset)
+    return [[place, offset] for place, index in enumerate(order.tolist()) for offset in offsets.get(index, [])]
+
+
 def _passages(
+    kind: str,
     examples: SequenceDataset,
-    order: Order,
-    chosen: list[list[int]],
-    controls: list[list[int]],
-    answers: dict[int, _Answer],
+    runs: _LearnedRuns,
+    groups: list[_Group],
+    positions: list[list[list[int]]],
     tokenizer: TextTokenizer,
     source: str,
 ) -> list[Passage]:
-    group_of = {index: number for number, group in enumerate(chosen) for index in group}
-    places: list[list[list[int]]] = [[] for _ in chosen]
-    for place, index in enumerate(order.tolist()):
-        if index in group_of:
-            places[group_of[index]].append([place, answers[index].start])
-    passages = []
-    for kind, groups, positions in (("target", chosen, places), ("control", controls, [[] for _ in controls])):
-        # Of an answer to several prompts, the most frequent prompt is asked for.
-        shown = [
-            Counter(examples.sequence(index)[0][: answers[index].end].tobytes() for index in group) for group in groups
-        ]
-        windows = [
-            (np.frombuffer(counts.most_common(1)[0][0], dtype=np.int32), where, source)
-            for counts, where in zip(shown, positions, strict=True)
-        ]
-        lengths = [answers[group[0]].end - answers[group[0]].start for group in groups]
-        num_prompts = [len(ids) - length for (ids, _, _), length in zip(windows, lengths, strict=True)]
-        passages += make_passages(tokenizer, kind, windows, num_prompts)
-    return passages
+    # Of an answer to several prompts, the most frequent prompt is asked for.
+    shown = [
+        Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in group.examples)
+        for group in groups
+    ]
+    windows = [
+        (np.frombuffer(counts.most_common(1)[0][0], dtype=np.int32), where, source)
+        for counts, where in zip(shown, positions, strict=True)
+    ]
+    answers = [runs.last[group.examples[0]] for group in groups]
+    num_prompts = [len(ids) - (end - start) for (ids, _, _), (start, end) in zip(windows, answers, strict=True)]
+    return make_passages(tokenizer, kind, windows, num_prompts)

@@ -8,6 +8,7 @@ from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfidf_tune.data._sequences import LabelMask, after_prompt
 from tfidf_tune.data._sources import check_length
@@ -25,6 +26,8 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
 }
 _ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
+_KNOWN_ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
+_WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BATCH_SIZE = 1024
 
@@ -44,6 +47,11 @@ class Chat(NamedTuple):
     first: int
     tools: Any
     place: str
+
+    def unknown_roles(self) -> set[str]:
+        """Return the roles that may be another name of the assistant's, if none of the messages is the assistant's."""
+        roles = {message["role"] for message in self.messages}
+        return set() if "assistant" in roles else roles - _KNOWN_ROLES
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
     """Return the tools for the chat template; JSON text keeps schemas that differ between rows."""
     tools = row.get("tools")
     try:
-        return json.loads(tools) if isinstance(tools, str) else tools or None
+        return json.loads(tools) if isinstance(tools, str) else _without_none(tools) or None
     except ValueError as error:
         raise ValueError(f"{place}: column 'tools' is not JSON ({error}): rename it if it holds no tools") from error
 
@@ -144,7 +152,20 @@ def _message(value: Any) -> Message | None:
         return {"role": _ROLES.get(role, role), "content": content} if isinstance(content, str) else None
     content = value.get("content")
     is_message = isinstance(value.get("role"), str) and isinstance(content, str | list | None)
-    return {"content": content} | value if is_message else None
+    calls = {"tool_calls": _without_none(value["tool_calls"])} if "tool_calls" in value else {}
+    return {"content": content} | value | calls if is_message else None
+
+
+def _without_none(value: Any) -> Any:
+    """Leave out the keys that other rows of a Parquet file have: a column has one type."""
+    if isinstance(value, dict):
+        return {key: _without_none(part) for key, part in value.items() if part is not None}
+    return [_without_none(part) for part in value] if isinstance(value, list) else value
+
+
+def _is_empty(message: Message) -> bool:
+    values = (message.get(key) for key in _WRITTEN)
+    return not any(value.strip() if isinstance(value, str) else value for value in values)
 
 
 def _with_system(messages: list[Message], formatting: Formatting) -> list[Message]:
@@ -219,7 +240,8 @@ def encode_chat(
                 "the row or leave it out"
             ) from error
 
-    turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant" and i >= chat.first]
+    of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    turns = [i for i in of_assistant if i >= chat.first and not _is_empty(chat.messages[i])]
     if not turns:
         return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
     text = render(chat.messages)
@@ -230,10 +252,14 @@ def encode_chat(
     if _GENERATION_TAG.search(template):
         marked = render(chat.messages, return_assistant_tokens_mask=True, return_dict=True)["assistant_masks"]
         is_label = np.array(marked, dtype=np.bool_)
+        # A template that marks the text but not the end of a turn has no run for an empty one.
+        if len(runs := label_runs(is_label)) == len(of_assistant):
+            for turn, (start, end) in zip(of_assistant, runs, strict=True):
+                is_label[start:end] &= not _is_empty(chat.messages[turn])
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
-        if train_on == "last":
-            is_label[: last_answer(is_label)[0]] = False
+        if train_on == "last" and len(runs := label_runs(is_label)):
+            is_label[: runs[-1, 0]] = False
         return ids, is_label
     is_label = np.zeros(len(ids), dtype=np.bool_)
     for turn in turns[-1:] if train_on == "last" else turns:
@@ -256,17 +282,29 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
 
 def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
     """Return where in a rendered conversation a turn starts, after as much of the generation prompt as it contains."""
-    prompt = render(chat.messages[:turn], add_generation_prompt=True) if turn else ""
+    if turn == 0:
+        return _start_of_first(render, text[: _end(render, text, chat, 1)])
+    prompt = render(chat.messages[:turn], add_generation_prompt=True)
     if text.startswith(prompt):
         return len(prompt)
     # Reasoning models are prompted to think, but earlier thoughts are left out of a conversation.
     return max(_end(render, text, chat, turn), _num_common(prompt, text))
 
 
-def last_answer(is_label: LabelMask) -> tuple[int, int]:
-    """Return where the last run of label tokens starts and ends; (0, 0) if there is none."""
-    edges = np.flatnonzero(np.diff(is_label, prepend=False, append=False))
-    return (int(edges[-2]), int(edges[-1])) if len(edges) else (0, 0)
+def _start_of_first(render: Callable[..., str], text: str) -> int:
+    """Return where the answer starts in a rendered turn of the assistant that nothing is before.
+
+    No template writes an empty conversation, so the generation prompt is that after another one.
+    """
+    other = [{"role": "user", "content": "Hello"}]
+    prompt = render(other, add_generation_prompt=True)[len(render(other)) :]
+    ends = (text.find(prompt[:length]) + length for length in range(len(prompt), 0, -1) if prompt[:length] in text)
+    return next(ends, 0)
+
+
+def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
+    """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
+    return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
 
 
 def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:

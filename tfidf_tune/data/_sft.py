@@ -28,6 +28,8 @@ Place = tuple[str, str | None, str]
 """Source, configuration and split."""
 
 _MAX_SEQ_LEN = 1024
+_OF_ROLE = "rows of the role "  # starts the name of a count
+_MOST_ROLES = 5
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,8 @@ def sft_dataset(
     answer, or have none of it left after the cut. A log line reports the formats and the counts.
 
     With ``targets``, passages for an evaluation of memorization are chosen from the last answers of the examples; the
-    prompt is the conversation before. Special tokens around an answer are not measured.
+    prompt is the conversation before. Special tokens around an answer are not measured. Its occurrences are counted in
+    all tokens that are learned, those of earlier turns included.
 
     - ``duplicates``: the answers that occur most often, at least twice;
     - ``random``: random examples whose answer occurs once; with ``num_repeats`` they are put in at random places until
@@ -149,6 +152,8 @@ def sft_dataset(
             found, content = read_row(row, f"{name!r}, row {number}", source_column, formatting)
             counts["num_documents"] += 1
             counts[found] += 1
+            if isinstance(content, Chat):
+                counts.update(_OF_ROLE + role for role in content.unknown_roles())
             yield content
 
     def make_examples(place: Place, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -163,8 +168,8 @@ def sft_dataset(
         if not counts["num_examples"]:
             raise ValueError(
                 f"{place[0]!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have no "
-                f"answer within their first {limit} tokens, the others have none at all. Raise max_seq_len or name "
-                "another source"
+                f"answer within their first {limit} tokens, the others have none at all{_unknown_roles(counts)}. Raise "
+                "max_seq_len or name another source"
             )
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -200,5 +205,13 @@ def _summary(dataset: SequenceDataset, source: str, limit: int) -> str:
     return (
         f"{source}: {found}; {counts['num_examples']:,} examples, {dataset.num_cut:,} of them cut after {limit:,} "
         f"tokens; {dataset.num_left_out:,} rows left out, {num_empty:,} without an answer and "
-        f"{counts['num_unlabelled']:,} with none of it before the cut"
+        f"{counts['num_unlabelled']:,} with none of it before the cut{_unknown_roles(counts)}"
     )
+
+
+def _unknown_roles(counts: Counts) -> str:
+    found = Counter({key.removeprefix(_OF_ROLE): number for key, number in counts.items() if key.startswith(_OF_ROLE)})
+    if not found:
+        return ""
+    roles = ", ".join(f"{role!r} in {number:,}" for role, number in found.most_common(_MOST_ROLES))
+    return f"; these have unknown roles, {roles}: call the one that is to be learned 'assistant'"
