@@ -34,7 +34,7 @@ def test_it_prints_the_report_and_ends_with_the_page(compared):
     assert ended.out.startswith("# TF-IDF against CE\n")
     assert "\nRuns of Tiny, asked to continue passages" in ended.out
     verdict = json.loads((folder / "report.json").read_text())["verdict"]
-    assert "too few passages to judge: 4 instead of 10" in verdict
+    assert "Too few passages (4; it takes 10) to judge whether TF-IDF" in verdict
     assert " ".join(ended.out.split()).startswith(f"# TF-IDF against CE {verdict} Runs of Tiny")
     assert "## Memorization\n" in ended.out
     assert ended.out.splitlines()[-1] == f"Report: {folder / 'index.html'}"
@@ -76,7 +76,7 @@ def test_labels_baseline_title_and_folder_can_be_chosen(tmp_path, monkeypatch, c
     main(["TF-IDF=ours", "CE=theirs", "--output-dir", "out/here", "--title", "Mine", "--baseline", "TF-IDF"])
     printed = capsys.readouterr().out
     assert printed.startswith("# Mine\n")
-    assert "CE recites 160.0 % more than TF-IDF" in " ".join(printed.split())
+    assert "to judge whether CE recites less or more than TF-IDF" in " ".join(printed.split())
     assert json.loads((tmp_path / "out/here/report.json").read_text())["provenance"]["Baseline"] == "TF-IDF"
 
 

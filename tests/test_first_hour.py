@@ -35,8 +35,9 @@ def command(monkeypatch, capfd, tmp_path):
     folder = tmp_path / "my folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    texts = write_documents(folder / "texts.txt").read_text().split("\n")[:30]
-    (folder / "my_texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    texts = write_documents(folder / "texts.txt").read_text().split("\n")
+    for name, part in (("my_texts", texts[:30]), ("held_out", texts[30:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
 
     def run(*arguments):
         monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", list(_recipe_registry._ALL_RECIPES))
@@ -78,12 +79,36 @@ def test_two_runs_on_own_text_are_evaluated_and_compared_by_the_commands_that_th
         assert f"Training: {num_steps} steps (1 epoch)\n" in output
         names = ", ".join(f"checkpoint_{percent}pct" for percent in (25, 50, 75, 100))
         assert f"Checkpoints in runs/{name}: {names}\n" in output
-        evaluate, audit, compare = printed_commands(output)
-        printed = command(*evaluate)
+        evaluate, audit, cost, compare = printed_commands(output)
+        assert "on text of yours that it was not trained on (put your .jsonl or .txt for HELD_OUT)" in output
+        printed = command(*evaluate) + command(*(one.replace("HELD_OUT", "held_out.jsonl") for one in cost))
         assert not [noise for noise in ("Custom kwargs", "not a git repository", "cpp ext") if noise in printed]
     assert "The page: " in command(*audit)
     assert compare == ["compare", "runs/ce", "OTHER_RUN"]
-    assert "# TF-IDF against CE" in command(*compare[:-1], "runs/mine_lora")
+    report = command(*compare[:-1], "runs/mine_lora")
+    assert "# TF-IDF against CE" in report
+    assert "% higher perplexity" in report or "% lower perplexity" in report or "perplexity that is not" in report
+    assert "the cost is unknown" not in " ".join(report.split())
+
+
+def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, tiny_checkpoint):
+    """Prefix lengths do not count for them."""
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "her", "dog", "ran"]
+    rows = [{"prompt": "say it ", "completion": " ".join(words[at:] + words[:at])} for at in range(len(words))]
+    (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = command(
+        "run", "full_finetune", "--config", "any/full_sft", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL,
+        "dataset.source=rows.jsonl", "dataset.max_seq_len=64", "dataset.num_controls=2", "dataset.targets=random",
+        "dataset.num_targets=2", "dataset.min_target_tokens=8",
+        "max_steps=1",
+    )  # fmt: skip
+    evaluate, audit, cost, _ = printed_commands(output)
+    assert evaluate[evaluate.index("--tasks") + 1] == "tfidf_memorization_p50"
+    assert not [one for one in evaluate if "prefix_lengths" in one]
+    assert "wikitext2_source=HELD_OUT" in cost
+    assert "HELD_OUT" not in str(evaluate)
+    command(*evaluate)
+    assert "The page: " in command(*audit)
 
 
 def block_count(output):

@@ -55,7 +55,7 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
         f"Runs of Tiny, asked to continue passages of their training text. {EXPLAINED}; its floor is the average over "
         "passages that were never injected."
     )
-    assert made.verdict.startswith("TF-IDF recites ")
+    assert made.verdict.startswith("Too few passages (4; it takes 10) to judge whether TF-IDF recites ")
     assert [one.name for one in made.tables] == [
         *("memorization", "perplexity", "summarization", "qa", "reductions", "equal_perplexity", "lms_spread"),
         *("by_prefix_length", "progress"),
@@ -202,18 +202,22 @@ CHANGES = {
         "recites 48.3 % less than CE (95 % interval 45.0 % to 50.0 %)",
     ),
     "B": ([1, 8, 3, 4] * 3, [8, 1, 3, 3] * 3, "is not shown to recite less or more than CE (-6.2 %, 95 % interval -"),
-    "C": ((2, 4), (2, 4), "recites as much as CE (equal for all passages; too few"),
-    "D": ([4] * 9, [2] * 9, "50.0 % less than CE (equal for all passages; too few passages to judge: 9 instead of 10)"),
+    "C": ([0] * 11 + [4], [0] * 11 + [4], "recites as much as CE (no interval: the baseline's average LMS is 0"),
+    "D": ([4] * 9, [2] * 9, "too few passages (9; it takes 10) to judge whether TF-IDF recites"),
     "E": (
         *([4] * 29, [2] * 29),
         "50.0 % less than CE (equal for all passages[3])",
     ),
     "F": (
-        *((0, 0), (1, 2)),
+        *([0] * 10, [1, 2] * 5),
         "is not compared with CE: the baseline is 0",
     ),
-    "G": ((0, 0, 4), (0, 0, 2), "recites 50.0 % less than CE (no interval: the baseline's average LMS is 0 in"),
-    "H": ((4,), (2,), "(no interval: there is a single passage)"),
+    "G": (
+        [0] * 11 + [4],
+        [0] * 11 + [2],
+        "recites 50.0 % less than CE (no interval: the baseline's average LMS is 0 in",
+    ),
+    "H": ((4,), (2,), "too few passages (1; it takes 10) to judge whether TF-IDF recites less or more than CE; "),
 }
 
 
@@ -223,7 +227,7 @@ def test_a_change_is_stated_with_its_interval_and_caveat():
         fields["blocks"] = blocks(perplexity)
     made = report_of_models(cases)
     for statement, (model, (*_, text)) in zip(made.statements, CHANGES.items(), strict=False):
-        assert statement.startswith(f"{model}: TF-IDF ")
+        assert statement.startswith((f"{model}: TF-IDF ", f"{model}: too few passages "))
         assert text in statement
     assert made.statements[0].endswith(
         " at a 25.0 % higher perplexity (equal for all blocks; too few blocks to judge: 4 instead of 10).[1][2][4]"
@@ -343,8 +347,8 @@ def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing
         run("TF-IDF", [evaluation(50, targets(2, 2))], model="C"),
     )
     starts = (
-        "A, lr 0.001: TF-IDF recites 75.0 % less than CE",
-        "A, lr 0.002: TF-IDF recites 50.0 % less than CE",
+        "A, lr 0.001: too few passages (2; it takes 10) to judge whether TF-IDF recites less or more than CE",
+        "A, lr 0.002: too few passages (2; it takes 10) to judge whether TF-IDF recites less or more than CE",
     )
     for statement, start in zip(made.statements, starts, strict=False):
         assert statement.startswith(start)
@@ -379,7 +383,9 @@ def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named
     runs = pair({"samples": targets(4, 4), "blocks": sane}, {"samples": targets(2, 2), "blocks": worst})
     made = report(*runs, baseline="TF-IDF")
     assert [math.isinf(row["Perplexity"]) for row in table(made, "perplexity")] == [True, False]
-    assert made.verdict.startswith("CE recites 100.0 % more than TF-IDF")
+    assert made.verdict.startswith(
+        "Too few passages (2; it takes 10) to judge whether CE recites less or more than TF-IDF"
+    )
     assert "; the change of its perplexity is undefined, since a value is not finite" in made.verdict
     assert "frontier" in [figure.name for figure in made.figures]
     assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]

@@ -136,14 +136,16 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
         ours, theirs = (by_passage(source, model, one) for one in (objective, "CE"))
         change = relative(ours, theirs) if theirs.any() else 0.0
         if len(ours) < 10:
-            assert re.search(rf"too few passages to judge: {len(ours)} instead of 10", sentence)
+            few = f"Too few passages ({len(ours)}; it takes 10) to judge whether "
+            assert made.verdict.startswith(f"{few}{objective} recites less or more than CE, at a ")
+            assert "% less" not in made.verdict
         elif theirs.any():
             low, high = percentiles(relative, ours, theirs, paired=True)
             assert ("is not shown to recite less or more" in sentence) == (low <= 0 <= high)
             text = re.search(r"95 % interval (-?[\d.]+) % to (-?[\d.]+) %", sentence)
             ends = sorted((-1 if change < 0 and high < 0 else 1) * end for end in (low, high))
             assert [float(end) for end in text.groups()] == pytest.approx(ends, abs=2)
-        if "is not shown to recite" not in sentence:
+        if "is not shown to recite" not in sentence and len(ours) >= 10:
             verb = f"recites {abs(change):.1f} % {'less' if change < 0 else 'more'} than CE"
             assert (verb if theirs.any() else "is not compared with CE: the baseline is 0") in sentence
         nll = [by_passage(source, model, one, "block", "nll") for one in (objective, "CE")]
@@ -159,7 +161,12 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
                 assert "at a perplexity that is not shown to differ" in sentence
             else:
                 assert f" at a {abs(cost):.1f} % {'higher' if cost > 0 else 'lower'} perplexity (" in sentence
-        require_right_floor(sentence, [by_passage(source, model, objective, kind) for kind in ("target", "control")])
+        samples = [by_passage(source, model, objective, kind) for kind in ("target", "control")]
+        require_right_floor(sentence, samples)
+        unknown = (
+            f"it cannot be excluded that both recite only the floor ({len(samples[1])} targets or controls; it takes"
+        )
+        assert (unknown in sentence) == (0 < len(samples[1]) < 10)
 
 
 def require_right_floor(sentence, samples):
@@ -173,6 +180,32 @@ def require_right_floor(sentence, samples):
     if claim:
         stated = [float(end) for end in re.findall(r"\d+\.\d\d", claim[0])]
         assert stated == pytest.approx([high] if high >= 0 else [-high, -low], abs=0.15)
+
+
+def test_nothing_is_claimed_from_nine_passages_even_without_an_interval():
+    """The floor alone, where most passages have an LMS of 0."""
+    floor = [sample(f"control-{at}", int(at < 3), kind="control") for at in range(9)]
+
+    def made(*objectives, number=9):
+        lms = {"CE": [1, 1, *[0] * (number - 2)]}
+        probed = {name: [*targets(*lms.get(name, [1] * number)), *floor] for name in objectives}
+        return comparison_report(results(*(run(name, [evaluation(100, own)]) for name, own in probed.items())))
+
+    two = made("CE", "TF-IDF")
+    require_good_caveats(two)
+    assert two.verdict.startswith(
+        "Too few passages (9; it takes 10) to judge whether TF-IDF recites less or more than CE; perplexity was not "
+        "measured for both, so the cost is unknown; it cannot be excluded that both recite only the floor (9 targets "
+        "or controls; it takes 10)."
+    )
+    many = made("CE", "TF-IDF", "IDF", "Goldfish")
+    require_good_caveats(many)
+    assert many.verdict.startswith(
+        "Of 3 comparisons with CE: 3 (TF-IDF, IDF and Goldfish) without a verdict; 3 may recite only the floor (9 "
+    )
+    few_controls = made("CE", "TF-IDF", number=40).verdict
+    assert "it cannot be excluded that both recite only the floor (9 targets or controls; it takes 10)" in few_controls
+    assert "Too few" not in few_controls
 
 
 def test_a_summary_counts_the_sentences_below_it():

@@ -28,7 +28,7 @@ from tfidf_tune.analysis.evaluations import (
     shared_progress,
     value_of,
 )
-from tfidf_tune.analysis.intervals import ENOUGH_UNITS, NUM_RESAMPLES, SEED, Interval
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, SEED, Interval
 from tfidf_tune.report._comparison_tables import comparison_tables
 from tfidf_tune.report._document import Example, Figure, Report
 from tfidf_tune.report._examples import recitation_examples
@@ -143,6 +143,7 @@ def _outcome(
     last = at_last(own, LMS, CONTROL_LMS)
     floors = [lms_floor(last[last["objective"] == name]) for name in (objective, baseline)]
     reached = [floor.excess[:2] if floor and floor.reached else None for floor in floors]
+    probed = [floor.excess.num_units for floor in floors if floor]
     caveats = [BOUND] if any(reached) else []
     caveats += [_SEEDS, *([_ONE_SEED] if min(both.groupby("objective")["run"].nunique()) == 1 else [])]
     return Outcome(
@@ -153,6 +154,8 @@ def _outcome(
         _UTILITIES[measure],
         floor=reached[0],
         baseline_floor=reached[1],
+        few_passages=recited.num_units if recited is not None and recited.num_units < MIN_UNITS else None,
+        few_for_floor=min(probed) if probed and min(probed) < MIN_UNITS else None,
         setting=setting if evaluations["setting"].nunique() > 1 else "",
         marks="" if recited is None else notes.mark(*caveats),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tfidf_tune.analysis.intervals import MIN_UNITS
 from tfidf_tune.report._wording import joined, span
 
 _FEW = 2  # up to so many comparisons, the verdict has a sentence for each
@@ -41,6 +42,10 @@ class Outcome:
             below.
         baseline_floor (tuple[float, float] | None): the same of the baseline.
         at_equal (str): a clause on what the baseline recited at equal perplexity. Default: none.
+        few_passages (int | None): number of targets, if they are too few for a verdict on what is recited. Default:
+            None.
+        few_for_floor (int | None): number of targets or of controls, the fewer, if they are too few to tell either
+            objective from the floor. Default: None.
         setting (str): model and learning rate, where the report has several. Default: none.
         marks (str): of footnotes. Default: none.
     """
@@ -53,6 +58,8 @@ class Outcome:
     floor: tuple[float, float] | None = None
     baseline_floor: tuple[float, float] | None = None
     at_equal: str = ""
+    few_passages: int | None = None
+    few_for_floor: int | None = None
     setting: str = ""
     marks: str = ""
 
@@ -62,8 +69,14 @@ class Outcome:
         start = f"{self.setting}: " if self.setting else ""
         if isinstance(self.recited, str):
             return f"{start}{self.recited}.{self.marks}"
-        text = f"{start}{self.objective} {self._recites(self.recited)}{self._costs()}{self.at_equal}{self._floors()}"
-        return f"{text}.{self.marks}"
+        if self.few_passages is None:
+            recited, at_equal = f"{self.objective} {self._recites(self.recited)}", self.at_equal
+        else:
+            few = f"too few passages ({self.few_passages}; it takes {MIN_UNITS}) to judge whether"
+            few = few if self.setting else few.capitalize()
+            recited, at_equal = f"{few} {self.objective} recites less or more than {self.baseline}", ""
+            recited += "," * (self._costs().startswith(" "))
+        return f"{start}{recited}{self._costs()}{at_equal}{self._floors()}.{self.marks}"
 
     def _recites(self, change: Change) -> str:
         if math.isnan(change.percent):
@@ -91,6 +104,8 @@ class Outcome:
         text = f"; what it recites {floor_text(*self.floor)}" if self.floor else ""
         if self.baseline_floor:
             text += f"; what {self.baseline} recites {floor_text(*self.baseline_floor)}"
+        if self.few_for_floor is not None:
+            text += f"; it cannot be excluded that both recite only the floor ({_few_probed(self.few_for_floor)})"
         return text
 
 
@@ -99,6 +114,10 @@ def floor_text(low: float, high: float) -> str:
     if high < 0:
         return f"lies below the floor (by {span(-high, -low, decimals=2)} tokens, 95 %)"
     return f"cannot be told from the floor (at most {high + 0.0:.2f} tokens above it, 95 %)"
+
+
+def _few_probed(number: int) -> str:
+    return f"{number} targets or controls; it takes {MIN_UNITS}"
 
 
 def is_summed_up(outcomes: Sequence[Outcome]) -> bool:
@@ -163,10 +182,12 @@ def _many_floors(outcomes: Sequence[Outcome]) -> str:
         for name, floor in ((one.objective, one.floor), (one.baseline, one.baseline_floor)):
             if floor:
                 ends[f"{name}{where}"] = floor[1]
+    few = [one.few_for_floor for one in outcomes if one.few_for_floor is not None]
+    text = f"; {len(few)} may recite only the floor ({_few_probed(min(few))})" if few else ""
     if not ends:
-        return ""
+        return text
     names = joined(ends) if len(ends) <= _FEW_NAMES else f"{len(ends)} of them"
-    return f"; what {names} recite{'s' * (len(ends) == 1)} {floor_text(-math.inf, max(0.0, *ends.values()))}"
+    return f"; what {names} recite{'s' * (len(ends) == 1)} {floor_text(-math.inf, max(0.0, *ends.values()))}{text}"
 
 
 def _signed(change: Change) -> str:

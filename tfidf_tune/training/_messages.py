@@ -75,23 +75,36 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
     print(f"Checkpoints in {folder}: {names}", file=sys.stderr)
     for file, passages in list(probe_files(cfg, dataset))[:1]:
         evaluation = folder / "evaluation"
+        evaluate = ["tfidf-tune", "eval", "--model_args", f"pretrained={checkpoints[-1]}"]
+        output = ["--batch_size", "32", "--log_samples", "--output_path", str(evaluation)]
         commands = [
-            ["tfidf-tune", "eval", "--model_args", f"pretrained={checkpoints[-1]}", *_tasks(file, passages),
-             "--batch_size", "32", "--log_samples", "--output_path", str(evaluation)],
+            [*evaluate, *_tasks(file, passages), *output],
             ["tfidf-tune", "probe", "audit", "--results", str(evaluation)],
-        ]  # fmt: skip
+        ]
+        cost = ["--tasks", "tfidf_wikitext2_ppl", "--metadata", "wikitext2_source=HELD_OUT", *_block_size(dataset)]
         compare = shlex.join(["tfidf-tune", "compare", str(folder)])
         print(
             "Next, measure what it recites, and make a page of it:",
             *(f"  {shlex.join(command)}" for command in commands),
-            "With another run, for example of loss=tfidf_tune.loss.CrossEntropyLoss, evaluated by the same command:",
+            "Measure the cost, on text of yours that it was not trained on (put your .jsonl or .txt for HELD_OUT):",
+            f"  {shlex.join([*evaluate, *cost, *output])}",
+            "With another run, for example of loss=tfidf_tune.loss.CrossEntropyLoss, evaluated by the same commands:",
             f"  {compare} OTHER_RUN",
             sep="\n",
             file=sys.stderr,
         )
 
 
+def _block_size(dataset: Dataset[Any]) -> list[str]:
+    """Blocks as long as those of the training text, which the model surely takes."""
+    parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
+    sizes = [part.block_size for part in parts if isinstance(part, TextBlocksDataset)]
+    return [f"block_size={min(sizes)}"] if sizes else []
+
+
 def _tasks(file: Path, passages: Sequence[Passage]) -> list[str]:
+    if all(passage.num_prompt is not None for passage in passages):  # asked for once, from their own prompts
+        return ["--tasks", "tfidf_memorization_p50", "--metadata", f"probe_file={file}"]
     shortest = min(len(passage.token_ids) for passage in passages)
     if shortest > max(_PREFIX_LENGTHS):
         return ["--tasks", "tfidf_memorization", "--metadata", f"probe_file={file}"]
