@@ -335,25 +335,25 @@ def test_what_cannot_be_told_from_the_floor_has_a_bound():
 def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing_is_shared():
     lms = {1e-3: (8, 2), 2e-3: (4, 2)}
     runs = [
-        run(name, [evaluation(samples=targets(one, one))], model="A", learning_rate=rate)
+        run(name, [evaluation(samples=targets(*[one] * 10))], model="A", learning_rate=rate)
         for rate, both in lms.items()
         for name, one in zip(("CE", "TF-IDF"), both, strict=True)
     ]
     made = report(
         *runs,
-        run("CE", [evaluation(50, targets(2, 2))], model="B"),
-        run("TF-IDF", [evaluation(100, targets(1, 1))], model="B"),
-        run("CE", [evaluation(50, targets(4, 4)), evaluation(100, targets(8, 8))], model="C"),
-        run("TF-IDF", [evaluation(50, targets(2, 2))], model="C"),
+        run("CE", [evaluation(50, targets(*[2] * 10))], model="B"),
+        run("TF-IDF", [evaluation(100, targets(*[1] * 10))], model="B"),
+        run("CE", [evaluation(50, targets(*[4] * 10)), evaluation(100, targets(*[8] * 10))], model="C"),
+        run("TF-IDF", [evaluation(50, targets(*[2] * 10))], model="C"),
     )
     starts = (
-        "A, lr 0.001: too few passages (2; it takes 10) to judge whether TF-IDF recites less or more than CE",
-        "A, lr 0.002: too few passages (2; it takes 10) to judge whether TF-IDF recites less or more than CE",
+        "A, lr 0.001: TF-IDF recites 75.0 % less than CE",
+        "A, lr 0.002: TF-IDF recites 50.0 % less than CE",
     )
     for statement, start in zip(made.statements, starts, strict=False):
         assert statement.startswith(start)
     assert "B: TF-IDF and CE share no checkpoint with memorization results" in made.statements[2]
-    assert "(equal for all passages, at 50 % of training; too few" in made.statements[3]
+    assert "(equal for all passages, at 50 % of training[" in made.statements[3]
     assert any("last checkpoint that all runs of the model share: C at 50 %" in text for text in made.footnotes)
     rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
     assert rows[:3] == [("A, lr 0.001", "CE", 8.0), ("A, lr 0.001", "TF-IDF", 2.0), ("A, lr 0.002", "CE", 4.0)]
