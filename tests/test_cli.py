@@ -95,7 +95,9 @@ def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, tmp_path, caps
 
 def test_validate_accepts_our_configs_and_those_of_torchtunes_recipes(run_command, tmp_path, capsys):
     run_command("cp", "llama2/7B_full", str(tmp_path / "mine.yaml"))
-    (tmp_path / "any.yaml").write_text("base: any/lora_memorization\ncheckpointer: {checkpoint_dir: mine}")
+    (tmp_path / "any.yaml").write_text(
+        "base: any/lora_memorization\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine.jsonl}"
+    )
     mine = (str(tmp_path / name) for name in ("mine.yaml", "any.yaml"))
     for config in ("pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization", *mine):
         run_command("validate", config)

@@ -36,7 +36,7 @@ def run(code, **options):
     [
         ("torchtune", ["run", "full_finetune", "--config", "x"], IN_AN_IMPORT),
         ("numpy", ["compare", "."], AS_ANOTHER_ERROR),
-        ("lm_eval", ["eval"], IN_A_CALLBACK),
+        ("lm_eval", ["eval", "ls"], IN_A_CALLBACK),
         ("numpy", ["compare", "."], IN_A_CALLBACK),
     ],
 )

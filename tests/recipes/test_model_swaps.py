@@ -63,7 +63,7 @@ def paths_and_sizes(config, base, output_dir):
     name, builder = PAPER[config]
     sizes = {key: value for key, value in MODELS[name].section(width(config)).items() if key != "_component_"}
     return [
-        f"model={builder}", *(["~model.size"] if name == "gpt_neox" else []),
+        f"model={builder}",
         *(f"model.{key}={value}" for key, value in sizes.items()),
         f"checkpointer.checkpoint_dir={base}", f"output_dir={output_dir}", *TEXT,
     ]  # fmt: skip
