@@ -293,7 +293,8 @@ def test_a_broken_run_ends_in_one_message_and_resumes_to_the_same_end(tmp_path, 
         assert "error: " not in ended.output
     else:
         assert 0 not in ended.codes
-        assert ended.output.count("error: ") == 1, ended.output
+        # One message, which may hold the "I/O error: " of a library.
+        assert len(re.findall(r"^error: ", ended.output, flags=re.MULTILINE)) == 1, ended.output
     if row.message:
         assert len(re.findall(row.message, ended.output, re.DOTALL)) == 1, ended.output
     assert "Traceback" not in ended.output
