@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def download(folder: Path) -> None:
-    """Download what REQUIREMENTS lists; pip checks the hashes and keeps what is there."""
+    """Download the files that REQUIREMENTS lists; pip checks their hashes, and keeps files that are already there."""
     command = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
     subprocess.run([sys.executable, *command, "--requirement", str(REQUIREMENTS), "--dest", str(folder)], check=True)
 

@@ -94,8 +94,8 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
 def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
     """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of padding.
 
-    Padding is told from a document without labels by its positions in torchtune's ``input_pos``: they continue those of
-    the last document, while every document but the first of a row starts from 0.
+    torchtune's ``input_pos`` distinguishes padding from a document without labels: positions of padding continue those
+    of the last document, while every other document but the first of a row starts from 0.
     """
     tokens: Tensor = row["tokens"]
     start = len(tokens) - int(row["seq_lens"][-1])

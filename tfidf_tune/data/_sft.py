@@ -114,8 +114,8 @@ def sft_dataset(
             a ``PackedDataset`` with it as ``ds``.
 
     Raises:
-        FileNotFoundError: If ``source`` or ``targets`` looks like a path and does not exist, or there is no file
-            ``chat_template``.
+        FileNotFoundError: If ``source`` or ``targets`` looks like a path and does not exist, or the file
+            ``chat_template`` does not exist.
         ValueError: If ``max_seq_len`` is below 2 or above the tokenizer's; if the source cannot be
             read, has the columns of no format or gives no example; if there are too few targets or controls; if a
             conversation has no chat template, is refused by it, or is written so that its answers cannot be found.

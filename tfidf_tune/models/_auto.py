@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, is_attention, linear_layers, quantize
 from tfidf_tune.models._families import FAMILIES
@@ -71,8 +72,7 @@ def lora_auto(
         hf_config (PreTrainedConfig): as for :func:`auto`.
         lora_targets (str | Sequence[str]): the linear layers that get adapters: ``attention`` for all of the attention,
             ``all-linear`` for all but the output layer and the experts of a mixture, or names in the checkpoint, such
-            as ``[q_proj, v_proj]``.
-            Default: "attention".
+            as ``[q_proj, v_proj]``. Default: "attention".
         lora_rank (int): rank of the adapters. Default: 8.
         lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
         lora_dropout (float): dropout before the adapters. Default: 0.0.
@@ -164,7 +164,6 @@ def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tupl
     if lora is None:
         return hf, None
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
-    from transformers.pytorch_utils import Conv1D
 
     targets = _layers_with_lora(hf, lora)
     is_transposed = any(type(module) is Conv1D and name.endswith(tuple(targets)) for name, module in hf.named_modules())

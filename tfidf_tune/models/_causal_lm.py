@@ -76,10 +76,9 @@ class HFCausalLM(nn.Module):
             raise ValueError(f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not supported")
 
     @property
-    def tok_embeddings(self) -> nn.Module:
+    def tok_embeddings(self) -> Any:
         """Return the embedding of the tokens."""
-        embeddings: nn.Module = self.hf.get_input_embeddings()
-        return embeddings
+        return self.hf.get_input_embeddings()
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -135,8 +134,7 @@ class HFCausalLM(nn.Module):
         """Return positions ``[b, s]`` and a mask ``[b, 1, s, s]``, 0 within a document and very negative elsewhere."""
         documents = (input_pos == 0).cumsum(dim=1)
         may_attend = (documents[:, :, None] == documents[:, None]).tril()[:, None]
-        embeddings: Any = self.tok_embeddings
-        mask = torch.zeros(may_attend.shape, dtype=embeddings.weight.dtype, device=input_pos.device)
+        mask = torch.zeros(may_attend.shape, dtype=self.tok_embeddings.weight.dtype, device=input_pos.device)
         return {"position_ids": input_pos, "attention_mask": mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)}
 
     def check_causality(self) -> None:
@@ -183,14 +181,12 @@ class HFCausalLM(nn.Module):
 
     def _agree(self, found: Tensor, expected: Tensor, tolerance: float) -> bool:
         """Return whether logits differ by rounding only; ``tolerance`` is a share of the largest, in float32."""
-        embeddings: Any = self.tok_embeddings
-        tolerance = max(tolerance, 4 * torch.finfo(embeddings.weight.dtype).eps)
+        tolerance = max(tolerance, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
         return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
     def _sample(self, num_tokens: int) -> Tensor:
-        embeddings: Any = self.tok_embeddings
         tokens = torch.arange(1, num_tokens + 1, device=next(self.parameters()).device)[None]
-        return tokens % int(embeddings.num_embeddings)
+        return tokens % int(self.tok_embeddings.num_embeddings)
 
     @torch.no_grad()
     def _logits(self, tokens: Tensor, input_pos: Tensor | None = None) -> Tensor:
@@ -215,9 +211,8 @@ class HFCausalLM(nn.Module):
 
 def linear_layers(hf: PreTrainedModel) -> Iterator[str]:
     """Yield the names of linear layers within the decoder layers, once each: ``self_attn.q_proj``."""
-    names = _decoder_layers(hf)
     found: dict[str, None] = {}
-    for layer in names:
+    for layer in _decoder_layers(hf):
         for name, module in hf.get_submodule(layer).named_modules():
             if isinstance(module, (nn.Linear, Conv1D)):
                 found.setdefault(name)

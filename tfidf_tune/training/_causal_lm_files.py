@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tfidf_tune.models import HFCausalLM, StateDict, build_hf, has_own_code
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import SetupError
+from tfidf_tune.training._errors import SetupError, listed
 from tfidf_tune.training._hf_files import read_weights
 from tfidf_tune.training._lora import is_adapter
 from tfidf_tune.training._sharding import assign_parameters, local_tensor, parameters_by_name, plain_name
@@ -41,11 +41,9 @@ def check_weights(folder: Path, files: Iterable[Path], config: PreTrainedConfig)
         if not dtypes.get(name, torch.float32).is_floating_point
     ]
     if problems:
-        shown = "\n".join(f"  {problem}" for problem in problems[:5])
-        more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(
             f"the checkpoint {folder} does not have all weights of {config.model_type} with an output layer:\n"
-            f"{shown}{more}\nname a checkpoint of a causal language model, or download it again"
+            f"{listed(problems)}\nname a checkpoint of a causal language model, or download it again"
         )
     if unused := sorted(info["unexpected_keys"]):
         _logger.warning(f"{folder}: {len(unused)} weights are not of the model and are not used, first {unused[0]}")

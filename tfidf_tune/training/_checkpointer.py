@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune.modules.peft import get_merged_lora_ckpt
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.models import (
@@ -22,13 +21,14 @@ from tfidf_tune.models import (
     HFConfig,
     ModelFamily,
     StateDict,
+    build_hf,
     has_own_code,
     model_remedy,
 )
 from tfidf_tune.training._base_models import find_folder, read_config
 from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, whole_parts, write_causal_lm
 from tfidf_tune.training._distributed import gather_objects, is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
+from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line, listed
 from tfidf_tune.training._hf_files import (
     check_shard_size,
     find_weight_files,
@@ -174,11 +174,9 @@ class HFCheckpointer:
             if found[name] != expected[name]
         ]
         if problems:
-            shown = "\n".join(f"  {problem}" for problem in problems[:5])
-            more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
-                f"'{self.hf_config['model_type']}':\n{shown}{more}\n{model_remedy(problems)}"
+                f"'{self.hf_config['model_type']}':\n{listed(problems)}\n{model_remedy(problems)}"
             )
         if by_config != expected:  # a run would train to its end and write checkpoints that cannot be loaded
             shown = "\n".join(f"  {problem}" for problem in self._config_problems(by_config, expected))
@@ -193,9 +191,7 @@ class HFCheckpointer:
         try:
             with torch.device("meta"):
                 # Other attention kernels may not be installed, and change neither names nor shapes.
-                built = AutoModelForCausalLM.from_config(
-                    self.transformers_config, attn_implementation="eager"
-                ).state_dict()
+                built = build_hf(self.transformers_config, attn_implementation="eager").state_dict()
             return {name: value.shape for name, value in self.family.hf_to_tune(built, self.hf_config).items()}
         except Exception as error:  # transformers and torch raise anything here
             raise ValueError(

@@ -1,6 +1,6 @@
 """User-facing errors: reported in one message, without a traceback."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,13 @@ _CAUSES = (
     OmegaConfBaseException,
     YAMLError,
 )
+
+
+def listed(problems: Sequence[str]) -> str:
+    """Return the first five problems, one per line, and how many more there are."""
+    shown = [f"  {problem}" for problem in problems[:5]]
+    more = [f"  and {len(problems) - 5} more"] if len(problems) > 5 else []
+    return "\n".join([*shown, *more])
 
 
 class TrainingError(RuntimeError):
