@@ -69,6 +69,7 @@ class HFCheckpointer:
             Default: False.
 
     Attributes:
+        chat_template (str | None): written into checkpoints in place of those of the tokenizer. Default: None.
         companion_bytes (int): size of the files of a checkpoint that are not weights.
         transformers_config (PreTrainedConfig): the checkpoint's config.
 
@@ -96,6 +97,7 @@ class HFCheckpointer:
         self.hf_config: HFConfig = self.transformers_config.to_dict()
         self.weight_files = find_weight_files(self.folder)
         self._companions = read_companions(self.folder, has_code=has_own_code(self.transformers_config))
+        self.chat_template: str | None = None
         self.companion_bytes = sum(map(len, self._companions.values()))
         # A hub id stays one: the folder of its snapshot is of this machine only.
         self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
@@ -372,7 +374,7 @@ class HFCheckpointer:
             try:
                 with atomic_folder(folder, replace=_WEIGHTS) as temporary:
                     write(temporary, parts)
-                    for name, content in self._companions.items():
+                    for name, content in self._other_files().items():
                         (temporary / name).parent.mkdir(exist_ok=True)
                         (temporary / name).write_bytes(content)
             except Exception as error:
@@ -382,6 +384,12 @@ class HFCheckpointer:
         cause = gather_objects(None if failure is None else cause_of(failure))[0]
         if cause is not None:
             raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
+
+    def _other_files(self) -> dict[str, bytes]:
+        if self.chat_template is None:
+            return self._companions
+        kept = {name: content for name, content in self._companions.items() if "chat_template" not in name}
+        return kept | {"chat_template.jinja": self.chat_template.encode()}
 
 
 def _layer_of(name: str) -> str:
