@@ -22,7 +22,6 @@ from tfidf_tune.models import (
     ModelFamily,
     StateDict,
     build_hf,
-    has_own_code,
     model_remedy,
 )
 from tfidf_tune.training._base_models import find_folder, read_config
@@ -65,8 +64,8 @@ class HFCheckpointer:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
         revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
         max_shard_size (str): largest weight file that is written. Default: "5GB".
-        trust_remote_code (bool): run the Python files of a checkpoint whose architecture transformers lacks.
-            Default: False.
+        trust_remote_code (bool): run the Python files of a checkpoint whose architecture transformers lacks, and copy
+            them into checkpoints. Default: False.
 
     Attributes:
         chat_template (str | None): written into checkpoints in place of those of the tokenizer. Default: None.
@@ -96,7 +95,7 @@ class HFCheckpointer:
         self._config_file = read_json(self.folder / "config.json")
         self.hf_config: HFConfig = self.transformers_config.to_dict()
         self.weight_files = find_weight_files(self.folder)
-        self._companions = read_companions(self.folder, has_code=has_own_code(self.transformers_config))
+        self._companions = read_companions(self.folder, has_code=trust_remote_code)
         self.chat_template: str | None = None
         self.companion_bytes = sum(map(len, self._companions.values()))
         # A hub id stays one: the folder of its snapshot is of this machine only.
