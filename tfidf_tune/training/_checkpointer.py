@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +25,7 @@ from tfidf_tune.models import (
     build_hf,
     model_remedy,
 )
-from tfidf_tune.training._base_models import find_folder, read_config
+from tfidf_tune.training._base_models import find_checkpoint
 from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, whole_parts, write_causal_lm
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line, listed
@@ -90,8 +91,9 @@ class HFCheckpointer:
         self.revision = revision
         self.max_shard_size = max_shard_size
         check_shard_size(max_shard_size)
-        self.folder = find_folder(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
-        self.transformers_config = read_config(self.folder, trust_remote_code=trust_remote_code)
+        self.folder, self.transformers_config = find_checkpoint(
+            checkpoint_dir, revision, trust_remote_code=trust_remote_code
+        )
         self._config_file = read_json(self.folder / "config.json")
         self.hf_config: HFConfig = self.transformers_config.to_dict()
         self.weight_files = find_weight_files(self.folder)
@@ -325,20 +327,18 @@ class HFCheckpointer:
         }
         if isinstance(model, HFCausalLM):
             weights = {model.peft_name(name): value for name, value in adapters.items()}
-            targets, is_transposed = list(lora.module_names), lora.is_transposed
+            config: Any = model.peft_config
         else:
             weights = self.family.tune_to_peft(adapters, self.hf_config)
-            targets, is_transposed = self.family.peft_target_modules(lora.module_names), False
-        adapter_config = LoraConfig(
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=self._base_name,
-            revision=self.revision,
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=targets,
-            fan_in_fan_out=is_transposed,
-            inference_mode=True,
+            config = LoraConfig(
+                task_type="CAUSAL_LM",
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=self.family.peft_target_modules(lora.module_names),
+            )
+        adapter_config = replace(
+            config, base_model_name_or_path=self._base_name, revision=self.revision, inference_mode=True
         )
         # peft makes it a set, whose order differs between runs.
         adapter_config.target_modules = sorted(adapter_config.target_modules or ())
