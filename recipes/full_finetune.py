@@ -31,6 +31,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             training.set_special_tokens(loss, tokenizer)
             resume = training.open_resume(cfg, run)
             dataset = training.build_dataset(cfg, tokenizer)
+            training.keep_chat_template(cfg, checkpointer)
             resume.check_inputs(dataset, checkpointer)
             monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
             training.check_resources(cfg, model, loss, dataset, run, checkpointer)

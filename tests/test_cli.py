@@ -152,6 +152,9 @@ def test_usage_errors_are_one_message(failure):
         "run ../mine.py --config x": r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
         "run full_finetune --config": "tfidf-tune run: error: argument --config: expected one argument",
         "run full_finetune": "tfidf-tune run: error: argument --config is required",
+        "run full_finetune --config mine/lora": r"^error: .* for the recipe lora_finetune, .*: use --config mine/full",
+        "run --nproc_per_node 2 lora_finetune --config any/full_sft": "use --config any/lora_sft, or the recipe",
+        "run full_finetune --config pythia/1.4B_qlora_qa": "not for full_finetune: use the recipe lora_finetune$",
         "run": "tfidf-tune run: error: arguments are missing",
         "cp nothing .": "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see",
         "download": "usage: tfidf-tune download <repo-id>",
@@ -191,6 +194,15 @@ def test_a_recipe_of_the_user_is_found_below_the_working_directory(run_command, 
     run_command("run", "./mine.py", "--config", "x")
 
     assert capsys.readouterr().out == "mine ran\n"
+
+
+def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
+    for key in ("model", "model._component_"):
+        message = failure(
+            *("run", "full_finetune", "--config", "mine/lora", f"{key}=tfidf_tune.models.auto"),
+            *("checkpointer.checkpoint_dir=./nowhere", "dataset.source=texts.txt"),
+        )
+        assert message.endswith("error: config: checkpointer: no such folder ./nowhere")
 
 
 # Of the libraries that take long to import; pyyaml and lm_eval's parsers are light.

@@ -65,7 +65,7 @@ def test_pad_is_the_pad_token_or_eos(embedded_tokenizer_folder, tmp_path):
 
 
 def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp_path, monkeypatch):
-    def unreachable(path):
+    def unreachable(path, **options):
         raise OSError("We couldn't connect")
 
     for path in ("./nowhere", "/nowhere", "~/nowhere", "../nowhere", "runs/model/nowhere"):

@@ -169,6 +169,25 @@ def test_layers_that_peft_refuses_get_no_adapters():
         on_meta(lora_auto, config)
 
 
+OF_ATTENTION = {  # the layers of hybrids, and of attentions without a name
+    "recurrent_gemma": {f"temporal_block.{name}_proj" for name in "qkvo"},
+    "nemotron_h": {f"mixer.{name}_proj" for name in "qkvo"},
+    "cpmant": {f"self_att.self_attention.{name}" for name in ("project_q", "project_k", "project_v", "attention_out")},
+    "xlm": {"q_lin", "k_lin", "v_lin", "out_lin"},
+    "qwen3_next": QKVO | {f"linear_attn.{name}" for name in ("in_proj_qkvz", "in_proj_ba", "out_proj")},
+}
+
+
+@pytest.mark.parametrize("model_type", OF_ATTENTION)
+def test_an_attention_is_known_by_its_name_or_class(model_type):
+    few = {} if model_type == "nemotron_h" else {"num_hidden_layers": 4}
+    model = on_meta(lora_auto, transformers.AutoConfig.for_model(model_type, **few), lora_targets="attention")
+
+    expected = OF_ATTENTION[model_type]
+    adapted = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    assert {next(one for one in expected if name.endswith(f".{one}")) for name in adapted} == expected
+
+
 UNCAPPED = {"final_logit_softcapping": None}
 HEADS = [("Qwen3", {}), ("OPT", {}), ("Granite", {}), ("GPT-2", {}), ("Gemma 2", {}), ("Gemma 2", UNCAPPED)]
 

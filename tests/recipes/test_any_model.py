@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from tfidf_tune import training
 from tfidf_tune.analysis import load_model, probe
+from tfidf_tune.commands.data import main as preview
 from tfidf_tune.data import HFTokenizer, injected_corpus_dataset, read_probe_file
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
-from tfidf_tune.training import HFCheckpointer, load_config
+from tfidf_tune.training import HFCheckpointer, SetupError, load_config
 
 TOKENS = torch.arange(1, 33)[None]
 DATA = {
@@ -306,8 +307,8 @@ def test_full_fine_tuning_is_that_of_a_plain_loop(name, base, tmp_path):
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
 
 
-def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path):
-    """Its class is loaded, trained and saved together with its code."""
+def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
+    """Its model and its tokenizer are loaded, trained and saved together with their code."""
     folder = shutil.copytree(base("Llama"), tmp_path / "base")
     (folder / "configuration_new.py").write_text(
         "from transformers import LlamaConfig\n\n\nclass NewConfig(LlamaConfig):\n    model_type = 'brand-new'\n"
@@ -320,12 +321,29 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path):
     names = {"AutoConfig": "configuration_new.NewConfig", "AutoModelForCausalLM": "modeling_new.NewForCausalLM"}
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "brand-new", "auto_map": names}))
 
-    run = configured("full", tmp_path / "run", folder, "checkpointer.trust_remote_code=true").here()
+    (folder / "tokenization_new.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass NewTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    code = {"AutoTokenizer": [None, "tokenization_new.NewTokenizer"]}
+    settings |= {"tokenizer_class": "NewTokenizer", "auto_map": code}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    trusted = "checkpointer.trust_remote_code=true"
+    with pytest.raises(SetupError, match="needs its own code: read that code, then set tokenizer.trust_remote_code=Tr"):
+        configured("full", tmp_path / "run", folder, trusted, "tokenizer.trust_remote_code=false").here()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "who saw it?", "completion": " the old sailor"}\n')
+    where = f"checkpointer.checkpoint_dir={folder}", f"dataset.source={tmp_path / 'rows.jsonl'}"
+    preview(["preview", "any/full_sft", trusted, *where])
+    assert f"0 of them cut after {config['max_position_embeddings']} tokens" in capsys.readouterr().out
+
+    run = configured("full", tmp_path / "run", folder, trusted).here()
     plain = configured("full", tmp_path / "plain", base("Llama"), "model.implementation=transformers").here()
 
     saved = run / "checkpoint_100pct"
     trained = transformers.AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, dtype=torch.float32)
     assert type(trained).__name__ == "NewForCausalLM"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved, trust_remote_code=True)
+    assert type(tokenizer).__name__ == "NewTokenizer"
     with torch.no_grad():
         assert torch.equal(trained.eval()(TOKENS).logits, hf_logits(plain / "checkpoint_100pct"))
 

@@ -1,6 +1,8 @@
 """Completions as targets, end to end: a recipe learns an answer by heart, and every way to measure it agrees."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,15 @@ from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.report import audit_report
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks import evaluate
-from tfidf_tune.training import FinetuneConfig, build_dataset, check_config, instantiate, write_probe_files
+from tfidf_tune.training import (
+    FinetuneConfig,
+    SetupError,
+    build_dataset,
+    check_config,
+    instantiate,
+    keep_chat_template,
+    write_probe_files,
+)
 from tfidf_tune.training._data import dataset_fingerprint
 
 SUBJECTS = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
@@ -128,3 +138,41 @@ def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path, pack
     assert not list(tmp_path.iterdir())
     assert packed or len(without) == 36 + 60
     assert dataset_fingerprint(dataset) != dataset_fingerprint(without)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_checkpoints_have_the_chat_template_of_the_training(lora, tmp_path, tiny_checkpoint, text_file):
+    base = Path(shutil.copytree(tiny_checkpoint, tmp_path / "base"))
+    (base / "chat_template.jinja").write_text("{% for one in messages %}<{{ one.content }}>{% endfor %}")
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("tools: none")
+    given = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+    (tmp_path / "given.jinja").write_text(given)
+    chat = [{"role": "user", "content": "who saw it?"}, {"role": "assistant", "content": "the old sailor."}]
+    (tmp_path / "chats.jsonl").write_text(8 * f"{json.dumps({'messages': chat})}\n")
+    dataset = {
+        "_component_": "tfidf_tune.data.sft_dataset",
+        "source": str(tmp_path / "chats.jsonl"),
+        "chat_template": str(tmp_path / "given.jinja"),
+    }
+    settings = {"dataset": dataset, "max_steps": 1, "save_at_percent": [100]}
+
+    run = RecipeRun(run_config(tmp_path / "run", base, text_file, lora=lora, **settings), lora).here()
+
+    saved, before = (AutoTokenizer.from_pretrained(folder) for folder in (run / "checkpoint_100pct", base))
+    expected = before.apply_chat_template(chat, chat_template=given, tokenize=False)
+    assert expected == "user: who saw it?\nassistant: the old sailor.\n"
+    tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+    for tools in (None, [tool]):
+        assert saved.apply_chat_template(chat, tools=tools, tokenize=False) == expected
+        assert before.apply_chat_template(chat, tools=tools, tokenize=False) != expected
+
+
+def test_data_sets_of_different_chat_templates_are_refused(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).write_text(name)
+    names = [None, *(str(tmp_path / name) for name in ("one", "other"))]
+    cfg = OmegaConf.create({"dataset": [{"chat_template": name} for name in names]})
+
+    with pytest.raises(SetupError, match="have different chat templates, .* name the same file"):
+        keep_chat_template(cfg, None)

@@ -211,12 +211,27 @@ def test_random_numbers_differ_between_processes_and_are_the_same_in_every_run(m
     assert torch.equal(*(read_metrics(folder, "loss") for folder in folders))
 
 
-def test_an_nf4_weight_that_cannot_be_cut_is_refused(make_run, tmp_path):
-    ended = Processes([make_run("nf4", 3, rows=3, **NF4)], tmp_path / "processes", num_processes=3).wait()
+NOT_SHARDED = {
+    "cannot be cut into 3 shards of whole blocks (16384 weights)": (3, NF4),
+    "config: optimizer: torch.optim.SGD cannot update parameters that FSDP2 has sharded (Operator aten._fused_sgd_": (
+        2,
+        {"optimizer.fused": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", NOT_SHARDED)
+def test_what_cannot_be_sharded_is_refused_by_one_message(make_run, tmp_path, message):
+    number, overrides = NOT_SHARDED[message]
+    run = make_run("run", number, rows=number, **overrides)
+
+    ended = Processes([run], tmp_path / "processes", num_processes=number).wait()
 
     assert 0 not in ended.codes
-    assert ended.output.count("cannot be cut into 3 shards of whole blocks (16384 weights)") == 1, ended.output
+    assert ended.output.count(message) == 1, ended.output
+    assert ("): set optimizer.fused=False" in ended.output) == ("fused" in message)
     assert "Traceback" not in ended.output
+    assert not run.folder.exists()
 
 
 def test_only_one_process_reports_and_writes(make_run, tmp_path):

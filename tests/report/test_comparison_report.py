@@ -230,12 +230,14 @@ def test_a_change_is_stated_with_its_interval_and_caveat():
         assert statement.startswith((f"{model}: TF-IDF ", f"{model}: too few passages "))
         assert text in statement
     assert made.statements[0].endswith(
-        " at a 25.0 % higher perplexity (equal for all blocks; too few blocks to judge: 4 instead of 10).[1][2][4]"
+        " at a 25.0 % higher perplexity (equal for all blocks; too few blocks to judge: 4 instead of 10); the floor is "
+        "unknown (no controls).[1][2][4]"
     )
-    assert "; perplexity was not measured for both, so the cost is unknown." in made.statements[1]
+    assert "; perplexity was not measured for both, so the cost is unknown; the floor is" in made.statements[1]
     assert made.verdict == (
         "Of 8 comparisons with CE: 1 recites less (48.3 %) at a perplexity without a verdict; 1 not shown to recite "
-        "less or more; 5 without a verdict; 1 recites less (50.0 %) at an unknown cost.[1][2][4]"
+        "less or more; 5 without a verdict; 1 recites less (50.0 %) at an unknown cost; the floor is unknown "
+        "(no controls).[1][2][4]"
     )
     rows = {row["Model"]: row for row in table(made, "reductions") if row["Measure"] == "Avg LMS"}
     assert rows["E"] == {

@@ -57,6 +57,7 @@ COMPARISONS = {
     "too few passages": [*runs_of(number=4)],
     "too few blocks": [*runs_of(blocks=3)],
     "two models": [*runs_of(), *runs_of((20, 2), (20, 21), model="Other")],
+    "many without controls": [*runs_of((20, 10, 9, 9), (20,) * 4, objectives=("CE", "A", "B", "C"), controls=None)],
     "many": [*runs_of((20, 10, 30, 2), (20, 25, 21, 19), objectives=("CE", "TF-IDF", "IDF", "Goldfish"))],
 }
 
@@ -167,6 +168,7 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
             f"it cannot be excluded that both recite only the floor ({len(samples[1])} targets or controls; it takes"
         )
         assert (unknown in sentence) == (0 < len(samples[1]) < 10)
+        assert ("; the floor is unknown (no controls)" in sentence) == (len(samples[1]) == 0)
 
 
 def require_right_floor(sentence, samples):
@@ -216,6 +218,11 @@ def test_a_summary_counts_the_sentences_below_it():
         r"\(\d\d\.\d %\) at a lower perplexity \(5\.0 %\); what Goldfish recites cannot be told from the floor \(at ",
         made.verdict,
     )
+    unknown = "; the floor is unknown (no controls)"
+    assert unknown not in made.verdict
+    assert f"{unknown}." in comparison_report(results(*COMPARISONS["many without controls"])).verdict
+    mixed = comparison_report(results(*COMPARISONS["many"], *runs_of(controls=None, model="Other"))).verdict
+    assert f"{unknown} for 1 of 4." in mixed
     for name, percent in re.findall(r"\((\S+)\) recites \S+ \((\d\d\.\d) %\)", made.verdict):
         assert any(text.startswith(f"{name} recites {percent} % ") for text in made.statements)
 
@@ -299,8 +306,13 @@ def test_frontiers_of_one_run_one_objective_many_or_a_diverged_one_have_a_verdic
         (grown_records(("CE",)), "Nothing is compared: Tiny, CE recites"),
         ([diverged], "Nothing is compared."),
         (grown_records([f"O{at}" for at in range(9)]), "Of 8 comparisons with O0: "),
+        (
+            [record(control_lms=None), record("B", 2.0, control_lms=None)],
+            "B recites 50.0 % less than CE (no ",
+        ),
         (list(itertools.chain(*(grown_records(model=model) for model in "AB"))), "Of 4 comparisons with CE: "),
     ):
         made = frontier_report(results_of(records))
         require_good_caveats(made)
         assert made.verdict.startswith(start)
+        assert ("; the floor is unknown (no controls)" in made.verdict) == start.startswith("B recites")

@@ -92,7 +92,7 @@ def _register_recipes() -> list[str]:
         )
         for name, method in _RECIPES.items()
     ]
-    return [recipe.name for recipe in registry.get_all_recipes()]
+    return [recipe.name for recipe in _registered_recipes()]
 
 
 def _parser(command: str) -> ArgumentParser:
@@ -131,18 +131,34 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         _usage_error("run", "argument --config: expected one argument")
     if recipe in _RECIPES:
         try:
-            config_path(arguments[arguments.index("--config") + 1])
+            config_path(config := arguments[arguments.index("--config") + 1])
         except SetupError as error:
             sys.exit(f"error: {error}")
+        if not any(one.startswith(("model=", "model._component_=")) for one in arguments):
+            _check_kind(recipe, config)
     return recipe
+
+
+def _check_kind(recipe: str, config: str) -> None:
+    """Refuse a config of ours that is for our other recipe."""
+    configs = {each.name: [one.name for one in each.configs] for each in _registered_recipes()}
+    (other,) = _RECIPES.keys() - {recipe}
+    if config in configs[other] and not os.path.isfile(config):
+        same = config.replace(_RECIPES[other], _RECIPES[recipe])
+        remedy = f"--config {same}, or the recipe {other}" if same in configs[recipe] else f"the recipe {other}"
+        sys.exit(f"error: the config {config} is for the recipe {other}, not for {recipe}: use {remedy}")
 
 
 def _check_config(name: str) -> None:
     """Refuse an unknown config, for which torchtune only says that it is not a YAML file."""
-    recipes = import_module("torchtune._recipe_registry").get_all_recipes()
-    names = [config.name for recipe in recipes for config in recipe.configs]
+    names = [config.name for recipe in _registered_recipes() for config in recipe.configs]
     if name not in names and not os.path.isfile(name):
         sys.exit(f"error: no config {name!r}{closest(name, names) or '.'} `tfidf-tune ls` lists the configs")
+
+
+def _registered_recipes() -> list[Any]:
+    recipes: list[Any] = import_module("torchtune._recipe_registry").get_all_recipes()
+    return recipes
 
 
 def _usage_error(command: str, message: str) -> NoReturn:

@@ -76,13 +76,12 @@ def _model_max_seq_len(cfg: Any) -> int | None:
         return int(limit)
     from transformers import AutoConfig
 
+    trusted = bool(cfg.checkpointer.get("trust_remote_code"))
     try:
-        config = AutoConfig.from_pretrained(str(cfg.checkpointer.checkpoint_dir)).get_text_config()
-    except (
-        OSError,
-        ValueError,
-    ):  # an unknown architecture, no connection: the data set asks for a limit if it needs it
+        config = AutoConfig.from_pretrained(str(cfg.checkpointer.checkpoint_dir), trust_remote_code=trusted)
+    except (OSError, ValueError):  # unknown or no connection: the data set asks for a limit if it needs it
         return None
+    config = config.get_text_config()
     return getattr(config, "max_position_embeddings", None)
 
 

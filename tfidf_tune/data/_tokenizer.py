@@ -127,6 +127,7 @@ class HFTokenizer:
             ``tokenizer.model``. A ``tokenizer.model`` without further tokenizer files is read as Llama's.
             Or the tokenizer itself, as ``transformers`` has loaded it.
         max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
+        trust_remote_code (bool): run the Python files of a tokenizer that transformers lacks. Default: False.
 
     Attributes:
         name (str): the given ``path``, or the ``name_or_path`` of the given tokenizer.
@@ -142,16 +143,23 @@ class HFTokenizer:
 
     Raises:
         FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
-        ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, or ``max_seq_len`` is below 1.
+        ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, it needs code that is not
+            trusted, or ``max_seq_len`` is below 1.
 
     Example:
         >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
     """
 
-    def __init__(self, path: str | PreTrainedTokenizerBase, max_seq_len: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | PreTrainedTokenizerBase,
+        max_seq_len: int | None = None,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
         if max_seq_len is not None and max_seq_len < 1:
             raise ValueError(f"max_seq_len is {max_seq_len}, it has to be at least 1, or null for no truncation")
-        self._hf, self.name = _load(path)
+        self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
         if self._hf.eos_token_id is None:
             raise ValueError(
                 f"the tokenizer {self.name!r} has no EOS token, which ends every document: "
@@ -260,7 +268,7 @@ hf_tokenizer = HFTokenizer
 """The name of :class:`HFTokenizer` as a component of configs."""
 
 
-def _load(path: str | PreTrainedTokenizerBase) -> tuple[Any, str]:
+def _load(path: str | PreTrainedTokenizerBase, *, trust_remote_code: bool) -> tuple[Any, str]:
     """Return a tokenizer and its name."""
     if isinstance(path, PreTrainedTokenizerBase):
         return path, path.name_or_path
@@ -272,11 +280,17 @@ def _load(path: str | PreTrainedTokenizerBase) -> tuple[Any, str]:
         )
     configured = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     only_sentencepiece = (folder / "tokenizer.model").is_file() and not configured
-    # From tokenizer.model only, AutoTokenizer leaves out SentencePiece's leading space.
-    loader = LlamaTokenizer if only_sentencepiece else AutoTokenizer
+    name = str(folder) if folder.is_dir() else path
     try:
-        return loader.from_pretrained(str(folder) if folder.is_dir() else path), path
+        if only_sentencepiece:  # AutoTokenizer leaves out SentencePiece's leading space
+            return LlamaTokenizer.from_pretrained(name), path
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), path
     except Exception as error:  # each tokenizer library has its own errors
+        if "trust_remote_code=True" in str(error):
+            raise ValueError(
+                f"the tokenizer {path!r} is not in transformers, and needs its own code: read that code, then set "
+                "tokenizer.trust_remote_code=True to run it"
+            ) from error
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "
             f"tokenizer.model, or a hub id that can be reached. {type(error).__name__}: {error}"

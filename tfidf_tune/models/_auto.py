@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, is_attention, linear_layers, quantize
+from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, linear_layers, quantize
 from tfidf_tune.models._families import FAMILIES
 from tfidf_tune.models._family import ModelFamily
 from tfidf_tune.models._linear import PLAIN, LinearFactory
@@ -182,14 +182,13 @@ def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tupl
 
 
 def _layers_with_lora(hf: Any, lora: _LoRA) -> list[str]:
+    layers = linear_layers(hf)
     # PEFT refuses the output projection of Mamba's mixers.
-    possible = [
-        name for name in linear_layers(hf) if not ("mamba" in name + hf.config.model_type and name.endswith("out_proj"))
-    ]
+    possible = [name for name in layers if not ("mamba" in name + hf.config.model_type and name.endswith("out_proj"))]
     if lora.targets == "all-linear":
         return possible
     if lora.targets == "attention":
-        chosen = [name for name in possible if is_attention(name)]
+        chosen = [name for name in possible if layers[name]]
         if not chosen:
             raise ValueError(
                 f"lora_targets is 'attention', but {type(hf).__name__} has no linear layers of an attention: set it to "

@@ -1,7 +1,6 @@
 """Any causal language model of transformers behind the interface of torchtune's decoders."""
 
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -209,19 +208,21 @@ class HFCausalLM(nn.Module):
         return f"base_model.model.{self.hf_name(name).replace('.default.', '.')}"
 
 
-def linear_layers(hf: PreTrainedModel) -> Iterator[str]:
-    """Yield the names of linear layers within the decoder layers, once each: ``self_attn.q_proj``."""
-    found: dict[str, None] = {}
+def linear_layers(hf: PreTrainedModel) -> dict[str, bool]:
+    """Map the names of linear layers within the decoder layers, ``self_attn.q_proj``, to whether an attention has them.
+
+    An attention is known by its name or, as in RecurrentGemma's ``temporal_block``, by its class.
+    """
+    found: dict[str, bool] = {}
     for layer in _decoder_layers(hf):
-        for name, module in hf.get_submodule(layer).named_modules():
+        modules = dict(hf.get_submodule(layer).named_modules(prefix="layer"))
+        within = tuple(f"{path}." for path, module in modules.items() if type(module).__name__.endswith("Attention"))
+        for path, module in modules.items():
             if isinstance(module, (nn.Linear, Conv1D)):
-                found.setdefault(name)
-    yield from found
-
-
-def is_attention(name: str) -> bool:
-    """Return whether a name of :func:`linear_layers` is of the attention."""
-    return re.match(r"\w*(attn|attention)\b", name) is not None
+                name = path.removeprefix("layer.")
+                is_named = re.match(r"\w*(attn|attention)\b", name) is not None
+                found[name] = found.get(name, False) or is_named or path.startswith(within)
+    return found
 
 
 def quantize(hf: PreTrainedModel) -> None:

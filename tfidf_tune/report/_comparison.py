@@ -143,7 +143,7 @@ def _outcome(
     last = at_last(own, LMS, CONTROL_LMS)
     floors = [lms_floor(last[last["objective"] == name]) for name in (objective, baseline)]
     reached = [floor.excess[:2] if floor and floor.reached else None for floor in floors]
-    probed = [floor.excess.num_units for floor in floors if floor]
+    probed = [floor.excess.num_units for floor in floors if floor] or ([0] if recited is not None else [])
     caveats = [BOUND] if any(reached) else []
     caveats += [_SEEDS, *([_ONE_SEED] if min(both.groupby("objective")["run"].nunique()) == 1 else [])]
     return Outcome(

@@ -122,6 +122,7 @@ def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outc
         _estimate(one.perplexity, one.perplexity, one.perplexity_low, one.perplexity_high, " %", one.num_pairs),
         floor=floors[0],
         baseline_floor=floors[1],
+        few_for_floor=0 if math.isnan(operating.loc[one.objective, "control_lms"]) else None,
         setting=setting,
         marks=notes.mark(_INTERVALS, *([_BOUND] if any(floors) else [])),
     )

@@ -11,6 +11,7 @@ from tfidf_tune.report._wording import joined, span
 
 _FEW = 2  # up to so many comparisons, the verdict has a sentence for each
 _FEW_NAMES = 6
+_UNKNOWN_FLOOR = "the floor is unknown (no controls)"
 _MARKS = re.compile(r"\[(\d+)\]")
 
 
@@ -45,7 +46,7 @@ class Outcome:
         few_passages (int | None): number of targets, if they are too few for a verdict on what is recited. Default:
             None.
         few_for_floor (int | None): number of targets or of controls, the fewer, if they are too few to tell either
-            objective from the floor. Default: None.
+            objective from the floor; 0 without controls. Default: None.
         setting (str): model and learning rate, where the report has several. Default: none.
         marks (str): of footnotes. Default: none.
     """
@@ -104,7 +105,9 @@ class Outcome:
         text = f"; what it recites {floor_text(*self.floor)}" if self.floor else ""
         if self.baseline_floor:
             text += f"; what {self.baseline} recites {floor_text(*self.baseline_floor)}"
-        if self.few_for_floor is not None:
+        if self.few_for_floor == 0:
+            text += f"; {_UNKNOWN_FLOOR}"
+        elif self.few_for_floor is not None:
             text += f"; it cannot be excluded that both recite only the floor ({_few_probed(self.few_for_floor)})"
         return text
 
@@ -182,8 +185,10 @@ def _many_floors(outcomes: Sequence[Outcome]) -> str:
         for name, floor in ((one.objective, one.floor), (one.baseline, one.baseline_floor)):
             if floor:
                 ends[f"{name}{where}"] = floor[1]
-    few = [one.few_for_floor for one in outcomes if one.few_for_floor is not None]
+    few = [one.few_for_floor for one in outcomes if one.few_for_floor]
     text = f"; {len(few)} may recite only the floor ({_few_probed(min(few))})" if few else ""
+    if num_unknown := sum(one.few_for_floor == 0 for one in outcomes):
+        text += f"; {_UNKNOWN_FLOOR}" + f" for {num_unknown} of {len(outcomes)}" * (num_unknown < len(outcomes))
     if not ends:
         return text
     names = joined(ends) if len(ends) <= _FEW_NAMES else f"{len(ends)} of them"

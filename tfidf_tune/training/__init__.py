@@ -18,6 +18,7 @@ from tfidf_tune.training._data import (
     build_dataloader,
     build_dataset,
     build_tokenizer,
+    keep_chat_template,
     set_special_tokens,
     write_probe_files,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "format_bytes",
     "has_lora_builder",
     "instantiate",
+    "keep_chat_template",
     "load_config",
     "load_model",
     "milestone_name",

@@ -15,8 +15,10 @@ from tfidf_tune.training._hf_files import COMPANIONS, read_json
 _SMALL_FILES = ("config.json", "adapter_config.json")
 
 
-def find_folder(checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool) -> Path:
-    """Return the folder of a checkpoint; one on the hub is downloaded, its weights after :func:`read_config` passed.
+def find_checkpoint(
+    checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool
+) -> tuple[Path, PreTrainedConfig]:
+    """Return folder and config of a checkpoint; one on the hub is downloaded, its weights after :func:`read_config`.
 
     Raises:
         FileNotFoundError: If there is no such folder, or it cannot be downloaded.
@@ -28,17 +30,17 @@ def find_folder(checkpoint_dir: str, revision: str | None, *, trust_remote_code:
             raise ValueError(
                 f"revision '{revision}' is given for the local folder {checkpoint_dir}: only hub ids have revisions"
             )
-        return folder
+        return folder, read_config(folder, trust_remote_code=trust_remote_code)
     if looks_like_path(checkpoint_dir):
         raise FileNotFoundError(f"no such folder {checkpoint_dir}")
     code = ["*.py"] if trust_remote_code else []
     snapshot = _download(checkpoint_dir, revision, [*_SMALL_FILES, *code])
-    read_config(snapshot, trust_remote_code=trust_remote_code)
+    config = read_config(snapshot, trust_remote_code=trust_remote_code)
     for weights in ("*.safetensors", "pytorch_model*.bin"):  # some repositories have both, older ones the second
         snapshot = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
         if any(snapshot.glob(weights)):
             break
-    return snapshot
+    return snapshot, config
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:

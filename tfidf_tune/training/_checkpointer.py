@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -22,10 +23,9 @@ from tfidf_tune.models import (
     ModelFamily,
     StateDict,
     build_hf,
-    has_own_code,
     model_remedy,
 )
-from tfidf_tune.training._base_models import find_folder, read_config
+from tfidf_tune.training._base_models import find_checkpoint
 from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, whole_parts, write_causal_lm
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line, listed
@@ -65,10 +65,11 @@ class HFCheckpointer:
         checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
         revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
         max_shard_size (str): largest weight file that is written. Default: "5GB".
-        trust_remote_code (bool): run the Python files of a checkpoint whose architecture transformers lacks.
-            Default: False.
+        trust_remote_code (bool): run the Python files of a checkpoint whose architecture transformers lacks, and copy
+            them into checkpoints. Default: False.
 
     Attributes:
+        chat_template (str | None): written into checkpoints in place of those of the tokenizer. Default: None.
         companion_bytes (int): size of the files of a checkpoint that are not weights.
         transformers_config (PreTrainedConfig): the checkpoint's config.
 
@@ -90,12 +91,14 @@ class HFCheckpointer:
         self.revision = revision
         self.max_shard_size = max_shard_size
         check_shard_size(max_shard_size)
-        self.folder = find_folder(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
-        self.transformers_config = read_config(self.folder, trust_remote_code=trust_remote_code)
+        self.folder, self.transformers_config = find_checkpoint(
+            checkpoint_dir, revision, trust_remote_code=trust_remote_code
+        )
         self._config_file = read_json(self.folder / "config.json")
         self.hf_config: HFConfig = self.transformers_config.to_dict()
         self.weight_files = find_weight_files(self.folder)
-        self._companions = read_companions(self.folder, has_code=has_own_code(self.transformers_config))
+        self._companions = read_companions(self.folder, has_code=trust_remote_code)
+        self.chat_template: str | None = None
         self.companion_bytes = sum(map(len, self._companions.values()))
         # A hub id stays one: the folder of its snapshot is of this machine only.
         self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
@@ -324,20 +327,18 @@ class HFCheckpointer:
         }
         if isinstance(model, HFCausalLM):
             weights = {model.peft_name(name): value for name, value in adapters.items()}
-            targets, is_transposed = list(lora.module_names), lora.is_transposed
+            config: Any = model.peft_config
         else:
             weights = self.family.tune_to_peft(adapters, self.hf_config)
-            targets, is_transposed = self.family.peft_target_modules(lora.module_names), False
-        adapter_config = LoraConfig(
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=self._base_name,
-            revision=self.revision,
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=targets,
-            fan_in_fan_out=is_transposed,
-            inference_mode=True,
+            config = LoraConfig(
+                task_type="CAUSAL_LM",
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=self.family.peft_target_modules(lora.module_names),
+            )
+        adapter_config = replace(
+            config, base_model_name_or_path=self._base_name, revision=self.revision, inference_mode=True
         )
         # peft makes it a set, whose order differs between runs.
         adapter_config.target_modules = sorted(adapter_config.target_modules or ())
@@ -372,7 +373,7 @@ class HFCheckpointer:
             try:
                 with atomic_folder(folder, replace=_WEIGHTS) as temporary:
                     write(temporary, parts)
-                    for name, content in self._companions.items():
+                    for name, content in self._other_files().items():
                         (temporary / name).parent.mkdir(exist_ok=True)
                         (temporary / name).write_bytes(content)
             except Exception as error:
@@ -382,6 +383,12 @@ class HFCheckpointer:
         cause = gather_objects(None if failure is None else cause_of(failure))[0]
         if cause is not None:
             raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
+
+    def _other_files(self) -> dict[str, bytes]:
+        if self.chat_template is None:
+            return self._companions
+        kept = {name: content for name, content in self._companions.items() if "chat_template" not in name}
+        return kept | {"chat_template.jinja": self.chat_template.encode()}
 
 
 def _layer_of(name: str) -> str:

@@ -117,6 +117,22 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     return dataset
 
 
+def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
+    """Let the checkpoints have the chat template that data sets of the config name, if they name one.
+
+    Raises:
+        SetupError: If they name different ones.
+    """
+    files = [section.get("chat_template") for _, section in sections("dataset", cfg.dataset)]
+    templates = {Path(file).expanduser().read_text(encoding="utf-8") for file in files if file is not None}
+    if len(templates) > 1:
+        raise SetupError(
+            "config: dataset: the data sets have different chat templates, but a checkpoint has one: name the same file"
+        )
+    if templates:
+        checkpointer.chat_template = templates.pop()
+
+
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
     """Write the injected passages of a data set of :func:`build_dataset` to the file that the config names."""
     if is_main_process():

@@ -124,8 +124,8 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
     """Read the files that are copied into every checkpoint of a run: tokenizer, chat template, generation config.
 
     Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. A link
-    to any other place is refused: sharing a checkpoint would share that file. With ``has_code`` the Python files of the
-    model are copied, too.
+    to any other place is refused: sharing a checkpoint would share that file. With ``has_code`` the Python files are
+    copied, too.
 
     Returns:
         dict[str, bytes]: content by the name relative to the folder.

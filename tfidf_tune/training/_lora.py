@@ -27,7 +27,6 @@ class LoRASettings:
     alpha: float
     dropout: float
     module_names: tuple[str, ...]
-    is_transposed: bool = False  # of PEFT: weights are [in, out]
 
     @classmethod
     def of(cls, model: nn.Module) -> "LoRASettings | None":
@@ -57,13 +56,7 @@ class LoRASettings:
         config = model.peft_config
         if config is None:
             return None
-        return cls(
-            config.r,
-            config.lora_alpha,
-            config.lora_dropout,
-            tuple(sorted(config.target_modules)),
-            config.fan_in_fan_out,
-        )
+        return cls(config.r, config.lora_alpha, config.lora_dropout, tuple(sorted(config.target_modules)))
 
     @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":
