@@ -3,9 +3,6 @@
 import gc
 import os
 
-# Imports and collection make objects that live until the end.
-gc.disable()
-
 # Before anything imports a Hugging Face library: a test that would reach for the network fails at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -26,6 +23,11 @@ from tiny_run import run_config, write_documents
 def pytest_xdist_auto_num_workers() -> int:
     """Run one worker more than there are CPUs: tests of several processes often wait for each other."""
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection() -> None:
+    """Collect no garbage among modules and items, which live until the end."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -3,10 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
