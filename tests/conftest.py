@@ -1,5 +1,6 @@
 """What several test folders share: a tiny Llama with a tokenizer of its own, and text to train on."""
 
+import gc
 import os
 
 # Before anything imports a Hugging Face library: a test that would reach for the network fails at once.
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis  # noqa: F401  (its import looks for referrers of objects, which it does not find among frozen ones)
 import pytest
-import torch
+import torch.utils.collect_env
 from omegaconf import DictConfig
 from tiny_llama import make_llama, make_tokenizer
 from tiny_run import run_config, write_documents
@@ -21,6 +23,17 @@ from tiny_run import run_config, write_documents
 def pytest_xdist_auto_num_workers() -> int:
     """Run one worker more than there are CPUs: tests of several processes often wait for each other."""
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection() -> None:
+    """Collect no garbage among modules and items, which live until the end."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and items out of garbage collection: a quarter of the time went into looking through them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,6 +55,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """Files of the tests need not outlive a power cut; a test that asks for it looks at the calls."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_list_of_packages() -> Iterator[None]:
+    """The harness writes pip's list of packages, the GPUs and compilers into each record, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.utils.collect_env, "run", lambda command: (1, "", ""))
         yield
 
 

@@ -5,6 +5,8 @@ import os
 import sys
 from contextlib import suppress
 
+import rouge_score.rouge_scorer  # noqa: F401  (evaluations import it)
+
 from tfidf_tune.experiment import _job
 
 JobPaths = _job.submitit.core.utils.JobPaths  # submitit is imported after tfidf_tune.experiment

@@ -1,5 +1,6 @@
 """Runs a function in several processes that share a gloo group, and collects what each returns."""
 
+import gc
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ def on_every_rank(num_ranks: int, folder: Path, function: Callable[..., Any], *a
 def _in_group(
     rank: int, num_ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
+    gc.freeze()  # imports
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     dist.init_process_group(

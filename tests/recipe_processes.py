@@ -1,5 +1,6 @@
 """Recipes in several processes, as torchrun starts them, forked from a process with all imports."""
 
+import gc
 import importlib
 import os
 import pkgutil
@@ -149,9 +150,10 @@ def _call(function: str, arguments: list[str], cwd: Path, log: Path, environment
 
 
 def _begin(log: Path) -> None:
-    """Compute on one thread, and redirect output to a file."""
+    """Compute on one thread, leave imports out of garbage collection, and redirect output to a file."""
     import torch
 
+    gc.freeze()
     torch.set_num_threads(1)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

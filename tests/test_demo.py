@@ -21,7 +21,7 @@ overrides:
   batch_size: 4
   log_every_n_steps: 1
 eval:
-  metadata: {num_blocks: 4}
+  metadata: {num_blocks: 4, max_new_tokens: 16}
 """
 
 

@@ -25,12 +25,11 @@ FULL = f"model={{_component_: torchtune.models.llama2.llama2, {SIZES}}}"
 def command(monkeypatch, capfd, tmp_path):
     """Run a command in this process and in a folder with texts; return what it printed.
 
-    The harness's index of its own tasks and its look at pip, which take seconds, are left out.
+    The harness's index of its own tasks, which takes seconds, is left out.
     """
     from torchtune import _recipe_registry
 
     monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     folder = tmp_path / "my folder"
     folder.mkdir()

@@ -18,6 +18,7 @@ import trainers
 import training_step
 import weights
 from authors_way import AuthorsWay
+from fork_server import CONTEXT
 from label_batches import WEIGHT_RTOL, random_stream
 from tiny_llama import make_llama, make_tokenizer
 
@@ -104,6 +105,7 @@ def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed,
     monkeypatch.setattr(sys, "argv", [script.__name__, *arguments, "--output", str(tmp_path / "out.json")])
     monkeypatch.setattr(probe, "take_turns", lambda ways, **turns: measuring.take_turns(ways, **turns | {"warmup": 0}))
     monkeypatch.setattr(weights, "authors_seconds", lambda *arguments: 1.0)  # in a process of its own
+    monkeypatch.setattr(implementations.multiprocessing, "get_context", lambda method: CONTEXT)  # saves imports
     monkeypatch.setattr(trainers, "WARMUP", 0)
     monkeypatch.setattr(trainers, "MEMORY_ROUNDS", 1)
     try:

@@ -193,6 +193,7 @@ def test_all_is_made_trained_evaluated_and_compared_once(inputs, tmp_path, monke
     small = [
         "overrides.dataset.num_base=12", "overrides.dataset.num_targets=2", "overrides.dataset.num_repeats=2",
         "eval.metadata.num_blocks=2", "eval.metadata.shared_tokens=256", "overrides.lr_scheduler.num_warmup_steps=0",
+        "eval.metadata.max_new_tokens=16",
     ]  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["smollm2.py", *small])

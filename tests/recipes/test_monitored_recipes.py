@@ -68,13 +68,14 @@ def count_graphs(run):
     return run.here(), counters["stats"]["unique_graphs"] - before
 
 
-def means(folder, checkpoint, base):
+def means(folder, checkpoint, base, **options):
     """LMS and prefix match of targets and controls, by transformers on the checkpoint."""
     samples = probe(
         load_model(folder / checkpoint, base=base),
         hf_tokenizer(str(base)),
         read_probe_file(folder / "probe.jsonl"),
         prefix_lengths=(PREFIX,),
+        **options,
     )
     return {
         f"memorization_{kind}_{name}": np.mean([getattr(one, name) for one in samples if one.kind == kind])
@@ -133,7 +134,7 @@ def test_two_processes_measure_in_lockstep(make_run, tmp_path, tmp_path_factory,
             {"lora": True, "merge_adapter": True, "fsdp_cpu_offload": True, "loss.head": "chunked"},
         ),
     }
-    keep = {"stop_above": 20, "when_above": "keep"}
+    keep = {"stop_above": 8, "when_above": "keep", "max_new_tokens": 8}
     bases, runs = {}, {}
     for name, (model, dim, of_model, settings) in cases.items():
         bases[name] = make_tokenizer(tmp_path_factory.mktemp("base"), text_file)
@@ -153,7 +154,7 @@ def test_two_processes_measure_in_lockstep(make_run, tmp_path, tmp_path_factory,
         assert [*found] == [0, 2, 3], name
         assert len(read_lines(monitored.folder)) == 6, name
         if name != "nf4":  # whose merged weights are rounded
-            expected = means(monitored.folder, "checkpoint_100pct", bases[name])
+            expected = means(monitored.folder, "checkpoint_100pct", bases[name], max_new_tokens=8)
             assert {key: found[3][key] for key in expected} == expected, name
 
 

@@ -10,12 +10,6 @@ from peft import LoraConfig, get_peft_model
 from tfidf_tune.analysis import load_model
 
 
-@pytest.fixture(autouse=True)
-def quick_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness queries pip and git after every run, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
-
-
 @pytest.fixture(scope="session")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Without BOS; with a BOS that is EOS and not added, as Pythia's; and three that add it to a text."""

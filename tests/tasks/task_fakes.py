@@ -3,10 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -229,24 +226,13 @@ def prompts_seen(calls: list[torch.Tensor]) -> list[list[int]]:
     return [row for call in calls if call.shape[1] > 1 for row in call.tolist()]
 
 
-def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user would."""
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-
-
 def lm_eval(
     output: Path,
     tasks: str,
     *arguments: str,
     model_args: str,
     metadata: dict[str, Any],
-    start: Callable[..., Any] = start,
+    start: Callable[..., Any],
 ) -> Output:
     """Run the harness's own command with the stock model, and check that it succeeds."""
     done = start(

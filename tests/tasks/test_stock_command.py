@@ -10,6 +10,7 @@ import pytest
 import task_fakes
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import TaskManager
+from recipe_processes import run_command
 from task_fakes import MEMORIZATION, lm_eval, run_tasks
 
 from tfidf_tune.data import hf_tokenizer
@@ -78,7 +79,7 @@ def command(monkeypatch, capfd):
 
 
 def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(tokenizers, settings, tmp_path):
-    """In a process of its own, with a model that recites its targets.
+    """In a process of its own, with the harness's own tasks too, and a model that recites its targets.
 
     Prompts whose ids change as text are counted. A response is tokenized again, so that its tokens can differ from
     those of the model where it leaves the passage: the LMS differs by at most 1 token.
@@ -89,7 +90,12 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(tokenizers, s
     model = task_fakes.checkpoint(tmp_path / "model", task_fakes.teach(untaught, file), folder)
     settings = {**settings, "probe_file": file}
     model_args = f"pretrained={model},dtype=float32,add_bos_token=False"
-    output = lm_eval(tmp_path / "stock", GROUPS, model_args=model_args, metadata=settings)
+
+    def command(_, *arguments):
+        ended = run_command("lm_eval.__main__:cli_evaluate", arguments, tmp_path)
+        return SimpleNamespace(returncode=ended.codes[0], stderr=ended.output)
+
+    output = lm_eval(tmp_path / "stock", GROUPS, model_args=model_args, metadata=settings, start=command)
     by_ids = run_tasks(model, GROUPS.split(","), tmp_path / "ids", **settings)
     num_lost, num_recited, differences = 0, 0, []
     for task in MEMORIZATION:
