@@ -203,7 +203,7 @@ CHANGES = {
     ),
     "B": ([1, 8, 3, 4] * 3, [8, 1, 3, 3] * 3, "is not shown to recite less or more than CE (-6.2 %, 95 % interval -"),
     "C": ([0] * 11 + [4], [0] * 11 + [4], "recites as much as CE (no interval: the baseline's average LMS is 0"),
-    "D": ([4] * 9, [2] * 9, "too few passages (9; it takes 10) to judge whether TF-IDF recites"),
+    "D": ([4] * 9, [2] * 9, "Too few passages (9; it takes 10) to judge whether TF-IDF recites"),
     "E": (
         *([4] * 29, [2] * 29),
         "50.0 % less than CE (equal for all passages[3])",
@@ -217,7 +217,7 @@ CHANGES = {
         [0] * 11 + [2],
         "recites 50.0 % less than CE (no interval: the baseline's average LMS is 0 in",
     ),
-    "H": ((4,), (2,), "too few passages (1; it takes 10) to judge whether TF-IDF recites less or more than CE; "),
+    "H": ((4,), (2,), "Too few passages (1; it takes 10) to judge whether TF-IDF recites less or more than CE; "),
 }
 
 
@@ -227,7 +227,7 @@ def test_a_change_is_stated_with_its_interval_and_caveat():
         fields["blocks"] = blocks(perplexity)
     made = report_of_models(cases)
     for statement, (model, (*_, text)) in zip(made.statements, CHANGES.items(), strict=False):
-        assert statement.startswith((f"{model}: TF-IDF ", f"{model}: too few passages "))
+        assert statement.startswith((f"{model}: TF-IDF ", f"{model}: Too few passages "))
         assert text in statement
     assert made.statements[0].endswith(
         " at a 25.0 % higher perplexity (equal for all blocks; too few blocks to judge: 4 instead of 10); the floor is "
@@ -308,8 +308,9 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
         "CE LMS after": 6.0,
         "Interpolated": pytest.approx(4.0),
         "Avg LMS": 3.0,
+        "Progress %": 100,
     }
-    assert [*rows["F"].values()][2:] == [None, None, None, None, 2.0]
+    assert [*rows["F"].values()][2:] == [None, None, None, None, 2.0, 100]
     assert "F, TF-IDF: out of range" in notes(made, "equal_perplexity")
 
 
@@ -331,7 +332,9 @@ def test_what_cannot_be_told_from_the_floor_has_a_bound():
     assert "floor" not in near.verdict
     lms = ([6] * 10, [5] * 10)
     below = report(*pair(*({"samples": [*targets(*one), *controls(*[7] * 10)]} for one in lms)))
-    assert "what it recites lies below the floor (by 2.00 tokens, 95 %); what CE recites lies below" in below.verdict
+    assert (
+        "What TF-IDF recites lies below the floor (by 2.00 tokens, 95 %); what CE recites lies below" in below.verdict
+    )
 
 
 def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing_is_shared():
@@ -388,7 +391,7 @@ def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named
     assert made.verdict.startswith(
         "Too few passages (2; it takes 10) to judge whether CE recites less or more than TF-IDF"
     )
-    assert "; the change of its perplexity is undefined, since a value is not finite" in made.verdict
+    assert "; the change of the perplexity is undefined, since a value is not finite" in made.verdict
     assert "frontier" in [figure.name for figure in made.figures]
     assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]
 

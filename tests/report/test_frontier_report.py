@@ -134,8 +134,8 @@ def test_pairs_and_numbers_stand_in_the_sentence_where_they_are_needed():
         [*seeds("CE", [9, 9], [3, 3]), *seeds("B", [8, 8], [3, 3]), record("C", 5.0, log_perplexity=3)]
     )
     assert made.verdict == (
-        "B recites 11.1 % less than CE (95 % interval over 2 seeds 1.00 tokens) at a perplexity that is not shown to "
-        "differ (+0.0 %, 95 % interval over 2 seeds 0.00 %).[1][2] C recites 44.4 % less than CE (no interval: 1 pair "
+        "B recites 11.1 % less than CE (95 % interval over 2 seeds 1.00 tokens) at an equal perplexity (95 % interval "
+        "over 2 seeds 0.00 %).[1][2] C recites 44.4 % less than CE (no interval: 1 pair "
         "of seeds) at an equal perplexity (no interval: 1 pair of seeds).[1][2]"
     )
     high = [seeds(name, [9, 9], [4, 4]) for name in "DEFG"]

@@ -48,6 +48,8 @@ COMPARISONS = {
     "floor": [*runs_of((20, 2))],
     "both at the floor": [*runs_of((2, 2))],
     "below the floor": [*runs_of((20, 2), controls=9)],
+    "both below the floor": [*runs_of((2, 2), controls=9)],
+    "a little": [*runs_of((20, 10), (20, 19.9999))],
     "no controls": [*runs_of(controls=None)],
     "no perplexity": [*runs_of(perplexity=None)],
     "another utility": [*runs_of(perplexity=None, fields={"answers": answers(*[100, 0] * 20)})],
@@ -132,7 +134,9 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
     for model, objective in pairs:
         prefix = f"{model}: " if len({one for one, _ in pairs}) > 1 else ""
         (sentence,) = re.findall(
-            rf"{prefix}(?<![-\w]){objective} (?:recites|is not).*?(?=\.(?:\[| |$))(?!\.\d)", sentences
+            rf"{prefix}(?<![-\w])(?:{objective} (?:recites|is not)|Neither CE nor {objective} |What {objective} )"
+            r".*?(?=\.(?:\[| |$))(?!\.\d)",
+            sentences,
         )[:1]
         ours, theirs = (by_passage(source, model, one) for one in (objective, "CE"))
         change = relative(ours, theirs) if theirs.any() else 0.0
@@ -140,13 +144,16 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
             few = f"Too few passages ({len(ours)}; it takes 10) to judge whether "
             assert made.verdict.startswith(f"{few}{objective} recites less or more than CE, at a ")
             assert "% less" not in made.verdict
+        elif sentence.startswith((f"{prefix}Neither", f"{prefix}What")):
+            assert " % less" not in sentence
+            assert " % more" not in sentence
         elif theirs.any():
             low, high = percentiles(relative, ours, theirs, paired=True)
             assert ("is not shown to recite less or more" in sentence) == (low <= 0 <= high)
             text = re.search(r"95 % interval (-?[\d.]+) % to (-?[\d.]+) %", sentence)
             ends = sorted((-1 if change < 0 and high < 0 else 1) * end for end in (low, high))
             assert [float(end) for end in text.groups()] == pytest.approx(ends, abs=2)
-        if "is not shown to recite" not in sentence and len(ours) >= 10:
+        if re.match(rf"{prefix}{objective} (?!is not shown)", sentence) and len(ours) >= 10:
             verb = f"recites {abs(change):.1f} % {'less' if change < 0 else 'more'} than CE"
             assert (verb if theirs.any() else "is not compared with CE: the baseline is 0") in sentence
         nll = [by_passage(source, model, one, "block", "nll") for one in (objective, "CE")]
@@ -158,12 +165,16 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
         else:
             cost = relative_perplexity(*nll)
             low, high = percentiles(relative_perplexity, *nll, paired=True)
-            if low <= 0 <= high:
+            if max(abs(end) for end in (low, high)) < 0.05:
+                assert "at an equal perplexity (equal for all blocks" in sentence
+            elif low <= 0 <= high:
                 assert "at a perplexity that is not shown to differ" in sentence
             else:
                 assert f" at a {abs(cost):.1f} % {'higher' if cost > 0 else 'lower'} perplexity (" in sentence
-        samples = [by_passage(source, model, objective, kind) for kind in ("target", "control")]
-        require_right_floor(sentence, samples)
+        samples, of_baseline = (
+            [by_passage(source, model, one, kind) for kind in ("target", "control")] for one in (objective, "CE")
+        )
+        require_right_floor(sentence, samples, of_baseline)
         unknown = (
             f"it cannot be excluded that both recite only the floor ({len(samples[1])} targets or controls; it takes"
         )
@@ -171,14 +182,27 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
         assert ("; the floor is unknown (no controls)" in sentence) == (len(samples[1]) == 0)
 
 
-def require_right_floor(sentence, samples):
-    """Claim the floor where the interval of targets minus controls does not lie above 0, with its upper end."""
-    claim = re.search(rf"what it recites (?:cannot be told from|lies below) {FLOOR}", sentence)
+def excess(samples):
+    return percentiles(lambda first, second: first.mean() - second.mean(), *samples, paired=False)
+
+
+def require_right_floor(sentence, samples, of_baseline=None):
+    """Claim the floor where the interval of targets minus controls does not lie above 0, with its upper end.
+
+    If both are there, the sentence begins with it.
+    """
+    both = re.search(rf"(?:^|: )Neither CE nor \S+ can be told from {FLOOR}", sentence)
+    what = r"(?:what it|What \S+) recites(?: on average)?"
+    claim = both or re.search(rf"{what} (?:cannot be told from|lies below) {FLOOR}", sentence)
     if not len(samples[1]) or min(map(len, samples)) < 10:
         assert claim is None
         return
-    low, high = percentiles(lambda first, second: first.mean() - second.mean(), *samples, paired=False)
+    low, high = excess(samples)
     assert (claim is not None) == (low <= 0)
+    low_of_baseline, high_of_baseline = excess(of_baseline) if of_baseline else (1, 1)
+    assert ("Neither" in sentence) == (low <= 0 <= high and low_of_baseline <= 0 <= high_of_baseline)
+    if both:
+        high = max(high, high_of_baseline)
     if claim:
         stated = [float(end) for end in re.findall(r"\d+\.\d\d", claim[0])]
         assert stated == pytest.approx([high] if high >= 0 else [-high, -low], abs=0.15)
@@ -227,17 +251,104 @@ def test_a_summary_counts_the_sentences_below_it():
         assert any(text.startswith(f"{name} recites {percent} % ") for text in made.statements)
 
 
+@pytest.mark.parametrize("lms", [(20, 2, 2, 2), (2, 2, 2, 9)])
+def test_a_summary_has_the_highest_bound_of_all_that_cannot_be_told_from_the_floor(lms):
+    source = results(*runs_of(lms, (20,) * 4, objectives=("CE", "TF-IDF", "IDF", "Goldfish")))
+    made = comparison_report(source).verdict
+    highs = {
+        objective: high
+        for objective in ("CE", "TF-IDF", "IDF", "Goldfish")
+        for low, high in [excess([by_passage(source, "Tiny", objective, kind) for kind in ("target", "control")])]
+        if low <= 0
+    }
+    assert max(highs.values()) - min(highs.values()) > 0.3
+    names, bound = re.search(r"; what (.*) recite cannot be told from the floor \(at most (\d\.\d\d)", made).groups()
+    assert sorted(re.split(", | and ", names)) == sorted(highs)
+    assert float(bound) == pytest.approx(max(highs.values()), abs=0.1)
+    if "CE" in highs:  # the difference of two floors counts as none
+        assert made.startswith("Of 3 comparisons with CE: 2 (TF-IDF and IDF) without a verdict; 1 (Goldfish) recites ")
+
+
 def test_the_verdict_at_equal_perplexity_is_part_of_the_first_line():
-    def path(objective, points):
+    def path(objective, points, noise=(0,)):
         return run(
-            objective, [evaluation(at, targets(*[lms] * 12), blocks=noisy_blocks(ppl)) for at, ppl, lms in points]
+            objective,
+            [
+                evaluation(at, targets(*[lms + more for more in noise] * (12 // len(noise))), blocks=noisy_blocks(ppl))
+                for at, ppl, lms in points
+            ],
         )
 
-    ce = path("CE", [(50, 40, 3), (100, 20, 7)])
-    for lms, clause in ((8, "; at equal perplexity it recites more than CE, no gain"), (5, ""), (1, "less as well")):
-        verdict = comparison_report(results(ce, path("TF-IDF", [(50, 60, 0), (100, 30, lms)]))).verdict
-        assert clause in verdict
-        assert ("equal perplexity" in verdict) == bool(clause)
+    # The baseline's LMS at 50 and 100 % of training, the other's; what the verdict says of equal perplexity.
+    cases = (
+        (3, 7, 5, ""),
+        (3, 7, 1, "; at equal perplexity it recites less as well"),
+        (3, 5, 4, ""),
+        (1, 5, 4, ""),
+        (1, 2, 4, "; at equal perplexity it recites more as well"),
+        (7, 6, 5, "; at equal perplexity it recites less as well"),
+    )
+    for before, after, lms, clause in cases:
+        ce, other = path("CE", [(50, 40, before), (100, 20, after)]), path("TF-IDF", [(50, 60, 0), (100, 30, lms)])
+        assert re.findall("[;,][^;,]*equal perplexity[^;.]*", comparison_report(results(ce, other)).verdict) == (
+            [clause] if clause else []
+        )
+    # With the perplexity of the baseline's first checkpoint, only that one counts.
+    for before, after, lms, noise, clause in (
+        (7, 2, 5, (0,), ", but less at equal perplexity"),
+        (2, 7, 5, (0,), "; at equal perplexity it recites more than CE, no gain"),
+        (7, 5, 5, (0, 1, -1), ""),
+        (2, 5, 5, (0, 1, -1), ""),
+    ):
+        ce = path("CE", [(50, 40, before), (100, 20, after)])
+        verdict = comparison_report(results(ce, path("TF-IDF", [(50, 60, 1), (100, 40, lms)], noise))).verdict
+        assert ("is not shown to recite less or more" in verdict) == (len(noise) > 1)
+        assert re.findall("[;,][^;,]*equal perplexity[^;.]*", verdict) == ([clause] if clause else [])
+
+
+def test_recitation_and_cost_are_of_one_checkpoint():
+    def path(objective, *points):
+        return run(
+            objective,
+            [
+                evaluation(at, targets(*[lms] * 12) if lms else [], blocks=noisy_blocks(ppl) if ppl else ())
+                for at, lms, ppl in points
+            ],
+        )
+
+    # Perplexity at 50 % only, at none that has both, and later than the LMS.
+    early = comparison_report(results(path("CE", (50, 6, 20), (100, 7, 0)), path("TF-IDF", (50, 3, 20), (100, 2, 0))))
+    never = comparison_report(results(path("CE", (50, 0, 20), (100, 7, 0)), path("TF-IDF", (50, 0, 25), (100, 2, 0))))
+    for made in (early, never):
+        assert re.match(
+            r"TF-IDF recites 71\.4 % less than CE \(equal for all passages\[\d\]\); perplexity was not measured for "
+            r"all runs at 100 % of training, so the cost is unknown; the floor is unknown \(no controls\)\.",
+            made.verdict,
+        )
+    assert early.statements == [
+        "Average LMS 7.00 under CE, 2.00 under TF-IDF; perplexity at 50 % of training 20.00 under CE, 20.00 under "
+        "TF-IDF.",
+        "At equal perplexity (TF-IDF's 20.00 at 50 % of training, which CE first had at 50 % of its training) CE "
+        "recited 6.00 tokens on average; TF-IDF recites 3.00: less than CE did there.",
+    ]
+    assert "which" not in "".join(never.statements)
+    late = comparison_report(results(path("CE", (50, 6, 20), (100, 0, 10)), path("TF-IDF", (50, 3, 25), (100, 0, 10))))
+    assert re.match(
+        r"TF-IDF recites 50\.0 % less than CE \(equal for all passages, at 50 % of training\[\d\]\) at a 25\.0 % "
+        r"higher perplexity \(equal for all blocks, at 50 % of training\); the floor is unknown",
+        late.verdict,
+    )
+    assert "TF-IDF has 25.00 at 50 % of training, which CE, at 20.00, never has." in late.statements[1]
+
+
+def test_a_model_without_a_run_to_compare_with_is_named():
+    others = [*runs_of(objectives=("TF-IDF", "IDF"), model="B")], [*runs_of((9,), (20,), objectives=("CE",), model="C")]
+    made = comparison_report(results(*COMPARISONS["less, higher"], *itertools.chain(*others)))
+    require_good_caveats(made)
+    assert made.verdict.endswith("] Not compared: B (only TF-IDF and IDF) and C (only CE).")
+    grown = [*grown_records(), *grown_records(("B",), model="Other")]
+    made = frontier_report(results_of(grown))
+    assert made.verdict.endswith(" Not compared: Other (only B).")
 
 
 @pytest.mark.parametrize("number", [4, 12, 40])
@@ -248,7 +359,7 @@ def test_the_verdict_of_an_audit_equals_the_scores(number, mean, of_controls):
     require_good_caveats(made)
     assert made.lead.startswith("One checkpoint, no interval over seeds: Tiny, CE, seed 0.")
     samples = [by_passage(source, "Tiny", "CE", kind) for kind in ("target", "control")]
-    require_right_floor(made.verdict.replace("What runs/CE-0 recites on average", "what it recites"), samples)
+    require_right_floor(made.verdict, samples)
     if of_controls is None or number < 10:
         assert f"recites {samples[0].mean():.2f} tokens of a target" in made.verdict
     elif mean > of_controls:
@@ -262,8 +373,9 @@ FRONTIERS = {
     "equal": ([9, 11], [3.0, 3.1], [9, 11], [3.0, 3.1]),
     "floor": ([9, 11, 12], [3.0, 3.1, 3.2], [1.2, 0.9, 1.1], [3.1, 3.2, 3.3]),
     "below": ([9, 11, 12], [3.0, 3.1, 3.2], [0.2, 0.1, 0.3], [3.1, 3.2, 3.3]),
+    "both at the floor": ([1.3, 0.8, 1.1], [3.0, 3.1, 3.2], [1.1, 0.9, 1.0], [3.1, 3.2, 3.3]),
     "one seed": ([9], [3.0], [5], [3.1]),
-    "nothing": ([0.0, 0.0], [3.0, 3.1], [1.0, 2.0], [3.1, 3.2]),
+    "nothing": ([0.0, 0.0], [3.0, 3.1], [9.0, 9.1], [3.1, 3.2]),
 }
 
 
@@ -286,17 +398,33 @@ def test_the_verdict_of_a_frontier_equals_the_paired_t_test(name):
         equal = np.ptp(gap) == 0
         ends.append((gap[0], gap[0]) if equal else tuple(stats.ttest_rel(first, second).confidence_interval()))
     (low, high), log_ends = ends
-    assert ("is not shown to recite" in made.verdict) == (low <= 0 <= high)
-    if not low <= 0 <= high:
-        assert f"B recites {abs(percent):.1f} % {'less' if percent < 0 else 'more'} than CE" in made.verdict
-        assert f"{min(abs(low), abs(high)):.2f} tokens to {max(abs(low), abs(high)):.2f} tokens" in made.verdict
-    assert ("perplexity that is not shown to differ" in made.verdict) == (log_ends[0] <= 0 <= log_ends[1])
-    excess = stats.ttest_1samp(ours - 1.0, 0).confidence_interval()
-    claim = re.search(rf"what it recites (?:cannot be told from|lies below) {FLOOR}", made.verdict)
-    assert (claim is not None) == (excess.low <= 0)
-    if claim:
-        bound = f"at most {excess.high:.2f}" if excess.high >= 0 else f"by {-excess.high:.2f} to {-excess.low:.2f}"
-        assert bound in claim[0]
+    own, of_baseline = (stats.ttest_1samp(one - 1.0, 0).confidence_interval() for one in (ours, ce))
+    if own.low <= 0 and of_baseline.low <= 0:
+        bound = f"at most {max(own.high, of_baseline.high):.2f}"
+        assert made.verdict.startswith(
+            f"Neither CE nor B can be told from the floor ({bound} tokens above it, 95 %); B at"
+        )
+        assert "recites" not in made.verdict
+    else:
+        assert ("is not shown to recite" in made.verdict) == (low <= 0 <= high)
+        claim = re.search(rf"what it recites (?:cannot be told from|lies below) {FLOOR}", made.verdict)
+        assert (claim is not None) == (own.low <= 0)
+        if claim:
+            bound = f"at most {own.high:.2f}" if own.high >= 0 else f"by {-own.high:.2f} to {-own.low:.2f}"
+            assert bound in claim[0]
+        if not low <= 0 <= high:
+            assert f"B recites {abs(percent):.1f} % {'less' if percent < 0 else 'more'} than CE" in made.verdict
+            assert f"{min(abs(low), abs(high)):.2f} tokens to {max(abs(low), abs(high)):.2f} tokens" in made.verdict
+    equal = log_ends[0] == log_ends[1] == 0
+    assert ("at an equal perplexity (" in made.verdict) == equal
+    assert ("perplexity that is not shown to differ" in made.verdict) == (log_ends[0] <= 0 <= log_ends[1] and not equal)
+
+
+def test_a_shown_difference_that_rounds_to_0_has_a_direction_and_a_bound():
+    """Student's t over seeds; the perplexity of all seeds is 0.03 to 0.05 % higher."""
+    ce, ours = np.array([3.0, 3.1, 3.2]), np.array([3.0003, 3.1004, 3.2005])
+    made = frontier_report(results_of([*seeds("CE", [9, 11, 12], ce), *seeds("B", [4, 5, 6], ours)]))
+    assert " at a less than 0.1 % higher perplexity (95 % interval over 3 seeds 0.02 % to 0.06 %)" in made.verdict
 
 
 def test_frontiers_of_one_run_one_objective_many_or_a_diverged_one_have_a_verdict():

@@ -32,15 +32,17 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
 
     Returns:
         pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the last checkpoint that
-            all runs share ("progress", in percent), with the columns "baseline" and "other" (values), "reduction"
-            (``(baseline - other) / baseline``; NaN if the baseline is 0 or a value is not finite), "low" and "high"
-            (its interval; NaN if there is none), and "num_units" (passages, blocks, articles or questions).
+            all runs share, if possible one where the LMS is known too ("progress", in percent), with the columns
+            "baseline" and "other" (values), "reduction" (``(baseline - other) / baseline``; NaN if the baseline is 0 or
+            a value is not finite), "low" and "high" (its interval; NaN if there is none), and "num_units" (passages,
+            blocks, articles or questions).
     """
     import pandas as pd
 
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
-        at = {measure: at_last(own, measure) for measure in COMPARED}
+        with_lms = {measure: at_last(own, LMS, measure) for measure in COMPARED}
+        at = {measure: at_last(own, measure) if last.empty else last for measure, last in with_lms.items()}
         for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
             for measure, last in at.items():
                 before, after = (
@@ -85,8 +87,8 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
         pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known wherever they were
             measured together, with the columns
 
-            - "perplexity" and "lms": at the last checkpoint that all runs share; "floor_bound": how far above the floor
-              that LMS is at most, in tokens, if it cannot be told from it, else NaN,
+            - "progress" of the last checkpoint that all runs share; "perplexity" and "lms": at it; "floor_bound": how
+              far above the floor that LMS is at most, in tokens, if it cannot be told from it, else NaN,
             - "lowest" and "highest": of the baseline's perplexities,
             - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
               (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
@@ -113,12 +115,13 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
                     bounds = [_floor_bound(path[at]) for at in (first, second)]
                     where += ((1 - weight) * before + weight * after, float(np.max(bounds)))
                 extremes = points[:, 0].min(), points[:, 0].max()
-                rows.append((setting, objective, perplexity, lms, _floor_bound(end), *extremes, *where))
+                progress = end["progress"].iloc[0]
+                rows.append((setting, objective, progress, perplexity, lms, _floor_bound(end), *extremes, *where))
     return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
 
 
 _AT_EQUAL_PERPLEXITY = [
-    *("setting", "objective", "perplexity", "lms", "floor_bound", "lowest", "highest"),
+    *("setting", "objective", "progress", "perplexity", "lms", "floor_bound", "lowest", "highest"),
     *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_floor_bound"),
 ]
 

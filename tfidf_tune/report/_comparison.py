@@ -33,13 +33,14 @@ from tfidf_tune.report._comparison_tables import comparison_tables
 from tfidf_tune.report._document import Example, Figure, Report
 from tfidf_tune.report._examples import recitation_examples
 from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, verdict
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict
 from tfidf_tune.report._wording import (
     BOUND,
     FEW_UNITS,
     LMS_EXPLAINED,
     SEVERAL_COMPARISONS,
     Footnotes,
+    at_progress,
     interval_text,
     joined,
     span,
@@ -74,15 +75,15 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     notes = Footnotes()
     pairs = _pairs(evaluations, reductions, baseline)
-    outcomes = [_outcome(*names, found, evaluations, baseline, notes) for names, found in pairs.items()]
-    clauses = {(one.setting, one.objective): _at_equal(one, baseline) for one in at_equal_perplexity.itertuples()}
-    outcomes = [replace(one, at_equal=clauses.get(names, "")) for names, one in zip(pairs, outcomes, strict=True)]
+    gains = {(one.setting, one.objective, one.progress): _gain(one) or 0 for one in at_equal_perplexity.itertuples()}
+    outcomes = [_outcome(*names, found, gains, evaluations, baseline, notes) for names, found in pairs.items()]
     if sum(isinstance(one.recited, Change) for one in outcomes) > 1:
         several = notes.mark(SEVERAL_COMPARISONS)
         outcomes = [replace(one, marks=one.marks + several) if one.marks else one for one in outcomes]
+    have = {str(name): own.tolist() for name, own in evaluations.groupby("setting", sort=False)["objective"]}
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=verdict(outcomes) or _nothing_compared(evaluations, baseline),
+        verdict=verdict(outcomes) + not_compared(have, baseline),
         statements=_statements(evaluations, pairs, outcomes, at_equal_perplexity, baseline, notes),
         tables=comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline, notes),
         figures=_figures(results, evaluations),
@@ -119,19 +120,11 @@ def _pairs(evaluations: "pd.DataFrame", reductions: "pd.DataFrame", baseline: st
     return pairs
 
 
-def _nothing_compared(evaluations: "pd.DataFrame", baseline: str) -> str:
-    groups = evaluations.groupby("setting", sort=False)["objective"]
-    have = "; ".join(f"{name}: {joined(own)}" for name, own in groups)
-    return (
-        f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
-        "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
-    )
-
-
 def _outcome(
     setting: str,
     objective: str,
     found: dict[str, Any],
+    gains: Mapping[tuple[str, str, int], int],
     evaluations: "pd.DataFrame",
     baseline: str,
     notes: Footnotes,
@@ -139,8 +132,8 @@ def _outcome(
     own = evaluations[evaluations["setting"] == setting]
     both = own[own["objective"].isin([baseline, objective])]
     recited = found.get(LMS.name)
-    measure = next((name for name in _UTILITIES if name in found), PERPLEXITY.name)
-    last = at_last(own, LMS, CONTROL_LMS)
+    last = at_last(own, LMS)
+    utility, cost = _cost(found, last, objective, baseline, notes)
     floors = [lms_floor(last[last["objective"] == name]) for name in (objective, baseline)]
     reached = [floor.excess[:2] if floor and floor.reached else None for floor in floors]
     probed = [floor.excess.num_units for floor in floors if floor] or ([0] if recited is not None else [])
@@ -150,10 +143,11 @@ def _outcome(
         objective,
         baseline,
         _why_not_compared(both, objective, baseline) if recited is None else _change(recited, notes),
-        _change(found[measure], notes) if measure in found else _without_blocks(own, objective, baseline),
-        _UTILITIES[measure],
+        cost,
+        utility,
         floor=reached[0],
         baseline_floor=reached[1],
+        at_equal=0 if recited is None else gains.get((setting, objective, recited.progress), 0),
         few_passages=recited.num_units if recited is not None and recited.num_units < MIN_UNITS else None,
         few_for_floor=min(probed) if probed and min(probed) < MIN_UNITS else None,
         setting=setting if evaluations["setting"].nunique() > 1 else "",
@@ -179,26 +173,36 @@ def _change(one: Any, notes: Footnotes, *, signed: bool = False) -> Change:
     percent, unit = -100 * one.reduction, BY_NAME[one.measure].unit
     if math.isnan(percent):
         return Change(percent, None, why_no_interval(one))
-    when = "" if one.progress == 100 else f", at {one.progress} % of training"
+    when = at_progress(one.progress, ",")
     if math.isnan(one.low):
-        return Change(percent, None, f"no interval: {why_no_interval(one)}{when}")
+        return Change(percent, None, f"no interval: {why_no_interval(one)}{when}", equal=not round(percent, 1))
     interval = Interval(one.low, one.high, one.num_units)
     direction = {"yes": 1 if percent > 0 else -1, "no": 0}.get(interval.significant or "")
     sign = 1 if percent < 0 and direction != 0 and not signed else -1
     low, high = sorted(100 * sign * end for end in (one.low, one.high))
     text = interval_text(Interval(low, high, one.num_units), unit, decimals=1, suffix=" %") + when
     if direction is None:
-        return Change(percent, None, f"{text}; {too_few(one.num_units, unit)}")
-    return Change(percent, direction, text + (notes.mark(FEW_UNITS) if one.num_units < ENOUGH_UNITS else ""))
+        text += f"; {too_few(one.num_units, unit)}"
+    elif one.num_units < ENOUGH_UNITS:
+        text += notes.mark(FEW_UNITS)
+    return Change(percent, direction, text, equal=not any(round(value, 1) for value in (percent, low, high)))
 
 
-def _without_blocks(own: "pd.DataFrame", objective: str, baseline: str) -> Change | None:
-    """Return the change of a perplexity of which only the mean was kept; None if it was not measured for both."""
-    means = at_last(own, LMS).groupby("objective")["log_perplexity"].mean()
-    difference = means.get(objective, math.nan) - means.get(baseline, math.nan)
-    if not math.isfinite(difference):
-        return None
-    return Change(100 * math.expm1(difference), None, "no interval: only the mean over blocks was kept")
+def _cost(
+    found: dict[str, Any], last: "pd.DataFrame", objective: str, baseline: str, notes: Footnotes
+) -> tuple[str, Change | str]:
+    """Return the utility and its change at the checkpoints ``last`` of the LMS, or a clause that says why not."""
+    progress, measured = last["progress"].max(), [name for name in _UTILITIES if name in found]
+    for name in measured:
+        if found[name].progress == progress:
+            return _UTILITIES[name], _change(found[name], notes)
+    means = last.groupby("objective")["log_perplexity"].mean()
+    percent = 100 * math.expm1(means.get(objective, math.nan) - means.get(baseline, math.nan))
+    if math.isfinite(percent):
+        return _UTILITIES[PERPLEXITY.name], Change(percent, None, "no interval: only the mean over blocks was kept")
+    utility = _UTILITIES[measured[0] if measured else PERPLEXITY.name]
+    runs = f"all runs at {progress} % of training" if measured else "both"
+    return utility, f"{utility} was not measured for {runs}, so the cost is unknown"
 
 
 def _statements(
@@ -215,14 +219,14 @@ def _statements(
     if not summed_up:
         for (setting, objective), found in pairs.items():
             values = [
-                f"{measure.phrase} {found[measure.name].baseline:.2f} under {baseline}, "
-                f"{found[measure.name].other:.2f} under {objective}"
+                f"{measure.phrase}{at_progress(one.progress)} {one.baseline:.2f} under {baseline}, "
+                f"{one.other:.2f} under {objective}"
                 for measure in (LMS, PERPLEXITY)
-                if measure.name in found
+                if (one := found.get(measure.name))
             ]
             statements.append((setting, f"{_capitalized('; '.join(values))}." if values else ""))
     for setting, own in of_setting.items():
-        for objective, last in at_last(own, LMS, CONTROL_LMS).groupby("objective", sort=False):
+        for objective, last in at_last(own, LMS).groupby("objective", sort=False):
             floor = lms_floor(last)
             if floor and (floor.reached or not summed_up):
                 statements.append((setting, _floor_statement(objective, floor)))
@@ -256,8 +260,9 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     """Say what the baseline recited when it had the perplexity that the objective ends with."""
     goal = f"{one.perplexity:.2f}"
     if math.isnan(one.before):
+        has = f"ends with {goal}" if one.progress == 100 else f"has {goal}{at_progress(one.progress)}"
         return (
-            f"There is no comparison at equal perplexity: {one.objective} ends with {goal}, which {baseline}, at "
+            f"There is no comparison at equal perplexity: {one.objective} {has}, which {baseline}, at "
             f"{span(one.lowest, one.highest, decimals=2)}, never has."
         )
     least, most = sorted((one.lms_before, one.lms_after))
@@ -266,6 +271,7 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     recited = f"{span(least, most, decimals=2)} tokens on average"
     if one.before != one.after and f"{least:.2f}" != f"{most:.2f}":
         recited += f" ({one.interpolated:.2f} interpolated)"
+    whose = f"{one.objective}'s {'final ' * (one.progress == 100)}{goal}{at_progress(one.progress)}"
     gain = _gain(one)
     if gain is None:
         clause = f"what both recite {floor_text(-math.inf, max(0.0, one.floor_bound, one.baseline_floor_bound))}"
@@ -274,15 +280,9 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
     else:
         clause = "no clear gain or loss"
     return (
-        f"At equal perplexity ({baseline} first had {one.objective}'s final {goal} {where} of its training) {baseline} "
-        f"recited {recited}; {one.objective} recites {one.lms:.2f}: {clause}."
+        f"At equal perplexity ({whose}, which {baseline} first had {where} of its training) {baseline} recited "
+        f"{recited}; {one.objective} recites {one.lms:.2f}: {clause}."
     )
-
-
-def _at_equal(one: Any, baseline: str) -> str:
-    if math.isnan(one.before) or not (gain := _gain(one)):
-        return ""
-    return f"; at equal perplexity it recites {'more than ' + baseline + ', no gain' if gain > 0 else 'less as well'}"
 
 
 def _gain(one: Any) -> int | None:

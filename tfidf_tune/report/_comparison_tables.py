@@ -272,8 +272,9 @@ def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes)
 def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Table:
     spans: list[str | None] = []
     notes = [
-        f"{baseline} first had the objective's final perplexity between these checkpoints. LMS before and after: its "
-        "average LMS at them; Interpolated: linearly in log perplexity between the two. Avg LMS: the objective's."
+        f"{baseline} first had the objective's perplexity between these checkpoints. LMS before and after: its average "
+        "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg LMS: the "
+        "objective's, at Progress %."
     ]
     for one in at_equal_perplexity.itertuples():
         if math.isnan(one.before):
@@ -288,6 +289,7 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
         *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
         *((f"{baseline} LMS before", "lms_before", ".2f"), (f"{baseline} LMS after", "lms_after", ".2f")),
         *(("Interpolated", "interpolated", ".2f"), ("Avg LMS", "lms", ".2f")),
+        ("Progress %", "progress", ""),
     )
     frame = at_equal_perplexity.assign(span=spans)
     return tabulate("equal_perplexity", f"At equal perplexity, against {baseline}", frame, columns, notes)

@@ -9,7 +9,7 @@ from tfidf_tune.analysis import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import VERDICTS
 from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, verdict
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict
 from tfidf_tune.report._wording import LMS_EXPLAINED, SEVERAL_COMPARISONS, Footnotes, joined, span
 from tfidf_tune.results import Results
 
@@ -89,10 +89,13 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
             title = f"LMS against held-out perplexity{of_model}"
             figures.append(Figure(name, title, frontier_drawing(model, points), _caption(points)))
+    have = {str(name): own.tolist() for name, own in found.points.groupby("model", sort=False)["objective"]}
     tables = (_operating_points(found, notes), *_differences(found, notes), _points(found, notes))
     return Report(
         title="Recitation against perplexity",
-        verdict=verdict(outcomes) or _nothing_compared(found, notes),
+        verdict=verdict(outcomes) + not_compared(have, found.references[0])
+        if outcomes
+        else _nothing_compared(found, notes),
         statements=statements,
         tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=figures,
@@ -131,11 +134,13 @@ def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outc
 def _estimate(percent: float, value: float, low: float, high: float, suffix: str, num_pairs: int) -> Change:
     if math.isnan(percent):
         return Change(percent, None, "the baseline recites nothing" if math.isfinite(value) else "a run diverged")
+    equal = not any((round(percent, 1), *(round(end, 2) for end in (low, high) if not math.isnan(end))))
     if math.isnan(low):
-        return Change(percent, None, f"no interval: {_pairs(num_pairs)}")
+        return Change(percent, None, f"no interval: {_pairs(num_pairs)}", equal)
     direction = int(low > 0) - int(high < 0)
     ends = (-high, -low) if direction < 0 else (low, high)
-    return Change(percent, direction, f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}")
+    evidence = f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}"
+    return Change(percent, direction, evidence, equal)
 
 
 def _below_floor(point: Any) -> tuple[float, float] | None:

@@ -64,6 +64,11 @@ def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str =
     return f"95 % interval {span(interval.low, interval.high, decimals=decimals, suffix=suffix)}"
 
 
+def at_progress(progress: int, comma: str = "") -> str:
+    """Name a checkpoint: " at 50 % of training", with a comma before it or not; nothing at the end of training."""
+    return "" if progress == 100 else f"{comma} at {progress} % of training"
+
+
 def too_few(num_units: int, unit: str) -> str:
     """Say that there are too few units for a verdict."""
     return f"too few {unit}s to judge: {num_units} instead of {MIN_UNITS}"
