@@ -270,6 +270,21 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, tmp_path, copie
         assert len({tuple(map(tuple, passage.positions)) for passage in by_kind(dataset, "target")}) == 12
 
 
+def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    settings = {"targets": "duplicates", "num_targets": 3, "chat_template": str(template), "max_seq_len": 256}
+    repeated = [chat("Who?", sentence(number)) for number in range(2, 9) for _ in range(number)]
+    goes_on = [chat("Who?", sentence(8), "And?", sentence(20 + number)) for number in range(5)]
+    unique = [chat("Who?", sentence(30 + number)) for number in range(3)]
+    for seed in range(3):
+        dataset = sft([*repeated, *goes_on, *unique], seed=seed, **settings)
+        assert [passage.num_injections for passage in by_kind(dataset, "target")] == [13, 7, 6]
+        assert_what_is_learned(dataset, {13, 7, 6})
+    with pytest.raises(ValueError, match="and 3 examples for controls"):
+        sft([*repeated, *goes_on, *unique], num_controls=4, **settings)
+
+
 def test_an_answer_twice_in_its_own_row_does_not_occur_once(sft, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text(TEMPLATE)

@@ -26,7 +26,7 @@ from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray
 DUPLICATES, RANDOM = "duplicates", "random"
 _LONG_RUN = 16  # tokens; answers made from a template share shorter runs without being copies
 _SHARED = f"90 % of the tokens, or half of them and at least {_LONG_RUN},"
-_MOST_COMPARED = 2**18  # tokens at a time
+_MOST_COMPARED = 2**15  # tokens at a time, few because the first that are equal often end a search
 Order = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
@@ -165,9 +165,11 @@ class _LearnedRuns:
         ids = np.append(ids, SEPARATOR - 1)  # differs from everything, so that no run goes on in the next comparison
         # A run contains so many windows less one, in sequence, so that it contains one of every so many.
         step = length - self._length + 1
+        size = -(-_MOST_COMPARED // len(ids))
         for offset in range(min(num_tokens - length, step - 1), num_tokens - self._length + 1, step):
             starts = self._same_window(answer.place + offset) - offset
-            for part in np.array_split(starts, -(-len(starts) * len(ids) // _MOST_COMPARED)):
+            for first in range(0, len(starts), size):
+                part = starts[first : first + size]
                 around = self.tokens.take(part[:, None] + np.arange(len(ids)), mode="clip")
                 equal_from = np.flatnonzero(none_within((around != ids).ravel(), length))
                 number, shift = np.divmod(equal_from, len(ids))
