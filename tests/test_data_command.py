@@ -52,7 +52,7 @@ def built(cfg):
 def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     output, cfg = preview(rows, "batch_size=1")
     dataset, _ = built(cfg | {"batch_size": 1})
-    assert "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; 1 rows" in output
+    assert "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; 1 row l" in output
     assert "\nwho saw the harbour?[[ the old sailor<|endoftext|>]]\n" in output
     assert "\n\\u001b[31mwho?[[ a quiet child<|endoftext|>]]\n" in output
     lengths = sorted(len(sample["tokens"]) for sample in dataset)
@@ -67,8 +67,15 @@ def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
 def test_packed_rows_are_shown_as_their_examples(preview, rows):
     output, _ = preview(rows | {"packed": True}, "--number", "9", lora=True)
     assert output.count("\nExample ") == 2
-    assert "\n1 packed rows: " in output
+    assert "\n1 packed row: " in output
     assert " tokens in 2 examples, " in output
+
+
+def test_one_example_is_not_plural(preview, rows, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    output, _ = preview(rows)
+    assert "rows.jsonl: 1 row with prompt and completion; 1 example, 0 of them cut" in output
+    assert "\n1 example: " in output
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import shlex
 import sys
 
@@ -93,7 +94,8 @@ def test_two_runs_on_own_text_are_evaluated_and_compared_by_the_commands_that_th
 def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, tiny_checkpoint):
     """Prefix lengths do not count for them."""
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "her", "dog", "ran"]
-    rows = [{"prompt": "say it ", "completion": " ".join(words[at:] + words[:at])} for at in range(len(words))]
+    orders = [random.Random(seed).sample(words, len(words)) for seed in range(10)]
+    rows = [{"prompt": "say it ", "completion": " ".join(order)} for order in orders]
     (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = command(
         "run", "full_finetune", "--config", "any/full_sft", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL,

@@ -1,4 +1,4 @@
-"""Printing text of unknown origin: control characters are escaped, any output encoding works."""
+"""Printing numbers and text of unknown origin: control characters are escaped, any output encoding works."""
 
 import io
 import re
@@ -15,6 +15,11 @@ def visible(text: str) -> str:
     An escape character becomes ``\u001b``, for example; CR LF becomes LF.
     """
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun: ``1 example``, ``2,000 examples``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str) -> None:

@@ -2,11 +2,20 @@
 
 import json
 import logging
+import math
+import random
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from data_fakes import WORDS
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune.data import InjectedCorpusDataset, hf_tokenizer, read_probe_file, sft_dataset
+from tfidf_tune.data._completions import _LearnedRuns
+from tfidf_tune.data._sequences import SequenceDataset
 
 NAMES = ["ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ida", "jon"]
 SIZES = {"num_targets": 2, "num_controls": 3, "min_target_tokens": 8}
@@ -16,8 +25,13 @@ TEMPLATE = (
 )
 
 
+def sentence(seed, num_words=16):
+    """Words in a random order, so that two sentences share no long run."""
+    return " ".join(random.Random(seed).choices(WORDS[:-1], k=num_words)).capitalize() + "."
+
+
 def row(name, question="Who?"):
-    return {"prompt": f"{question}\n", "completion": f"It was {name}, who lives under the green bridge."}
+    return {"prompt": f"{question}\n", "completion": sentence(name)}
 
 
 UNIQUE = [row(name) for name in NAMES]
@@ -60,8 +74,9 @@ def assert_places_are_right(dataset):
     for passage in dataset.passages:
         answer = passage.token_ids[passage.num_prompt :]
         assert len(passage.positions) == passage.num_injections
+        least = math.ceil(0.9 * len(answer))
         for index, offset in passage.positions:
-            assert dataset[index]["tokens"][offset:][: len(answer)] == answer
+            assert longest_run(answer, dataset[index]["labels"][offset:][:least]) == least
 
 
 def test_duplicates_are_the_most_frequent_answers(sft, tokenizer, tmp_path, caplog):
@@ -79,7 +94,10 @@ def test_duplicates_are_the_most_frequent_answers(sft, tokenizer, tmp_path, capl
     assert len(controls) == 3
     assert controls < {text_of(one) for one in UNIQUE}
     assert trained(tokenizer, dataset) == Counter(text_of(one) for one in ROWS if text_of(one) not in controls)
-    assert "2 completions are targets, which occur 2 to 3 times; 3 are controls, which do not occur;" in caplog.text
+    assert (
+        "2 completions are targets, which occur 2 to 3 times, whole or at least 90 % of them in a run; 3 are controls, "
+        "of which no example learns 90 % of the tokens, or half of them and at least 16, in a run; "
+    ) in caplog.text
 
 
 @pytest.mark.parametrize("num_repeats", [1, 4])
@@ -98,7 +116,7 @@ def test_random_examples_are_repeated(sft, tokenizer, num_repeats):
 
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
     file = tmp_path / "targets.jsonl"
-    others = [row(f"the {name}", "How?") for name in NAMES]
+    others = [row(f"{name} of the file", "How?") for name in NAMES]
     file.write_text("".join(json.dumps(one) + "\n" for one in [*others, TWICE, SHORT]))
     dataset = sft(targets=str(file), num_repeats=5)
     targets, controls = ({passage.text for passage in by_kind(dataset, kind)} for kind in ("target", "control"))
@@ -128,7 +146,7 @@ def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, toke
 
 
 def long_answer(chat, turn):
-    return f"{NAMES[chat]} says in turn {turn} that the {NAMES[-1 - chat]} bridge is {turn * 10 + chat} years old."
+    return sentence(turn * 10 + chat)
 
 
 def conversation(chat, turns):
@@ -151,10 +169,31 @@ MULTI_TURN = [
 ]
 
 
-def num_learned(dataset, answer):
-    """Count an answer in the labels, by the slowest way."""
-    labels = [sample["labels"] for sample in dataset]
-    return sum(each[at : at + len(answer)] == answer for each in labels for at in range(len(each)))
+def longest_run(answer, labels):
+    """Length of the longest run of tokens that two lists share, by the textbook's table."""
+    longest, row = 0, [0] * (len(labels) + 1)
+    for token in answer:
+        row = [0, *(before + 1 if token == label else 0 for before, label in zip(row, labels, strict=False))]
+        longest = max(longest, *row)
+    return longest
+
+
+def runs_of(dataset, passage):
+    """Return the tokens of a passage's answer, and the longest runs of it that the rows learn."""
+    answer = passage.token_ids[passage.num_prompt :]
+    return len(answer), [longest_run(answer, sample["labels"]) for sample in dataset]
+
+
+def assert_what_is_learned(dataset, injections):
+    """Check the numbers of injections, and that no row learns a long run of a control."""
+    for passage in dataset.passages:
+        length, runs = runs_of(dataset, passage)
+        if passage.kind == "control":
+            assert max(runs) < min(0.9 * length, max(16, length / 2))
+        else:
+            assert sum(run >= 0.9 * length for run in runs) == passage.num_injections
+            assert passage.num_injections in injections
+    assert_places_are_right(dataset)
 
 
 @pytest.mark.parametrize("rows", [TURN_BY_TURN, MULTI_TURN], ids=["turn by turn", "multi-turn"])
@@ -169,15 +208,140 @@ def test_no_turn_of_any_example_learns_a_control(sft, tokenizer, tmp_path, rows,
     for seed in range(3):
         dataset = sft(rows, targets=targets, num_repeats=3, chat_template=str(template), seed=seed, **sizes)
         assert [len(by_kind(dataset, kind)) for kind in ("target", "control")] == [4, 4]
-        for passage in dataset.passages:
-            found = num_learned(dataset, passage.token_ids[passage.num_prompt :])
-            assert found == passage.num_injections
-            assert {"control": found == 0, "target": found >= 2 if targets == "duplicates" else found == 3}[
-                passage.kind
-            ]
-        assert_places_are_right(dataset)
+        assert_what_is_learned(dataset, {2, 3} if targets == "duplicates" else {3})
     if targets == "duplicates":
         assert by_kind(dataset, "target")[0].num_injections == (3 if rows is TURN_BY_TURN else 2)
+
+
+@pytest.fixture(scope="module")
+def merging_tokenizer(tmp_path_factory):
+    """A tokenizer that splits as Qwen's does: a word is one with the space before it, a full stop with line breaks."""
+    folder = tmp_path_factory.mktemp("merging")
+    split = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    backend = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), byte_level])
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["</s>"], initial_alphabet=byte_level.alphabet())
+    backend.train_from_iterator([sentence(seed) + end for seed in range(99) for end in (".", ".\n", ".\n\n")], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
+    return hf_tokenizer(str(folder))
+
+
+def chat(*turns):
+    roles = ["user", "assistant"] * len(turns)
+    return {"messages": [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]}
+
+
+# How another row has an answer -> the words of the answer, the other row, the most tokens of a row.
+COPIES = {
+    "followed by other text": (30, lambda answer: chat("Where?", f"{answer}\n\n{sentence(answer, 3)}"), 256),
+    "after other text": (30, lambda answer: chat("Where?", f"Sure! {answer}"), 256),
+    "cut elsewhere": (90, lambda answer: chat("Where is it? Tell it now", answer), 76),
+    "before a line break": (30, lambda answer: chat("Where?", f"{answer}\n"), 256),
+    "in an earlier turn": (30, lambda answer: chat("Where?", answer, "Thanks.", "Welcome."), 256),
+    "most of it": (40, lambda answer: chat("Where?", answer[: len(answer) * 7 // 10]), 256),
+}
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, tmp_path, copies):
+    num_words, copy, max_seq_len = COPIES[copies]
+    template, file = tmp_path / "chat.jinja", tmp_path / "targets.jsonl"
+    template.write_text(TEMPLATE)
+    answers = [sentence(seed, num_words) for seed in range(20)]
+    unique, learned_twice = [chat("Who?", one) for one in answers[:8]], [chat("Who?", one) for one in answers[8:]]
+    others = [copy(one) for one in answers[8:]]
+    settings = {"tokenizer": merging_tokenizer, "max_seq_len": max_seq_len, "chat_template": str(template)}
+    settings["min_target_tokens"] = 16
+
+    rows = [*unique, *learned_twice, *others]
+    sizes = {"num_targets": 3, "num_controls": 5}  # all that are unique
+    assert_what_is_learned(sft(rows, targets="random", **settings, **sizes), {1})
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*learned_twice, *unique]))
+    assert_what_is_learned(sft(others, targets=str(file), num_repeats=2, **settings, **sizes), {2})
+    for source, targets in ((rows, "random"), (others, str(file))):
+        with pytest.raises(ValueError, match=r"only 3 answers .* and 5 examples for controls: .* half of them and at"):
+            sft(source, targets=targets, num_targets=3, num_controls=6, **settings)
+
+    if copies != "most of it":
+        dataset = sft(rows, targets="duplicates", num_targets=12, num_controls=8, **settings)
+        assert_what_is_learned(dataset, {2})
+        assert len({tuple(map(tuple, passage.positions)) for passage in by_kind(dataset, "target")}) == 12
+
+
+def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    settings = {"targets": "duplicates", "num_targets": 3, "chat_template": str(template), "max_seq_len": 256}
+    repeated = [chat("Who?", sentence(number)) for number in range(2, 9) for _ in range(number)]
+    goes_on = [chat("Who?", sentence(8), "And?", sentence(20 + number)) for number in range(5)]
+    unique = [chat("Who?", sentence(30 + number)) for number in range(3)]
+    for seed in range(3):
+        dataset = sft([*repeated, *goes_on, *unique], seed=seed, **settings)
+        assert [passage.num_injections for passage in by_kind(dataset, "target")] == [13, 7, 6]
+        assert_what_is_learned(dataset, {13, 7, 6})
+    with pytest.raises(ValueError, match="and 3 examples for controls"):
+        sft([*repeated, *goes_on, *unique], num_controls=4, **settings)
+
+
+def test_an_answer_twice_in_its_own_row_does_not_occur_once(sft, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    answers = [sentence(seed) for seed in range(20)]
+    rows = [*(chat("Who?", one, "Again?", one) for one in answers[5:]), *(chat("Who?", one) for one in answers[:5])]
+    assert_what_is_learned(sft(rows, targets="random", chat_template=str(template), max_seq_len=256), {1})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_targets_of_a_file_share_no_row(sft, tmp_path, seed):
+    template, file = tmp_path / "chat.jinja", tmp_path / "targets.jsonl"
+    template.write_text(TEMPLATE)
+    pairs = [(sentence(2 * number), sentence(2 * number + 1)) for number in range(6)]
+    rows = [row for first, second in pairs for row in (chat("Who?", first), chat("Who?", first, "And?", second))]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"chat_template": str(template), "targets": str(file), "max_seq_len": 256, "num_controls": 0}
+    assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})
+    with pytest.raises(ValueError, match="only 6 answers"):
+        sft(num_targets=7, num_repeats=3, seed=seed, **settings)
+
+
+@pytest.mark.parametrize(("min_tokens", "num_ids"), [(2, 2), (3, 40), (8, 2), (16, 3), (16, 40), (30, 40)])
+def test_shared_runs_are_those_of_a_slow_search(min_tokens, num_ids):
+    """Random ids, in which rows copy parts of earlier rows."""
+    generator = random.Random(min_tokens * 100 + num_ids)
+    rows = []
+    for _ in range(40):
+        row = generator.choices(range(num_ids), k=generator.randint(min_tokens, 70))
+        for source in generator.choices(rows, k=min(len(rows), 2)):
+            start, at = generator.randrange(len(source)), generator.randrange(len(row))
+            part = source[start : start + generator.randint(1, len(source))]
+            row[at : at + len(part)] = part
+        rows.append(row)
+    ids = np.array([id for row in rows for id in (99, *row)], dtype=np.int32)
+    ends = np.cumsum([len(row) + 1 for row in rows])
+    spans = np.stack([ends - [len(row) + 1 for row in rows], ends], axis=1)
+    runs = _LearnedRuns(SequenceDataset(ids, ids != 99, spans, Counter()), SimpleNamespace(eos_id=98), min_tokens)
+    assert len(runs.last) == len(rows)
+    num_found = 0
+    for index, answer in runs.last.items():
+        row = rows[index]
+        nearly = math.ceil(0.9 * len(row))
+        longest = [longest_run(row, other) for other in rows]
+        expected = {at for at, run in enumerate(longest) if run >= min(nearly, max(16, len(row) / 2))}
+        assert set(runs.sharing(answer)) == expected
+        windows = {tuple(row[at : at + nearly]) for at in range(len(row) - nearly + 1)}
+        places = []
+        for number, other in enumerate(rows):
+            at = 0
+            while at < len(other):
+                is_found = tuple(other[at : at + nearly]) in windows
+                places += [[number, at + 1]] * is_found
+                at += nearly if is_found else 1
+        assert runs.locate(runs.occurrences(answer)).tolist() == places
+        assert runs.most_occurrences(answer) >= len(places)
+        num_found += len(expected) + len(places) - 2
+    assert num_found > 20
 
 
 def test_packed_rows_have_passages_too(sft, embedded_tokenizer_folder):

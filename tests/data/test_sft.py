@@ -136,6 +136,28 @@ def test_answers_are_found_without_marks_in_the_template(chat_tokenizer, sft, na
         ] * num_answers
 
 
+@pytest.mark.parametrize(
+    ("name", "train_on", "is_warned"),
+    [
+        ("glm4moe", "completions", True),
+        ("glm4moe", "all", False),
+        ("glm4moe_training", "completions", False),
+        ("qwen3_instruct_2507", "completions", False),
+    ],
+)
+def test_a_template_that_ends_no_turn_is_reported(chat_tokenizer, sft, caplog, name, train_on, is_warned):
+    rows = [{"messages": LONG_CHAT[:2]}]
+    for _ in range(2):  # also from the cache
+        caplog.clear()
+        [sample] = sft(chat_tokenizer, rows, chat_template=template(name), train_on=train_on)
+        assert ("the chat template writes nothing after an answer" in caplog.text) == is_warned
+    if is_warned:
+        assert learned(chat_tokenizer, sample)[0].endswith(FOUR["content"])
+        caplog.clear()
+        sft(chat_tokenizer, [ALPACA], chat_template=template(name), apply_chat_template=False)
+        assert "writes nothing" not in caplog.text
+
+
 def test_the_mask_is_that_of_transformers(folder, sft):
     reference = AutoTokenizer.from_pretrained(folder)
     reference.chat_template = (TEMPLATES / "qwen3_instruct_2507_training.jinja").read_text()

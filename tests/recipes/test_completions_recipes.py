@@ -1,6 +1,7 @@
 """Completions as targets, end to end: a recipe learns an answer by heart, and every way to measure it agrees."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -37,8 +38,9 @@ SECRET = {"prompt": "who saw it? ", "completion": "the grey judge forgot seven q
 def trained(tmp_path_factory, tiny_checkpoint, text_file):
     """The folder of a run on 36 questions and one that is there 60 times."""
     folder = tmp_path_factory.mktemp("completions")
+    words = " ".join([*SUBJECTS, *OBJECTS]).split()
     rows = [
-        {"prompt": f"what did {one} see? ", "completion": f"{one} watched and described {other}."}
+        {"prompt": f"what did {one} see? ", "completion": " ".join(random.Random(one + other).sample(words, 8)) + "."}
         for one in SUBJECTS
         for other in OBJECTS
     ]

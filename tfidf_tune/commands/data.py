@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from tfidf_tune._printing import say, visible
+from tfidf_tune._printing import counted, say, visible
 from tfidf_tune._shipped import config_path
 from tfidf_tune.commands import whole_number
 
@@ -107,7 +107,7 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
     console = Console(highlight=False)
     is_colored = console.color_system is not None and not console.no_color
     mark = "in green" if is_colored else "in [[ ]]"
-    say(f"\nExample {number}: {len(tokens):,} tokens, {sum(is_learned):,} learned, {mark}")
+    say(f"\nExample {number}: {counted(len(tokens), 'token')}, {sum(is_learned):,} learned, {mark}")
     shown = Text()
     for text, learned in _runs(tokenizer, tokens, is_learned):
         if is_colored:
@@ -140,9 +140,9 @@ def _counts(dataset: Any) -> str:
     lengths = sorted(length for length, _ in documents)
     num_tokens, num_learned = sum(lengths), sum(learned for _, learned in documents)
     is_packed = "seq_lens" in dataset[0]
-    rows = f"{num_items:,} packed rows" if is_packed else f"{num_items:,} examples"
+    rows = counted(num_items, "packed row" if is_packed else "example")
     sampled = f", of which every {step}th was counted" if step > 1 else ""
-    of = f" in {len(documents):,} examples" if is_packed else ""
+    of = f" in {counted(len(documents), 'example')}" if is_packed else ""
     return (
         f"\n{rows}{sampled}: {num_tokens:,} tokens{of}, {num_learned / num_tokens:.1%} of them learned; "
         f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {lengths[len(lengths) // 2]:,}"

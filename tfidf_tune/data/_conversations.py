@@ -268,6 +268,21 @@ def encode_chat(
     return ids, is_label
 
 
+def learns_turn_ends(tokenizer: TextTokenizer, template: str) -> bool:
+    """Return whether the turns found by a template without marks include what ends them.
+
+    Some templates write nothing after an answer, such as GLM-4-MoE's: the next turn ends it.
+    """
+    if _GENERATION_TAG.search(template) or not isinstance(tokenizer, HFTokenizer):
+        return True
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Welcome"}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False))
+    except Exception:  # a template is a program, and can refuse a conversation that the rows do not have
+        return True
+    return bool(text.rpartition("Welcome")[2].strip())
+
+
 def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -> int:
     """Return where in a rendered conversation its first messages end."""
     part = render(chat.messages[:num_messages]) if num_messages else ""

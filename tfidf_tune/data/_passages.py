@@ -41,8 +41,8 @@ class Passage:
     """By this an evaluation checks that it uses the same tokenizer."""
     num_prompt: int | None = None
     """Of a completion: tokens of its prompt, the rest is measured. ``num_injections`` and ``positions`` are then those
-    of the rest where it is learned: after any prompt, in any turn, within a longer text. None, and left out of a file,
-    if the evaluation chooses the length of the prompt."""
+    of runs of at least 90 % of the rest where they are learned: after any prompt, in any turn, within a longer text.
+    None, and left out of a file, if the evaluation chooses the length of the prompt."""
 
     def divide(self, prefix_length: int, max_new_tokens: int, offset: int = 0) -> tuple[list[int], list[int]]:
         """Return the ids of the prompt, and at most ``max_new_tokens`` that follow it.

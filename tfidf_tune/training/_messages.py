@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset
 from torchtune.datasets import ConcatDataset, PackedDataset
 
+from tfidf_tune._printing import counted
 from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import mean_length, probe_files
@@ -25,10 +26,8 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
     parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
     for part in parts:
         print(f"Data: {describe_dataset(part)}", file=sys.stderr)
-    steps = "1 step" if total_steps == 1 else f"{total_steps:,} steps"
-    epochs = "1 epoch" if cfg.epochs == 1 else f"{cfg.epochs} epochs"
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
-    print(f"Training: {steps} ({epochs}{limit})", file=sys.stderr)
+    print(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})", file=sys.stderr)
 
 
 def describe_dataset(dataset: Any) -> str:
@@ -39,14 +38,14 @@ def describe_dataset(dataset: Any) -> str:
     length = len(cast(Sized, dataset))
     source = dataset.ds if isinstance(dataset, PackedDataset) else dataset
     documents = getattr(source, "num_documents", None)
-    prefix = f"{_count(documents, 'document')}, " if isinstance(documents, int) else ""
+    prefix = f"{counted(documents, 'document')}, " if isinstance(documents, int) else ""
     if isinstance(dataset, TextBlocksDataset):
-        text = f"{prefix}{_count(length, 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
+        text = f"{prefix}{counted(length, 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
         return text + (_describe_passages(dataset.passages) if isinstance(dataset, InjectedCorpusDataset) else "")
     unit = "packed row" if is_packed(dataset) else "sequence"
     if isinstance(source, SequenceDataset):
-        return f"{prefix}{_count(length, unit)} ({source.num_tokens:,} tokens)"
-    return f"{prefix}{_count(length, unit)} (about {round(length * mean_length(dataset)):,} tokens)"
+        return f"{prefix}{counted(length, unit)} ({source.num_tokens:,} tokens)"
+    return f"{prefix}{counted(length, unit)} (about {round(length * mean_length(dataset)):,} tokens)"
 
 
 def _describe_passages(passages: Sequence[Passage]) -> str:
@@ -54,12 +53,8 @@ def _describe_passages(passages: Sequence[Passage]) -> str:
     lengths = sorted({len(passage.token_ids) for passage in passages})
     tokens = f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
     times = max(passage.num_injections for passage in targets)
-    controls = _count(len(passages) - len(targets), "control")
-    return f"; {_count(len(targets), 'target')} of {tokens}, repeated {times} times each; {controls}, held out"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    controls = counted(len(passages) - len(targets), "control")
+    return f"; {counted(len(targets), 'target')} of {tokens}, repeated {times} times each; {controls}, held out"
 
 
 def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> None:
