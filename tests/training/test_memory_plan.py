@@ -100,7 +100,7 @@ def allocated(run):
 
 
 def stored_bytes(tensor):
-    if hasattr(tensor, "quant_state"):  # without bitsandbytes' codebooks, which have one size for all models
+    if hasattr(tensor, "quant_state"):  # the plan leaves out a codebook of 1 KiB
         parts = (tensor.data, tensor.quant_state.absmax, tensor.quant_state.state2.absmax)
         return sum(part.untyped_storage().nbytes() for part in parts)
     data = tensor.data

@@ -48,7 +48,8 @@ def is_4bit(parameter: Tensor) -> bool:
 
 def quantize_as_4bit(parameter: Any, value: Tensor) -> Tensor:
     """Quantize transformers' weight for the layer of a 4-bit parameter, which may be on the meta device."""
-    return _quantize(value, is_transposed=parameter.is_transposed)
+    quantized: Tensor = _quantize(value, is_transposed=parameter.is_transposed)
+    return quantized
 
 
 def dequantize_4bit(parameter: Any, device: str) -> Tensor:
