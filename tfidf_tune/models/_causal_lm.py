@@ -12,8 +12,13 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
+from tfidf_tune.models._bitsandbytes import nf4_linear
+
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+# Weights of an NF4 block, blocks that share a scaler: torchao's defaults.
+NF4_MULTIPLE = 64 * 256
 
 _PREFIX = "hf."
 _HEAD = "output."
@@ -225,20 +230,43 @@ def linear_layers(hf: PreTrainedModel) -> dict[str, bool]:
     return found
 
 
-def quantize(hf: PreTrainedModel) -> None:
+def quantize(hf: PreTrainedModel) -> str:
     """Replace the linear layers of the decoder layers by layers with NF4 weights; in place.
 
+    One library holds them all: torchao if it can, else bitsandbytes.
+
+    Returns:
+        str: why it is not torchao; empty if it is.
+
     Raises:
-        ValueError: If a layer is of another class.
+        ValueError: If neither can.
     """
-    for layer in _decoder_layers(hf):
-        for name, module in list(hf.get_submodule(layer).named_modules()):
-            if isinstance(module, Conv1D):
-                raise ValueError(f"quantize_base is True, but {name} is a Conv1D, which torchao has no NF4 form of")
-            if isinstance(module, nn.Linear):
-                has_bias, dtype = module.bias is not None, module.weight.dtype
-                new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, module.weight.device, dtype)
-                hf.set_submodule(f"{layer}.{name}", new)
+    linear: dict[str, Any] = {
+        f"{layer}.{name}": module
+        for layer in _decoder_layers(hf)
+        for name, module in hf.get_submodule(layer).named_modules()
+        if isinstance(module, (nn.Linear, Conv1D))
+    }
+    reason = next(filter(None, map(_not_of_torchao, linear, linear.values())), "")
+    for name, module in linear.items():
+        if reason:
+            try:
+                new = nf4_linear(name, module)
+            except ValueError as error:
+                raise ValueError(f"quantize_base is True, but {reason}, and {error}") from error
+        else:
+            has_bias, weight = module.bias is not None, module.weight
+            new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, weight.device, weight.dtype)
+        hf.set_submodule(name, new)
+    return reason
+
+
+def _not_of_torchao(name: str, module: Any) -> str:
+    if isinstance(module, Conv1D):
+        return f"{name} is a Conv1D, which torchao has no NF4 form of"
+    if module.weight.numel() % NF4_MULTIPLE:
+        return f"{name} has {module.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
+    return ""
 
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from tfidf_tune.models import HFCausalLM, StateDict, build_hf, has_own_code
+from tfidf_tune.models import HFCausalLM, StateDict, build_hf, has_own_code, is_4bit, quantize_as_4bit
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, listed
 from tfidf_tune.training._hf_files import read_weights
@@ -82,7 +82,10 @@ def load_causal_lm(
                 hf_name = model.hf_name(name)
                 value = loaded.get_parameter(hf_name).detach().to(device, dtype)
                 check(f"{folder}: weight {hf_name}", dtype, value)
-                yield name, to_nf4(value) if isinstance(local_tensor(parameter), NF4Tensor) else value
+                if is_4bit(parameter):
+                    yield name, quantize_as_4bit(parameter, value)
+                else:
+                    yield name, to_nf4(value) if isinstance(local_tensor(parameter), NF4Tensor) else value
 
     assign_parameters(model, weights(), storage_device)
     # No checkpoint has the tables of rotary embeddings; transformers has computed them.

@@ -23,6 +23,7 @@ from tfidf_tune.models import (
     ModelFamily,
     StateDict,
     build_hf,
+    dequantize_4bit,
     model_remedy,
 )
 from tfidf_tune.training._base_models import find_checkpoint
@@ -408,6 +409,7 @@ def _check_weight(name: str, stored: torch.dtype, value: Tensor) -> None:
 
 
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
+    value = dequantize_4bit(value, device)
     if device == "meta":
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     whole = whole_tensor(value)
