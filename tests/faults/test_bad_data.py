@@ -137,6 +137,11 @@ DATA = [
 TOKENIZERS = [
     value("tokenizer.path", "/no/folder", r"tokenizer: no such folder: '/no/folder'\. .* holds tokenizer\.json"),
     BadInput(
+        "no tokenizer",
+        tokenizer(lambda folder: [file.unlink() for file in folder.iterdir()]),
+        r"tokenizer: the folder '.*/tokenizer' has no tokenizer files: copy those of the model into it",
+    ),
+    BadInput(
         "more tokens than embeddings",
         tokenizer(add_tokens),
         r"the tokenizer has a token with the id 329, the model embeddings for the ids 0 to 319: use the tokenizer",

@@ -20,6 +20,8 @@ MAX_TEXT_BYTES = 10_000_000
 """The longest text that is tokenized, in bytes of UTF-8. A tokenizer takes 100 to 350 times as much memory and ends the
 process if it does not get it. The ids of a text that is split into pieces can differ."""
 
+_TOKENIZER_FILES = ("tokenizer", "vocab", "tekken", "spiece", "sentencepiece")  # parts of names
+
 _BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
 
 # Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to distinguish tokenizers.
@@ -290,6 +292,11 @@ def _load(path: str | PreTrainedTokenizerBase, *, trust_remote_code: bool) -> tu
             raise ValueError(
                 f"the tokenizer {path!r} is not in transformers, and needs its own code: read that code, then set "
                 "tokenizer.trust_remote_code=True to run it"
+            ) from error
+        if folder.is_dir() and not any(part in file.name for file in folder.iterdir() for part in _TOKENIZER_FILES):
+            raise ValueError(
+                f"the folder {path!r} has no tokenizer files: copy those of the model into it (tokenizer.json or "
+                "tokenizer.model, and tokenizer_config.json), or set tokenizer.path to a folder or hub id that has them"
             ) from error
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "
