@@ -7,6 +7,7 @@ import pytest
 import torch
 from any_models import make_checkpoint
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tfidf_tune.models import auto
 from tfidf_tune.training import HFCheckpointer
@@ -36,6 +37,18 @@ def test_names_without_prefix_and_whole_numbers_that_are_no_weights_are_accepted
     edit_weights(folder, lambda w: w | {name: w[name].to(torch.uint8)})
     with pytest.raises(ValueError, match=rf"  {name} is of torch\.uint8, not floating point of 16 bits or more\n"):
         check(folder)
+
+
+def test_buffers_of_whole_numbers_are_accepted(tmp_path):
+    small = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "pad_token_id": 0}
+    config = AutoConfig.for_model("deepseek_v4", **small, **experts)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    check(tmp_path)
+
+    dtypes = {name.rpartition(".")[2]: value.dtype for name, value in load_file(tmp_path / "model.safetensors").items()}
+    assert dtypes["tid2eid"] == torch.int64
 
 
 def test_a_layer_that_predicts_more_tokens_is_left_out_with_a_warning(tmp_path, text_file, caplog):

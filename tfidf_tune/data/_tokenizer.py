@@ -280,6 +280,12 @@ def _load(path: str | PreTrainedTokenizerBase, *, trust_remote_code: bool) -> tu
             f"no such folder: {path!r}. A tokenizer is named by a folder that holds tokenizer.json or "
             "tokenizer.model, or by a hub id such as EleutherAI/pythia-1.4b"
         )
+    if folder.is_dir() and not any(part in file.name for file in folder.iterdir() for part in _TOKENIZER_FILES):
+        # transformers would make an empty tokenizer from config.json
+        raise ValueError(
+            f"the folder {path!r} has no tokenizer files: copy those of the model into it (tokenizer.json or "
+            "tokenizer.model, and tokenizer_config.json), or set tokenizer.path to a folder or hub id that has them"
+        )
     configured = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     only_sentencepiece = (folder / "tokenizer.model").is_file() and not configured
     name = str(folder) if folder.is_dir() else path
@@ -292,11 +298,6 @@ def _load(path: str | PreTrainedTokenizerBase, *, trust_remote_code: bool) -> tu
             raise ValueError(
                 f"the tokenizer {path!r} is not in transformers, and needs its own code: read that code, then set "
                 "tokenizer.trust_remote_code=True to run it"
-            ) from error
-        if folder.is_dir() and not any(part in file.name for file in folder.iterdir() for part in _TOKENIZER_FILES):
-            raise ValueError(
-                f"the folder {path!r} has no tokenizer files: copy those of the model into it (tokenizer.json or "
-                "tokenizer.model, and tokenizer_config.json), or set tokenizer.path to a folder or hub id that has them"
             ) from error
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "
