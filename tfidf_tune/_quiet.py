@@ -1,8 +1,9 @@
-"""Hides four harmless messages of other libraries.
+"""Hides five harmless messages of other libraries.
 
 torchao 0.15, which torchtune needs, logs at import that its C++ extensions do not fit the installed torch; nothing here
 uses them. torchtune's RMSNorm computes in float32 with weights in bf16, and torch warns that this has no fused kernel.
-FSDP2 warns of layers that return a view, as some of transformers do, because changing it in place would be wrong.
+bitsandbytes logs at import that a package with another kernel is missing; that kernel is not used. FSDP2 warns of
+layers that return a view, as some of transformers do, because changing it in place would be wrong.
 lm-evaluation-harness explains --metadata once for each of our tasks.
 """
 
@@ -11,6 +12,7 @@ import warnings
 
 _HIDDEN = {
     "torchao": "Skipping import of cpp extensions",
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
     "lm_eval.api.task": "Custom kwargs can be passed to `--metadata`",
 }
 

@@ -71,7 +71,7 @@ def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp
     for path in ("./nowhere", "/nowhere", "~/nowhere", "../nowhere", "runs/model/nowhere"):
         with pytest.raises(FileNotFoundError, match=f"no such folder: '{path}'"):
             hf_tokenizer(path)
-    with pytest.raises(ValueError, match=r"cannot load a tokenizer from .*tokenizer\.json or tokenizer\.model"):
+    with pytest.raises(ValueError, match=r"has no tokenizer files: .*tokenizer\.json or tokenizer\.model"):
         hf_tokenizer(str(tmp_path))
     with pytest.raises(ValueError, match=r"no-eos' has no EOS token.*tokenizer_config\.json"):
         hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-eos", eos_token=None))

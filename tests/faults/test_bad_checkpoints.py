@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from any_models import make_checkpoint
 from omegaconf import DictConfig
 from refusals import CONFIG, OPENED, RUN, BadInput, Site, each_row, problems_of, value
 from safetensors.torch import load_file, save_file
@@ -17,8 +18,10 @@ from transformers import AutoConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+AUTO = "tfidf_tune.models.auto"
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
+EXPERT = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
 MISMATCH = (
     r"base/config\.json and the weights do not match, so transformers could not load the checkpoints of the run:\n"
     r".*{}.*\ncorrect config\.json, or download"
@@ -47,6 +50,22 @@ def sharded(edit: Callable[[Path], object]) -> Callable[[Site], DictConfig]:
         edit(folder)
 
     return checkpoint(split)
+
+
+def transformers_class(edit: Callable[[Path], object]) -> Callable[[Site], DictConfig]:
+    """Copy the checkpoint, edit the copy, and train it by transformers' class."""
+    return checkpoint(edit, model={"_component_": AUTO, "implementation": "transformers"})
+
+
+def mixture(edit: Callable[[Path], object]) -> Callable[[Site], DictConfig]:
+    """Write a mixture of experts, whose weights transformers joins when it loads them, and edit it."""
+
+    def make(site: Site) -> DictConfig:
+        folder = make_checkpoint("Mixtral", site.folder / "base", site.text_file)
+        edit(folder)
+        return site.config(**{"checkpointer.checkpoint_dir": str(folder), "model": {"_component_": AUTO}})
+
+    return make
 
 
 def removed(name: str) -> Callable[[Path], None]:
@@ -167,10 +186,7 @@ KINDS = [
     BadInput("an encoder that does not say what it is", checkpoint(another("electra")), r"'electra', is an encoder"),
     BadInput(
         "whole numbers for weights, by transformers' class",
-        checkpoint(
-            weights(lambda state_dict: state_dict.update({NORM: state_dict[NORM].long()})),
-            model={"_component_": "tfidf_tune.models.auto", "implementation": "transformers"},
-        ),
+        transformers_class(weights(lambda state_dict: state_dict.update({NORM: state_dict[NORM].long()}))),
         r"model\.norm\.weight is of torch\.int64, not floating point",
     ),
     BadInput("no language model", checkpoint(another("vit")), r"'vit', has no causal language model in transformers"),
@@ -181,19 +197,48 @@ KINDS = [
     ),
     BadInput(
         "no output layer, by transformers' class",
-        checkpoint(
-            weights(lambda state_dict: state_dict.pop("lm_head.weight")),
-            model={"_component_": "tfidf_tune.models.auto", "implementation": "transformers"},
-        ),
+        transformers_class(weights(lambda state_dict: state_dict.pop("lm_head.weight"))),
         r"does not have all weights of llama with an output layer:\n  no weight lm_head\.weight",
     ),
     BadInput(
         "another width, by transformers' class",
-        checkpoint(
-            settings(intermediate_size=96),
-            model={"_component_": "tfidf_tune.models.auto", "implementation": "transformers"},
-        ),
+        transformers_class(settings(intermediate_size=96)),
         r"mlp\.down_proj\.weight is \(32, 64\) in the files, \(32, 96\) by config\.json",
+    ),
+    BadInput(
+        "fewer layers than the weights have, by transformers' class",
+        transformers_class(settings(num_hidden_layers=1)),
+        r"decoder layers that its config\.json does not have \(layers 1; the model has 0 to 0\): correct num_hidden",
+    ),
+    BadInput(
+        "weights end too soon, by transformers' class",
+        transformers_class(cut(WEIGHTS, -100)),
+        r"base/model\.safetensors is damaged \(.*\): do",
+    ),
+    BadInput(
+        "whole numbers for experts",
+        mixture(weights(lambda w: w.update({name: w[name].to(torch.int8) for name in w if "experts" in name}))),
+        r"experts\.0\.w1\.weight is of torch\.int8, not floating point of 16 bits or more\n",
+    ),
+    BadInput(
+        "a missing expert",
+        mixture(weights(lambda w: w.pop(EXPERT))),
+        rf"does not have all weights of mixtral with an output layer:\n  no weight {EXPERT}\nname",
+    ),
+    BadInput(
+        "8-bit numbers without scales, by transformers' class",
+        transformers_class(weights(lambda w: w.update({NORM: w[NORM].to(torch.float8_e4m3fn)}))),
+        r"model\.norm\.weight is of torch\.float8_e4m3fn, not floating point of 16 bits or more",
+    ),
+    BadInput(
+        "an adapter's config with a model",
+        checkpoint(written("adapter_config.json", '{"base_model_name_or_path": "some/base"}')),
+        r"adapter_config\.json beside config\.json.*remove adapter_config\.json; .*checkpoint_dir=some/base",
+    ),
+    BadInput(
+        "GGUF with a config",
+        checkpoint(lambda folder: (folder / WEIGHTS).rename(folder / "model-Q4_1.gguf")),
+        r"holds GGUF weights \(model-Q4_1\.gguf\).*original model, with config\.json",
     ),
 ]
 FILES = [
@@ -282,7 +327,13 @@ CONTENTS = [
     BadInput(
         "whole numbers for weights",
         checkpoint(weights(lambda w: w.update({NORM: torch.ones(32, dtype=torch.int64)}))),
-        r"weight model\.norm\.weight is of torch\.int64, not floating point: use a checkpoint that",
+        r"weight model\.norm\.weight is of torch\.int64, not floating point of 16 bits or more: use a checkpoint that",
+        leaves=OPENED,
+    ),
+    BadInput(
+        "8-bit numbers without scales",
+        checkpoint(weights(lambda w: w.update({NORM: w[NORM].to(torch.float8_e4m3fn)}))),
+        r"weight model\.norm\.weight is of torch\.float8_e4m3fn, not floating point of 16",
         leaves=OPENED,
     ),
     BadInput(

@@ -70,6 +70,13 @@ def add_tokens(folder: Path) -> None:
     edited.save(str(folder / "tokenizer.json"))
 
 
+def leave_config_only(folder: Path) -> None:
+    """Remove all files of the tokenizer."""
+    for file in list(folder.iterdir()):
+        file.unlink()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+
+
 def leave_out_ids(folder: Path) -> None:
     """Give a token an id far beyond the number of tokens."""
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -136,6 +143,11 @@ DATA = [
 
 TOKENIZERS = [
     value("tokenizer.path", "/no/folder", r"tokenizer: no such folder: '/no/folder'\. .* holds tokenizer\.json"),
+    BadInput(
+        "no tokenizer",
+        tokenizer(leave_config_only),
+        r"tokenizer: the folder '.*/tokenizer' has no tokenizer files: copy those of the model into it",
+    ),
     BadInput(
         "more tokens than embeddings",
         tokenizer(add_tokens),

@@ -1,5 +1,7 @@
 """`auto` and `lora_auto`: what is chosen, the layers that get adapters, rotary embeddings of every type."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -132,9 +134,40 @@ def test_a_layer_that_the_model_lacks_is_refused(architecture):
         on_meta(lora_auto, hf_config(architecture), lora_targets=["q_proj", "c_attn"])
 
 
-def test_a_layer_without_a_form_in_nf4_is_refused():
-    with pytest.raises(ValueError, match="attn.c_attn is a Conv1D, which torchao has no NF4 form of"):
-        on_meta(lora_auto, hf_config("GPT-2", n_embd=256), quantize_base=True)
+@pytest.mark.parametrize(
+    ("name", "sizes", "settings", "has_bitsandbytes", "message"),
+    [
+        (
+            "GPT-2",
+            {"n_embd": 256},
+            {},
+            False,
+            r"h.0.attn.c_attn is a Conv1D, .* and .*: pip install bitsandbytes",
+        ),
+        ("Qwen3", {}, {}, False, r"q_proj has 4096 weights, .* multiples of 16384, and .*: pip install bitsandbytes"),
+        (
+            "GPT-2",
+            {"n_embd": 96},
+            {},
+            True,
+            r"attn.c_attn has 96 inputs, .* of 64 only: .*quantize_base=False",
+        ),
+        (
+            "Llama",
+            {},
+            {"implementation": "torchtune"},
+            True,
+            r"modules cannot .*: torchao.* multiple of 16384 weights",
+        ),
+    ],
+)
+def test_a_layer_without_a_form_in_nf4_is_refused(name, sizes, settings, has_bitsandbytes, message, monkeypatch):
+    if not has_bitsandbytes:
+        monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+        monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
+
+    with pytest.raises(ValueError, match=message):
+        on_meta(lora_auto, hf_config(name, **sizes), quantize_base=True, **settings)
 
 
 def test_a_model_without_names_of_its_layers_has_a_list_of_them():

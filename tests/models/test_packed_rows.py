@@ -101,20 +101,70 @@ WINDOW = {
 }  # fmt: skip
 
 
+# With initial weights documents hardly see each other: the logits differ by less than the precision of bf16.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("name", "model_type", "settings"),
     [
         ("Mamba", "mamba", {}),
         ("Bloom", "bloom", {"n_layer": 2, "n_head": 4}),
+        (
+            "Lfm2",
+            "lfm2",
+            {"num_key_value_heads": 2, "intermediate_size": 64, "layer_types": ["conv", "full_attention"]},
+        ),
         ("GptOss", "gpt_oss", WINDOW),  # a mask would replace that of its windows
     ],
 )
-def test_a_model_that_cannot_keep_documents_apart_is_refused(name, model_type, settings):
+def test_a_model_that_cannot_keep_documents_apart_is_refused(name, model_type, settings, dtype):
+    torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **SMALL | settings)
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW).eval()
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), ROW).eval()
 
     with pytest.raises(ValueError, match=f"{name}ForCausalLM cannot keep the documents of packed rows apart"):
         model.check_packing()
+
+
+class CountsPositionsItself(transformers.GPT2LMHeadModel):
+    """A model that ignores positions, as the code of some checkpoints does; a mask keeps documents apart."""
+
+    def forward(self, position_ids=None, **others):
+        return super().forward(**others)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_ignores_the_positions_of_documents_is_refused(dtype):
+    model = HFCausalLM(CountsPositionsItself(random_config("GPT-2")).to(dtype), ROW).eval()
+
+    with pytest.raises(ValueError, match="cannot keep the documents of packed rows apart"):
+        model.check_packing()
+
+
+@torch.no_grad()
+def test_a_mask_keeps_documents_apart_where_no_layer_has_the_window_of_the_config(documents, batch):
+    config = transformers.AutoConfig.for_model("gpt_oss", **SMALL | WINDOW, layer_types=["full_attention"] * 2)
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW).eval()
+
+    model.check_packing()
+
+    expected = torch.cat([model(tokens[None])[0] for tokens in documents])
+    logits = model(batch["tokens"], input_pos=batch["input_pos"])
+    torch.testing.assert_close(logits[batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]], expected)
+
+
+@torch.no_grad()
+def test_with_longrope_a_long_document_changes_others_also_in_rows_of_their_own(documents):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = random_config("Phi-3", original_max_position_embeddings=10, rope_parameters=rope)
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW).eval()
+    short, long = documents[0], documents[2]
+    positions = torch.cat([torch.arange(7), torch.arange(12)])[None]
+
+    packed = model(torch.cat([short, long])[None], input_pos=positions)[0, :7]
+    own_row = model(pad_sequence([short, long], batch_first=True))[0, :7]
+
+    torch.testing.assert_close(packed, own_row)
+    assert not torch.allclose(own_row, model(short[None])[0], atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "lora"), [("llama", True), ("gpt_neox", False), ("gptj", True)])

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from any_models import ARCHITECTURES, make_checkpoint
-from recipe_processes import RecipeRun, run_to_the_end
+from recipe_processes import Processes, RecipeRun, run_to_the_end
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
@@ -254,12 +254,20 @@ def test_two_processes_train_as_one(name, recipe, base, tmp_path):
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("Qwen3", "lora"), ("Gemma 2", "full"), ("GPT-2", "full")])
-def test_a_resumed_run_ends_bit_identically(name, recipe, base, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "recipe", "overrides"),
+    [
+        ("Qwen3", "lora", []),
+        ("Gemma 2", "full", []),
+        ("GPT-2", "full", []),
+        ("GPT-2", "lora", ["model.quantize_base=true", "merge_adapter=true"]),
+    ],
+)
+def test_a_resumed_run_ends_bit_identically(name, recipe, overrides, base, tmp_path):
     """With dropout where the architecture has it; the monitor leaves no trace, and measures what `probe` does."""
     dropout = {"resid_pdrop": 0.1, "attn_pdrop": 0.1} if name == "GPT-2" else {}
     checkpoint = base(name, **dropout)
-    settings = ["max_steps=4", "save_at_percent=[50,100]"]
+    settings = ["max_steps=4", "save_at_percent=[50,100]", *overrides]
     whole = configured(recipe, tmp_path / "whole", checkpoint, *settings).here()
     stopped = configured(recipe, tmp_path / "stopped", checkpoint, *settings, *MONITOR).here()
     for name in ("checkpoint_100pct", "resume/step_4"):
@@ -374,7 +382,61 @@ def test_an_output_layer_that_config_json_ties_but_the_files_do_not_is_refused(b
         run.here()
 
 
-def test_merged_adapters_of_transposed_layers_are_those_of_training(base, tmp_path, logits_in_training):
-    checkpoint = configured("lora", tmp_path, base("GPT-2"), "merge_adapter=true").here() / "checkpoint_100pct"
+@pytest.mark.parametrize("overrides", [[], ["model.quantize_base=true"]], ids=["plain", "NF4"])
+def test_merged_adapters_of_transposed_layers_are_those_of_training(overrides, base, tmp_path, logits_in_training):
+    run = configured("lora", tmp_path, base("GPT-2"), "merge_adapter=true", *overrides)
+    checkpoint = run.here() / "checkpoint_100pct"
 
     torch.testing.assert_close(hf_logits(checkpoint), logits_in_training[checkpoint])
+
+
+def bitsandbytes_logits(checkpoint, dtype, adapter=None):
+    """Those of transformers' own 4-bit model."""
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, quantization_config=config, dtype=dtype)
+    for module in model.modules():
+        module.support_avx512bf16_for_cpu = False  # the kernel of this processor computes in bf16
+    model = model if adapter is None else peft.PeftModel.from_pretrained(model, adapter)
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits.float()
+
+
+# Architecture, overrides, why torchao cannot, tolerance.
+FOUR_BIT = {
+    "GPT-2": ("GPT-2", [], "transformer.h.0.attn.c_attn is a Conv1D", 1e-5),
+    "bf16": ("GPT-2", ["dtype=bf16"], "transformer.h.0.attn.c_attn is a Conv1D", 2e-2),
+    "fp16": ("GPT-2", ["dtype=fp16"], "transformer.h.0.attn.c_attn is a Conv1D", 5e-3),
+    "SmolLM2": ("SmolLM2", [], "model.layers.0.self_attn.q_proj has 4096 weights", 1e-5),
+}
+
+
+@pytest.mark.parametrize("row", FOUR_BIT)
+def test_layers_that_torchao_cannot_hold_are_those_of_bitsandbytes(row, base, tmp_path, logits_in_training, capsys):
+    """Logits are those of transformers' 4-bit model, and of PEFT's on it; the monitor evaluates between steps."""
+    name, overrides, reason, tolerance = FOUR_BIT[row]
+    shared = ["model.quantize_base=true", "model.lora_targets=all-linear", "enable_activation_checkpointing=true"]
+    run = configured("lora", tmp_path, base(name), *shared, *MONITOR, *overrides)
+
+    adapter = run.here() / "checkpoint_100pct"
+
+    assert f"NF4 by bitsandbytes: {reason}" in capsys.readouterr().err
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[run.cfg.dtype]
+    start, trained = logits_in_training["start"], logits_in_training[adapter]
+    assert difference(trained, start) > 0.5
+    for found, saved in ((start, None), (trained, adapter)):
+        assert difference(found, bitsandbytes_logits(base(name), dtype, saved)) <= tolerance
+        unquantized = hf_logits(base(name), saved)
+        assert 0.01 < (found - unquantized).norm() / unquantized.norm() < 0.5  # rounding to 4 bits
+    assert json.loads((adapter / "adapter_config.json").read_text())["fan_in_fan_out"] is (name == "GPT-2")
+
+
+def test_layers_of_bitsandbytes_are_not_sharded(base, tmp_path):
+    run = configured("lora", tmp_path / "run", base("GPT-2"), "model.quantize_base=true", "batch_size=2")
+
+    ended = Processes([run], tmp_path / "processes").wait()
+
+    assert 0 not in ended.codes
+    assert ended.output.count("is a 4-bit weight of bitsandbytes, which is not sharded: use one process") == 1
+    assert "Traceback" not in ended.output

@@ -6,6 +6,7 @@ from functools import partial
 import psutil
 import pytest
 import torch
+from any_models import hf_config
 from tiny_llama import TINY_LLAMA
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -16,6 +17,7 @@ from torchtune.models.llama2 import llama2, lora_llama2
 from torchtune.training import set_activation_checkpointing, set_default_dtype
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.models import lora_auto
 from tfidf_tune.models.gpt_neox import lora_gpt_neox
 from tfidf_tune.training import SetupError, prepare_head, train_adapters_only, train_step
 from tfidf_tune.training._memory_plan import MemoryPlan, plan_memory
@@ -42,6 +44,12 @@ KINDS = {
         lora_gpt_neox,
         **{key: value for key, value in SIZES.items() if key != "num_kv_heads"},
         **{**LORA, "lora_attn_modules": ["query_key_value", "output_proj"]},
+        quantize_base=True,
+    ),
+    "bitsandbytes": partial(
+        lora_auto,
+        hf_config("GPT-2", n_embd=SIZES["embed_dim"], n_layer=SIZES["num_layers"], n_positions=LENGTH, vocab_size=2048),
+        lora_targets="all-linear",
         quantize_base=True,
     ),
 }
@@ -92,6 +100,9 @@ def allocated(run):
 
 
 def stored_bytes(tensor):
+    if hasattr(tensor, "quant_state"):  # the plan leaves out a codebook of 1 KiB
+        parts = (tensor.data, tensor.quant_state.absmax, tensor.quant_state.state2.absmax)
+        return sum(part.untyped_storage().nbytes() for part in parts)
     data = tensor.data
     if isinstance(data, NF4Tensor):
         names = ("quantized_data", "quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
@@ -169,6 +180,17 @@ def test_the_plan_agrees_with_the_allocations_of_a_real_step(kind, dtype, is_che
     _, most, _ = allocated(step)
     # Left out is the scratch space of CPU kernels; too much are 8 bytes of the 4 x 2048 of a token's loss.
     assert 0.96 * most < found.step <= 1.001 * most
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_weights_of_bitsandbytes_count_as_they_are_stored(dtype):
+    found, plain = plan(build("bitsandbytes", dtype)), plan(build("bitsandbytes", dtype, quantize_base=False))
+    real = build("bitsandbytes", dtype, "cpu")
+
+    assert sum(hasattr(parameter, "quant_state") for parameter in real.parameters()) == 4 * SIZES["num_layers"]
+    assert found.weights == sum(stored_bytes(tensor) for tensor in (*real.parameters(), *real.buffers()))
+    names = ("num_trained", "num_frozen", "optimizer", "gradients", "activations", "loss", "not_estimated")
+    assert [getattr(found, name) for name in names] == [getattr(plain, name) for name in names]
 
 
 def test_cuda_keeps_less_where_its_kernels_do():

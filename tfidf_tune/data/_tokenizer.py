@@ -20,6 +20,8 @@ MAX_TEXT_BYTES = 10_000_000
 """The longest text that is tokenized, in bytes of UTF-8. A tokenizer takes 100 to 350 times as much memory and ends the
 process if it does not get it. The ids of a text that is split into pieces can differ."""
 
+_TOKENIZER_FILES = ("tokenizer", "vocab", "tekken", "spiece", "sentencepiece")  # parts of names
+
 _BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
 
 # Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to distinguish tokenizers.
@@ -277,6 +279,12 @@ def _load(path: str | PreTrainedTokenizerBase, *, trust_remote_code: bool) -> tu
         raise FileNotFoundError(
             f"no such folder: {path!r}. A tokenizer is named by a folder that holds tokenizer.json or "
             "tokenizer.model, or by a hub id such as EleutherAI/pythia-1.4b"
+        )
+    if folder.is_dir() and not any(part in file.name for file in folder.iterdir() for part in _TOKENIZER_FILES):
+        # transformers would make an empty tokenizer from config.json
+        raise ValueError(
+            f"the folder {path!r} has no tokenizer files: copy those of the model into it (tokenizer.json or "
+            "tokenizer.model, and tokenizer_config.json), or set tokenizer.path to a folder or hub id that has them"
         )
     configured = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     only_sentencepiece = (folder / "tokenizer.model").is_file() and not configured

@@ -1,13 +1,15 @@
 """Models: builders that a config names, and their Hugging Face checkpoints."""
 
 from tfidf_tune.models._auto import auto, lora_auto
-from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, has_own_code
+from tfidf_tune.models._bitsandbytes import dequantize_4bit, is_4bit, quantize_as_4bit, scales_of_4bit
+from tfidf_tune.models._causal_lm import NF4_MULTIPLE, HFCausalLM, build_hf, has_own_code
 from tfidf_tune.models._families import FAMILIES
 from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict, model_remedy
 from tfidf_tune.models._linear import LinearFactory, with_lora
 
 __all__ = [
     "FAMILIES",
+    "NF4_MULTIPLE",
     "HFCausalLM",
     "HFConfig",
     "LinearFactory",
@@ -15,8 +17,12 @@ __all__ = [
     "StateDict",
     "auto",
     "build_hf",
+    "dequantize_4bit",
     "has_own_code",
+    "is_4bit",
     "lora_auto",
     "model_remedy",
+    "quantize_as_4bit",
+    "scales_of_4bit",
     "with_lora",
 ]

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, linear_layers, quantize
+from tfidf_tune.models._causal_lm import NF4_MULTIPLE, HFCausalLM, build_hf, linear_layers, quantize
 from tfidf_tune.models._families import FAMILIES
 from tfidf_tune.models._family import ModelFamily
 from tfidf_tune.models._linear import PLAIN, LinearFactory
@@ -76,7 +76,8 @@ def lora_auto(
         lora_rank (int): rank of the adapters. Default: 8.
         lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
         lora_dropout (float): dropout before the adapters. Default: 0.0.
-        quantize_base (bool): keep the weights of linear layers, except the output layer, as NF4. Default: False.
+        quantize_base (bool): keep the weights of linear layers, except the output layer, as NF4: by torchao, or in
+            transformers' class by bitsandbytes where torchao has no such layer. Default: False.
         implementation (Implementation): as for :func:`auto`. Default: "auto".
         max_seq_len (int | None): as for :func:`auto`. Default: None.
 
@@ -114,9 +115,11 @@ def _build(
             f"torchtune's modules cannot represent this checkpoint: {reason}; set model.implementation to auto or "
             "transformers"
         )
-    hf, peft_config = _build_transformers(hf_config, lora)
+    hf, peft_config, not_torchao = _build_transformers(hf_config, lora)
     wrapped = HFCausalLM(hf, length, peft_config)
-    because = f" (not torchtune's modules: {reason})" if reason else ""
+    reasons = [f"not torchtune's modules: {reason}"] * bool(reason)
+    reasons += [f"NF4 by bitsandbytes: {not_torchao}"] * bool(not_torchao)
+    because = f" ({'; '.join(reasons)})" if reasons else ""
     wrapped.implementation = f"{type(hf).__name__} of transformers{because}"  # type: ignore[assignment]
     return wrapped
 
@@ -127,7 +130,12 @@ def _build_torchtune(hf_config: PreTrainedConfig, lora: _LoRA | None, max_seq_le
     if family is None:
         raise ValueError(f"no family of the architecture '{hf_config.model_type}'")
     linear = PLAIN if lora is None else _linear_factory(family, lora)
-    model: nn.Module = family.build(hf_config, max_seq_len, linear)
+    try:
+        model: nn.Module = family.build(hf_config, max_seq_len, linear)
+    except AssertionError as error:
+        if "block size" not in str(error):  # torchao's words
+            raise
+        raise ValueError(f"torchao's NF4 takes linear layers of a multiple of {NF4_MULTIPLE} weights") from error
     if differing := family.differing_settings(model, hf_config.to_dict()):
         raise ValueError(differing[0])
     return model
@@ -158,17 +166,17 @@ def _linear_factory(family: ModelFamily, lora: _LoRA) -> LinearFactory:
     )
 
 
-def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tuple[Any, Any]:
-    """Return transformers' model and the config of its LoRA layers, if it has any."""
+def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tuple[Any, Any, str]:
+    """Return transformers' model, the config of its LoRA layers, if it has any, and why its NF4 is not torchao's."""
     hf = build_hf(hf_config, dtype=torch.get_default_dtype())
     if lora is None:
-        return hf, None
+        return hf, None, ""
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
     targets = _layers_with_lora(hf, lora)
     is_transposed = any(type(module) is Conv1D and name.endswith(tuple(targets)) for name, module in hf.named_modules())
-    if lora.quantize_base:
-        quantize(hf)
+    not_torchao = quantize(hf) if lora.quantize_base else ""
+    hf.is_loaded_in_4bit = bool(not_torchao)  # PEFT then has layers for those of bitsandbytes
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -178,7 +186,7 @@ def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tupl
         fan_in_fan_out=is_transposed,
         inference_mode=False,
     )
-    return inject_adapter_in_model(config, hf), config
+    return inject_adapter_in_model(config, hf), config, not_torchao
 
 
 def _layers_with_lora(hf: Any, lora: _LoRA) -> list[str]:

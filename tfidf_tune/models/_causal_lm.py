@@ -12,8 +12,13 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
+from tfidf_tune.models._bitsandbytes import nf4_linear
+
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+# Weights of an NF4 block, blocks that share a scaler: torchao's defaults.
+NF4_MULTIPLE = 64 * 256
 
 _PREFIX = "hf."
 _HEAD = "output."
@@ -147,8 +152,7 @@ class HFCausalLM(nn.Module):
         tokens = self._sample(10)
         changed = tokens.clone()
         changed[:, -1] = tokens[:, 0]
-        logits, others = self._logits(tokens), self._logits(changed)
-        if not self._agree(others[:, :-1], logits[:, :-1], 1e-4):
+        if not _are_equal(self._logits(torch.cat([tokens, changed]))[:, :-1]):
             raise ValueError(
                 f"{type(self.hf).__name__} sees the tokens that it has to predict: name a checkpoint of a causal "
                 "language model"
@@ -163,24 +167,29 @@ class HFCausalLM(nn.Module):
             ValueError: If the model has no such way.
         """
         tokens = self._sample(10)
-        others = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)  # the same second document behind another
-        positions = torch.cat([torch.arange(4), torch.arange(6)])[None].to(tokens.device)
+        behind_another = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)
+        rows = torch.cat([tokens, behind_another])
+        positions = torch.cat([torch.arange(4), torch.arange(6)]).expand(2, -1).to(tokens.device)
         alone = torch.cat([self._logits(tokens[:, :4]), self._logits(tokens[:, 4:])], dim=1)
-        # A mask would replace that of a sliding window.
-        window = getattr(self.hf.config, "sliding_window", None) or self.max_seq_len
-        ways = ("positions", "mask") if window >= self.max_seq_len else ("positions",)
+        ways = ("positions",) if self._has_windows() else ("positions", "mask")
         for self._packs_by in ways:
             try:
-                packed, behind = (self._logits(row, positions) for row in (tokens, others))
+                packed = self._logits(rows, positions)
             except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
                 continue
-            if self._agree(packed, alone, 1e-3) and self._agree(packed[:, 4:], behind[:, 4:], 1e-4):
+            if _are_equal(packed[:, 4:]) and self._differ_by_rounding(packed[:1], alone):
                 return
         raise ValueError(f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows unpacked")
 
-    def _agree(self, found: Tensor, expected: Tensor, tolerance: float) -> bool:
-        """Return whether logits differ by rounding only; ``tolerance`` is a share of the largest, in float32."""
-        tolerance = max(tolerance, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
+    def _has_windows(self) -> bool:
+        """Return whether a layer has a sliding window shorter than the rows; a mask would replace it."""
+        config: Any = self.hf.config
+        window = getattr(config, "sliding_window", None) or self.max_seq_len
+        layer_types = getattr(config, "layer_types", None)
+        return window < self.max_seq_len and (layer_types is None or {*layer_types} != {"full_attention"})
+
+    def _differ_by_rounding(self, found: Tensor, expected: Tensor) -> bool:
+        tolerance = max(1e-3, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
         return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
     def _sample(self, num_tokens: int) -> Tensor:
@@ -208,6 +217,15 @@ class HFCausalLM(nn.Module):
         return f"base_model.model.{self.hf_name(name).replace('.default.', '.')}"
 
 
+def _are_equal(logits: Tensor) -> bool:
+    """Return whether the logits of two rows ``[2, s, v]`` of one batch are equal.
+
+    In one batch both are computed by the same operations on the same shapes, so that they are the same bits in every
+    dtype, up to rounding in float32 within a mixture of experts (5e-7 of the largest).
+    """
+    return bool((logits[0] - logits[1]).abs().max() <= 1e-4 * logits.abs().max())
+
+
 def linear_layers(hf: PreTrainedModel) -> dict[str, bool]:
     """Map the names of linear layers within the decoder layers, ``self_attn.q_proj``, to whether an attention has them.
 
@@ -225,20 +243,43 @@ def linear_layers(hf: PreTrainedModel) -> dict[str, bool]:
     return found
 
 
-def quantize(hf: PreTrainedModel) -> None:
+def quantize(hf: PreTrainedModel) -> str:
     """Replace the linear layers of the decoder layers by layers with NF4 weights; in place.
 
+    One library holds them all: torchao if it can, else bitsandbytes.
+
+    Returns:
+        str: why it is not torchao; empty if it is.
+
     Raises:
-        ValueError: If a layer is of another class.
+        ValueError: If neither can.
     """
-    for layer in _decoder_layers(hf):
-        for name, module in list(hf.get_submodule(layer).named_modules()):
-            if isinstance(module, Conv1D):
-                raise ValueError(f"quantize_base is True, but {name} is a Conv1D, which torchao has no NF4 form of")
-            if isinstance(module, nn.Linear):
-                has_bias, dtype = module.bias is not None, module.weight.dtype
-                new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, module.weight.device, dtype)
-                hf.set_submodule(f"{layer}.{name}", new)
+    linear: dict[str, Any] = {
+        f"{layer}.{name}": module
+        for layer in _decoder_layers(hf)
+        for name, module in hf.get_submodule(layer).named_modules()
+        if isinstance(module, (nn.Linear, Conv1D))
+    }
+    reason = next(filter(None, map(_not_of_torchao, linear, linear.values())), "")
+    for name, module in linear.items():
+        if reason:
+            try:
+                new = nf4_linear(name, module)
+            except ValueError as error:
+                raise ValueError(f"quantize_base is True, but {reason}, and {error}") from error
+        else:
+            has_bias, weight = module.bias is not None, module.weight
+            new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, weight.device, weight.dtype)
+        hf.set_submodule(name, new)
+    return reason
+
+
+def _not_of_torchao(name: str, module: Any) -> str:
+    if isinstance(module, Conv1D):
+        return f"{name} is a Conv1D, which torchao has no NF4 form of"
+    if module.weight.numel() % NF4_MULTIPLE:
+        return f"{name} has {module.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
+    return ""
 
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:

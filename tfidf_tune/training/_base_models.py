@@ -13,6 +13,7 @@ from tfidf_tune.training._errors import first_line
 from tfidf_tune.training._hf_files import COMPANIONS, read_json
 
 _SMALL_FILES = ("config.json", "adapter_config.json")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def find_checkpoint(
@@ -36,7 +37,7 @@ def find_checkpoint(
     code = ["*.py"] if trust_remote_code else []
     snapshot = _download(checkpoint_dir, revision, [*_SMALL_FILES, *code])
     config = read_config(snapshot, trust_remote_code=trust_remote_code)
-    for weights in ("*.safetensors", "pytorch_model*.bin"):  # some repositories have both, older ones the second
+    for weights in _WEIGHTS:  # some repositories have both, older ones the second
         snapshot = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
         if any(snapshot.glob(weights)):
             break
@@ -51,16 +52,24 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
         ValueError: If it is not of a causal language model with plain weights, or needs code that is not trusted.
     """
     adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not (folder / "config.json").is_file():
+    if adapter.is_file():
         base = read_json(adapter).get("base_model_name_or_path") or "its base model"
+        if (folder / "config.json").is_file():
+            raise ValueError(
+                f"{folder} has adapter_config.json beside config.json, and transformers would load an adapter with the "
+                f"model: if the weights are those of a whole model, remove adapter_config.json; to train {base}, set "
+                f"checkpointer.checkpoint_dir={base}"
+            )
         raise ValueError(
             f"{folder} is an adapter of {base}, not a model: set checkpointer.checkpoint_dir={base} to train a new "
             "adapter, or merge this one into its base first (PEFT's merge_and_unload)"
         )
-    if not (folder / "config.json").is_file() and (files := sorted(folder.glob("*.gguf"))):
+    files = sorted(folder.glob("*.gguf"))
+    if files and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise ValueError(
             f"{folder} holds GGUF weights ({files[0].name}), which cannot be trained: name the folder or hub id of the "
-            "original model, with config.json and safetensors"
+            "original model, with config.json and safetensors; the page of a GGUF repository on the hub names it as "
+            "base model"
         )
     values = read_json(folder / "config.json")
     if (quantization := values.get("quantization_config")) is not None:

@@ -23,6 +23,7 @@ from tfidf_tune.models import (
     ModelFamily,
     StateDict,
     build_hf,
+    dequantize_4bit,
     model_remedy,
 )
 from tfidf_tune.training._base_models import find_checkpoint
@@ -30,8 +31,10 @@ from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, 
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line, listed
 from tfidf_tune.training._hf_files import (
+    WEIGHT_DTYPES,
     check_shard_size,
     find_weight_files,
+    is_plain,
     read_companions,
     read_json,
     read_weights,
@@ -138,7 +141,8 @@ class HFCheckpointer:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
         if isinstance(model, HFCausalLM):
-            check_weights(self.folder, self.weight_files, self.transformers_config)
+            layers = [model.hf_name(name) for name in model.layer_names]
+            check_weights(self.folder, self.weight_files, self.transformers_config, layers)
             return
         family = self.family
         by_config = self._shapes_by_config()
@@ -401,13 +405,14 @@ def _num_layers(names: Iterable[str]) -> int:
 
 
 def _check_weight(name: str, stored: torch.dtype, value: Tensor) -> None:
-    if not stored.is_floating_point:
-        raise SetupError(f"{name} is of {stored}, not floating point: use a checkpoint that is not quantized")
+    if not is_plain(stored):
+        raise SetupError(f"{name} is of {stored}, not {WEIGHT_DTYPES}: use a checkpoint that is not quantized")
     if not value.isfinite().all():
         raise SetupError(f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another dtype")
 
 
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
+    value = dequantize_4bit(value, device)
     if device == "meta":
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     whole = whole_tensor(value)

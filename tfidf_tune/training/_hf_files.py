@@ -42,6 +42,7 @@ COMPANIONS = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
+WEIGHT_DTYPES = "floating point of 16 bits or more"
 _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 
 
@@ -68,6 +69,11 @@ def find_weight_files(folder: Path) -> list[Path]:
     if missing:
         raise FileNotFoundError(f"the checkpoint {folder} lacks {', '.join(missing)}, which {index} names")
     return files
+
+
+def is_plain(dtype: torch.dtype) -> bool:
+    """Return whether tensors of a dtype hold weights themselves, not numbers that a quantization makes of them."""
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

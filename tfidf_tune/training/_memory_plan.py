@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torchtune import training
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.models import dequantize_4bit, is_4bit
 from tfidf_tune.training._errors import cause_of
 from tfidf_tune.training._model import prepare_head
 from tfidf_tune.training._sharding import plain_tensors
@@ -139,7 +140,7 @@ def plan_memory(
         step = max(gradients, (activations or 0) + (loss_bytes or 0))
     return MemoryPlan(
         num_trained=sum(parameter.numel() for parameter in trained),
-        num_frozen=sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad),
+        num_frozen=sum(dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad),
         weights=-(-_num_bytes(model.parameters()) // num_shards) + _num_bytes(model.buffers()),
         optimizer=optimizer,
         gradients=gradients,
@@ -185,8 +186,11 @@ def _simulate_step(
     enable_activation_checkpointing: bool,
 ) -> tuple[int, int, int]:
     """Return the bytes that the forward pass keeps, those that the loss adds, and the peak with all gradients."""
-    # New parameters on the same data: torchao would quantize copies again, which takes seconds.
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
+    # New parameters on the same data: torchao would quantize copies again, which takes seconds. Those of bitsandbytes,
+    # which are always frozen, cannot be copied on the meta device.
+    shared = {
+        id(p): p if is_4bit(p) else nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()
+    }
     model = copy.deepcopy(model, shared).train()
     prepare_head(model, loss)
     if enable_activation_checkpointing:

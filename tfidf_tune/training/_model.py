@@ -19,7 +19,7 @@ from torchtune.training import set_default_dtype
 from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.models import HFCausalLM
+from tfidf_tune.models import NF4_MULTIPLE, HFCausalLM
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig
@@ -27,7 +27,7 @@ from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
-from tfidf_tune.training._sharding import NF4_MULTIPLE, assign_parameters
+from tfidf_tune.training._sharding import assign_parameters
 
 
 def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | None = None) -> nn.Module:

@@ -17,6 +17,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import nearest_folder
 from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.models import dequantize_4bit
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate
 from tfidf_tune.training._config import FinetuneConfig
@@ -72,7 +73,8 @@ def check_resources(
     if run.device.type == "cpu":
         memory //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a machine share it
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
-    size = sum(p.numel() * p.dtype.itemsize for n, p in model.named_parameters() if is_adapter(n) == saves_adapters)
+    saved = [dequantize_4bit(p, "meta") for n, p in model.named_parameters() if is_adapter(n) == saves_adapters]
+    size = sum(p.numel() * p.dtype.itemsize for p in saved)
     size += getattr(checkpointer, "companion_bytes", 0)
     # A threshold of the monitor adds the checkpoint that it keeps, or the one that it ends the run with.
     has_threshold = cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None

@@ -15,14 +15,12 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao.dtypes.nf4tensor import NF4Tensor
 
+from tfidf_tune.models import NF4_MULTIPLE, is_4bit, scales_of_4bit
 from tfidf_tune.training._components import build_optimizer
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._distributed import gather_tensors
 from tfidf_tune.training._errors import SetupError, first_line
 from tfidf_tune.training._run import Run
-
-# Weights of an NF4 block, blocks that share a scaler: torchao's defaults.
-NF4_MULTIPLE = 64 * 256
 
 
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
@@ -39,7 +37,8 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
         run (Run): gives the device.
 
     Raises:
-        SetupError: If an NF4 weight cannot be cut into this number of shards, or the optimizer cannot update shards.
+        SetupError: If an NF4 weight cannot be cut into this number of shards, is of bitsandbytes, or the optimizer
+            cannot update shards.
     """
     if not dist.is_initialized():
         return
@@ -133,6 +132,8 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 def plain_tensors(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
     """Return the tensors that hold the data, not copied, by name: a quantized tensor consists of several."""
+    if is_4bit(tensor):
+        return {name: tensor} | {f"{name}.{key}": value for key, value in scales_of_4bit(tensor).items()}
     if not is_traceable_wrapper_subclass(tensor):
         return {name: tensor}
     parts, _ = tensor.__tensor_flatten__()
@@ -141,6 +142,11 @@ def plain_tensors(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
 
 def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
     for name, parameter in model.named_parameters():
+        if is_4bit(parameter):
+            raise SetupError(
+                f"{name} is a 4-bit weight of bitsandbytes, which is not sharded: use one process without torchrun, or "
+                "set model.quantize_base=False"
+            )
         if isinstance(parameter, NF4Tensor) and (
             parameter.shape[0] % num_shards or math.prod(parameter.shape) % (NF4_MULTIPLE * num_shards)
         ):
