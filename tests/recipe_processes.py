@@ -176,6 +176,7 @@ def _run(
         "LOCAL_WORLD_SIZE": str(num_processes),
         "MASTER_ADDR": "localhost",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "tests",
     }
     before(rank)
     for recipe, config, port in work:

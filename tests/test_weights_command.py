@@ -106,7 +106,7 @@ def test_a_terminal_gets_colors_and_an_output_without_unicode_question_marks(arg
         (["--block-size", "9999999"], "fewer tokens than one block of 9999999: lower --block-size"),
         (["--column", "body"], "no column 'body'"),
         (["--tokenizer", "./nowhere"], "no such folder: './nowhere'"),
-        (["--tokenizer", "."], "cannot load a tokenizer"),
+        (["--tokenizer", "."], "the folder '.' has no tokenizer files"),
         (["--max-weight", "0.5"], "max_weight is 0.5"),
         (["--block", "40"], "the text has the blocks 0 to 39"),
         (["--block", "-1"], "the text has the blocks 0 to 39"),

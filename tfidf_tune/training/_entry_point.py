@@ -267,4 +267,5 @@ def _exit_after_lost_process(message: str) -> NoReturn:
 
 def _ignore_torchrun() -> None:
     """Ignore the SIGTERM that torchrun sends to all processes when one fails, until the message is written."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if dist.is_torchelastic_launched():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
