@@ -14,8 +14,9 @@ from tfidf_tune import TFIDFCrossEntropyLoss
 from tfidf_tune.integrations._checks import check_first_batch
 from tfidf_tune.integrations._inputs import documents_and_tokens, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
+from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss
-from tfidf_tune.weighting import FocalWeighting, TFIDFWeighting, UniformWeighting
+from tfidf_tune.weighting import FocalWeighting, RepetitionWeighting, TFIDFWeighting, UniformWeighting
 
 COMPARED = ("loss", "cross_entropy", "grad_norm", "weight_std")
 
@@ -151,6 +152,27 @@ def test_batches_without_ids_and_without_labels():
     check_first_batch({"input_ids": labels, "shift_labels": labels})
     with pytest.raises(ValueError, match="a training batch has no labels, only nothing"):
         trainer_loss(CrossEntropyLoss())(SimpleNamespace(logits=torch.zeros(1, 3, 8)), None)
+
+
+@pytest.mark.parametrize("trainer_class", [TokenWeightingTrainer, TokenWeightingSFTTrainer])
+def test_further_epochs_are_no_repetitions_and_copies_are(tiny_checkpoint, tmp_path, trainer_class):
+    """Twelve rows, three steps an epoch; the last row is a copy of the first. Resumed in the second epoch."""
+    rows = torch.randint(10, 300, (12, 40), generator=torch.Generator().manual_seed(0))
+    rows[11] = rows[0]
+    rows = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in rows]
+    settings = {"num_train_epochs": 3, "max_steps": -1, "save_strategy": "steps", "save_steps": 4}
+    found = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-4")):
+        trainer = make_trainer(
+            trainer_class, tiny_checkpoint, tmp_path, rows, settings=settings,
+            weighting=RepetitionWeighting(min_length=1, sample=1, num_buckets=2**20),
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=checkpoint)
+        found.append([entry["weight_mean"] for entry in logs_of(trainer)])
+    with_copy = found[0][2]
+    assert 0.8 < with_copy < 0.85
+    assert found[0] == [1, 1, with_copy] + 2 * [with_copy, 1, with_copy]
+    assert found[1][-5:] == found[0][-5:]
 
 
 def test_a_new_model_gets_a_new_window(tiny_checkpoint, tmp_path):

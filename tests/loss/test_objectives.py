@@ -47,7 +47,7 @@ OBJECTIVES = {
     "Focal": weighted("Focal", gamma=3.0),
     "Power law": weighted("PowerLaw", alpha=0.25, epsilon=2.0),
     "Product": weighted("Product", first=GOLDFISH, second=TFIDF),
-    "Repetition": weighted("Repetition", h=1, alpha=2.0, num_buckets=1000),
+    "Repetition": weighted("Repetition", h=1, k=1, span=3, min_length=1, sample=1, num_buckets=1000),
 }
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 

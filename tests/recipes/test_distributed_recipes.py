@@ -18,14 +18,22 @@ METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "
 # does so smoothly; AdamW would divide by values close to zero.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 CROSS_ENTROPY = {"loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}
-SHARED_N_GRAMS = {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "sync": True}
+SHARED_ROWS = {
+    "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+    "h": 2,
+    "k": 2,
+    "alpha": 1.0,
+    "sample": 1,
+    "span": 1,
+    "sync": True,
+}
 WEIGHTED = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}
 PRODUCT = {
     "loss": WEIGHTED
     | {
         "weighting": {
             "_component_": "tfidf_tune.weighting.ProductWeighting",
-            "first": SHARED_N_GRAMS,
+            "first": SHARED_ROWS,
             "second": {"_component_": "tfidf_tune.weighting.TFIDFWeighting", "sync": True},
         }
     }

@@ -47,12 +47,20 @@ def make_run(tmp_path_factory, base, text_file):
     return make
 
 
-# A window that is shared and weights that need the predictions of a sharded model.
+# Counts that are shared, faded by then, and weights that need the predictions of a sharded model.
 PRODUCT = {
     "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
     "weighting": {
         "_component_": "tfidf_tune.weighting.ProductWeighting",
-        "first": {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "h": 2, "num_batches": 6, "sync": True},
+        "first": {
+            "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+            "h": 2,
+            "k": 1,
+            "sample": 1,
+            "min_length": 1,
+            "num_buckets": 2**16,
+            "sync": True,
+        },
         "second": {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
     },
 }

@@ -90,8 +90,8 @@ def test_gradients_that_vanish_in_fp16_are_scaled(base, batch):
     """A tiny loss: unscaled, its gradients are below the smallest number of fp16, 6e-8."""
 
     class Tiny(CrossEntropyLoss):
-        def terms(self, *args):
-            terms = super().terms(*args)
+        def terms(self, *args, **options):
+            terms = super().terms(*args, **options)
             return terms._replace(loss=terms.loss * 1e-7)
 
     norms = {}

@@ -179,7 +179,9 @@ def spoil_loss_of_steps(monkeypatch, *steps):
         terms = type(loss).terms
         if len(started) in steps:
             monkeypatch.setattr(
-                type(loss), "terms", lambda *args: (found := terms(*args))._replace(loss=found.loss * NAN)
+                type(loss),
+                "terms",
+                lambda *args, **given: (found := terms(*args, **given))._replace(loss=found.loss * NAN),
             )
         before = {name: value.detach().clone() for name, value in model.named_parameters()}
         moments = {key: value.clone() for key, value in flat(optimizer.state_dict()["state"])}

@@ -540,8 +540,8 @@ def test_a_checkpoint_before_there_is_optimizer_state_changes_nothing(small_conf
         """Make the config, and if steps are skipped, the losses of the first two steps from now on NaN."""
         begun = itertools.count(1)
 
-        def spoiled(*args):
-            found = terms(*args)
+        def spoiled(*args, **given):
+            found = terms(*args, **given)
             return found._replace(loss=found.loss * float("nan")) if next(begun) <= 2 else found
 
         if "on_non_finite" in overrides:

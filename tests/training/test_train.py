@@ -95,7 +95,9 @@ def test_gradients_are_clipped_and_the_norm_before_is_reported(model):
 
 
 def test_weights_are_reported_also_where_their_mean_is_not_1(model):
-    weighting, same = (RepetitionWeighting(h=2, num_buckets=2**16) for _ in range(2))
+    weighting, same = (
+        RepetitionWeighting(h=2, k=2, span=1, min_length=1, sample=1, alpha=1.0, num_buckets=2**16) for _ in range(2)
+    )
     loss, batches = WeightedCrossEntropyLoss(same), [make_batch(2, seed=0), make_batch(2, seed=0)]
     batches[1]["tokens"][:, 9:] = batches[1]["labels"][:, 9:] = 7
     labels = [shift_labels(batch["labels"]) for batch in batches]

@@ -7,10 +7,12 @@ the business of ``test_weighting_cost.py``.
 
 import pytest
 import torch
-from code_paths import OneCodePath
+from code_paths import OneCodePath, code_path
 from label_batches import random_labels
 from operations import Recorder
 from tfidf_reference import IGNORED
+
+from tfidf_tune.weighting import RepetitionWeighting
 
 ROWS, LENGTH, VOCAB_SIZE = 3, 17, 50
 
@@ -67,3 +69,18 @@ def test_operations_shapes_and_memory_do_not_depend_on_values(training, document
     # All but the batch without a valid token and the one of bad ids have entered the window; without a label, its
     # other tokens may count.
     assert int(weighting.window.num_updates) == updates + (8 + (counted == "tokens") if training else 0)
+
+
+@pytest.mark.parametrize("first_pass", [True, False])
+def test_operations_and_memory_of_repetition_weights_do_not_depend_on_values(first_pass):
+    weighting, recorded = RepetitionWeighting(h=2, k=1, span=5, min_length=1, sample=1, num_buckets=2**13), []
+    before = {name: buffer.data_ptr() for name, buffer in weighting.named_buffers()}
+    with code_path("device"):
+        for labels in batches():
+            with Recorder() as recorder:
+                weighting(labels, vocab_size=VOCAB_SIZE, first_pass=first_pass)
+            recorded.append(recorder.calls)
+    assert len(recorded[0]) > 30
+    assert all(calls == recorded[0] for calls in recorded)
+    assert {name: buffer.data_ptr() for name, buffer in weighting.named_buffers()} == before
+    assert weighting.table.any() == first_pass

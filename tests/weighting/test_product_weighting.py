@@ -112,7 +112,9 @@ def test_special_tokens_reach_both_factors_even_from_an_iterator():
 
 def test_a_product_with_a_factor_without_unit_mean_is_not_scaled():
     labels = torch.arange(1, 41).view(2, 20)
-    product = ProductWeighting(GoldfishWeighting(k=2, h=1), RepetitionWeighting(h=2))
+    product = ProductWeighting(
+        GoldfishWeighting(k=2, h=1), RepetitionWeighting(h=2, k=2, alpha=1.0, span=1, min_length=1, sample=1)
+    )
     alone = GoldfishWeighting(k=2, h=1)(labels)
     assert not product.has_unit_mean
     for times in range(1, 4):

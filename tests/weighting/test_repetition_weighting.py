@@ -1,4 +1,7 @@
-"""Repetition weights against exact n-grams in a dictionary: what counts as the same, what the window forgets."""
+"""Repetition weights against a reference with dictionaries and sorting: what counts as the same, what is forgotten."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -6,111 +9,212 @@ from code_paths import CODE_PATHS, code_path
 from label_batches import random_labels
 from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
+from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import GoldfishWeighting, ProductWeighting, RepetitionWeighting
 
 VOCAB_SIZE = 6
 # The weight is one float32 power of a small whole number.
 RTOL = 4 * torch.finfo(torch.float32).eps
+PLAIN = {"k": None, "span": 1, "sample": 1, "alpha": 1.0, "num_buckets": 2**20, "min_length": 1}
+SHAPES = ((3, 30), (1, 9), (5, 17), (2, 48), (3, 30), (2, 1), (1, 30), (4, 12))
 
 
-def assert_equal(weights, expected):
-    torch.testing.assert_close(weights, torch.tensor(expected), rtol=RTOL, atol=0)
+def batches():
+    """Of changing shapes; part of one row comes again each time, and one batch has no label."""
+    generator = torch.Generator().manual_seed(0)
+    copied = random_labels(generator, 1, 48, VOCAB_SIZE, ignored=0.03)
+    for i, (rows, length) in enumerate(SHAPES):
+        labels = random_labels(generator, rows, length, VOCAB_SIZE, ignored=0.05)
+        labels[-1] = copied[0, :length]
+        if i == 5:
+            labels.fill_(IGNORED)
+        yield labels, (torch.arange(length) // 13).expand(rows, length).contiguous()
 
 
-def batches(number, rows=3, length=30, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(number):
-        labels = random_labels(generator, rows, length, VOCAB_SIZE)
-        yield labels
+def settings(*values, min_length=1):
+    names = ("h", "k", "alpha", "span", "quantile", "sample", "num_buckets")
+    return dict(zip(names, values, strict=True)) | {"min_length": min_length}
 
 
-@pytest.mark.parametrize("path", CODE_PATHS)
-@pytest.mark.parametrize(
-    ("h", "alpha", "num_batches", "documents"),
-    [(1, 1.0, 1024, False), (2, 0.5, 3, False), (3, 2.0, 1024, True), (40, 1.0, 2, False)],
-)
-def test_weights_are_those_of_counted_ngrams(path, h, alpha, num_batches, documents):
-    """One row comes again each time; with few batches in the window others leave it."""
-    weighting = RepetitionWeighting(h=h, alpha=alpha, num_batches=num_batches, num_buckets=2**20)
-    reference = ReferenceRepetition(h, alpha, num_batches)
-    document_ids = (torch.arange(30) // 7).expand(3, 30).contiguous() if documents else None
-    ids = None if document_ids is None else document_ids.tolist()
+CASES = {
+    "plain": settings(1, 1, 1.0, 1, 0.75, 1, 2**18),
+    "leave one out": settings(3, 2, 2.0, 7, 0.75, 1, 2**16),
+    "sampled": settings(4, 2, 0.5, 9, 0.9, 3, 2**15),
+    "small table": settings(2, 2, 1.0, 65, 0.25, 2, 100),
+    "tiny table": settings(2, 1, 1.0, 5, 0.75, 1, 3),
+    "odd table": settings(2, 1, 4.0, 3, 1.0, 1, 30_011),
+    "not in short documents": settings(2, 1, 1.0, 7, 0.75, 1, 2**16, min_length=11),
+    "maximum wanted of few": settings(3, 3, 1.0, 31, 0.0, 5, 2**14),
+}
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_table_are_those_of_the_reference_on_both_code_paths(case, documents):
+    """In training and evaluation, then once more as a second epoch, which changes no count."""
+    reference = ReferenceRepetition(**CASES[case])
+    weightings = {path: RepetitionWeighting(**CASES[case]) for path in CODE_PATHS}
     smallest = 1.0
-    for i, labels in enumerate(batches(8)):
-        labels[1] = next(batches(1, rows=1, seed=9))
-        training = i % 4 != 3
-        with code_path(path):
-            weights = weighting.train(training)(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids)
-        assert_equal(weights, reference(labels.tolist(), ids, training))
-        smallest = min(smallest, weights[labels != IGNORED].min().item())
-    assert smallest < 1 or h == 40
+    for epoch in range(2):
+        for i, (labels, document_ids) in enumerate(batches()):
+            given = document_ids if documents else None
+            training, first_pass = i != 3, epoch == 0
+            expected = reference(labels.tolist(), given.tolist() if documents else None, training, first_pass)
+            found = []
+            for path, weighting in weightings.items():
+                with code_path(path):
+                    weighting.train(training)
+                    found.append(weighting(labels, document_ids=given, first_pass=first_pass))
+                nonzero = weighting.table.nonzero().flatten().tolist()
+                assert {bucket: divmod(int(weighting.table[bucket]), 2048) for bucket in nonzero} == reference.table
+            torch.testing.assert_close(found[0], torch.tensor(expected), rtol=RTOL, atol=0)
+            assert torch.equal(*found)
+            smallest = min(smallest, found[0][labels != IGNORED].min().item() if i != 5 else 1)
+    assert smallest < 1
+    assert reference.num_taken > 0 or case not in ("small table", "tiny table")
+
+
+@pytest.mark.parametrize(
+    ("k", "span", "quantile", "kept"),
+    [
+        (None, 1, 0.75, {20, 21, 22}),
+        (1, 1, 0.75, {20}),
+        (1, 5, 0.75, set()),
+        (None, 7, 0.75, set()),
+        (None, 7, 0.25, set(range(18, 25))),
+    ],
+)
+def test_contexts_with_a_token_left_out_find_a_copy_with_a_changed_token(k, span, quantile, kept):
+    """Pooling takes the weight of the changed token too, unless nearly all counts in the span have to be high."""
+    weighting = RepetitionWeighting(**PLAIN | {"h": 2, "k": k, "span": span}, quantile=quantile)
+    copy, changed = torch.arange(40)[None], torch.arange(40)[None]
+    changed = changed.masked_fill(changed == 20, 99)
+    assert weighting(copy).eq(1).all()
+    weights = weighting(changed)[0]
+    assert {i for i in range(3, 40) if weights[i] == 1} == kept
+    assert weights[3:].unique().tolist() in ([0.5], [0.5, 1.0])
+
+
+def test_by_default_common_phrases_cost_nothing_and_changed_copies_their_weight():
+    generator = torch.Generator().manual_seed(0)
+    weighting = RepetitionWeighting(num_buckets=2**20)
+    passage, means = torch.randint(10**4, (1, 256), generator=generator), []
+    for _ in range(8):
+        new = torch.randint(10**4, (1, 256), generator=generator)
+        for start in range(0, 256, 40):
+            new[0, start : start + 8] = torch.arange(8)
+        changed = torch.rand(passage.shape, generator=generator) < 0.1
+        weights = weighting(torch.cat([passage.where(~changed, new), new]))
+        assert weights[1].eq(1).all()
+        means.append(weights[0].mean().item())
+    assert means[0] == 1
+    assert means[-1] < 0.1
 
 
 def test_short_answers_after_masked_prompts_keep_their_weight():
-    weighting, labels = RepetitionWeighting(h=4), torch.full((8, 12), IGNORED)
-    labels[:, 7:9] = torch.tensor([3, 1])  # "yes", and the end
+    weighting, labels = RepetitionWeighting(sample=1, num_buckets=2**12), torch.arange(120).repeat(3, 1)
+    labels[:, :20], labels[0, 22:], labels[1, 69:] = IGNORED, IGNORED, IGNORED
     for _ in range(5):
-        assert weighting(labels)[:, 7:9].eq(1).all()
-    assert weighting.window.num_updates == 0
+        weights = weighting(labels)
+        assert weights[:2][labels[:2] != IGNORED].eq(1).all()  # answers of 2 and 49 labels
+    assert weights[2, 20:].lt(0.1).all()
 
 
-@pytest.mark.parametrize(
-    ("num_batches", "shape", "size"), [(1024, (8, 256), 2**24), (16, (3, 5), 2**11), (2**20, (64, 2048), 2**30)]
-)
-def test_the_default_number_of_buckets_follows_from_the_window(num_batches, shape, size):
-    weighting = RepetitionWeighting(num_batches=num_batches).to("meta")
-    weighting(torch.zeros(shape, dtype=torch.int64, device="meta"), vocab_size=VOCAB_SIZE)
-    assert weighting.window.vocab_size == size
-
-
-def in_a_product(h):
-    return ProductWeighting(RepetitionWeighting(h=h), GoldfishWeighting())
-
-
-def test_a_window_of_n_grams_of_another_length_is_refused():
-    saved = RepetitionWeighting(h=3).state_dict()
-    RepetitionWeighting(h=3).load_state_dict(saved)
-    message = "n-grams of 3 tokens of context, h is 4: set h to 3, or start with a new"
-    for make in (RepetitionWeighting, in_a_product):
-        saved, other = make(h=3), make(h=4)
-        for one in (saved, other):
-            one(torch.arange(40).view(2, 20))
-        own = {name: value.clone() for name, value in other.state_dict().items()}
-        with pytest.raises(ValueError, match=message):
-            other.load_state_dict(saved.state_dict())
-        torch.testing.assert_close(other.state_dict(), own)
-        without = {name: value for name, value in saved.state_dict().items() if not name.endswith("context_length")}
-        with pytest.raises(ValueError, match="does not say how many tokens of context .*: start a new one"):
-            make(h=3).load_state_dict(without)
-
-
-def test_a_window_with_another_number_of_buckets_is_refused():
-    first, labels = RepetitionWeighting(num_buckets=64), torch.zeros(2, 12, dtype=torch.int64)
-    first(labels)
-    RepetitionWeighting().load_state_dict(first.state_dict())
-    second = RepetitionWeighting(num_buckets=128)
-    second.load_state_dict(first.state_dict())
-    with pytest.raises(ValueError, match="num_buckets is 128, the window that was loaded has 64"):
-        second(labels)
-
-
-def test_collisions_are_as_probable_as_documented():
-    generator = torch.Generator().manual_seed(4)
-    weighting = RepetitionWeighting(h=3, num_buckets=4096)
-    num_known = 16 * (128 - 3)
-    weighting(torch.randint(10**6, (16, 128), generator=generator))
-    labels = torch.randint(10**6, (64, 256), generator=generator)
-
-    taken_for_old = (weighting(labels)[:, 3:] < 1).double().mean().item()
-
-    expected = 1 - torch.exp(torch.tensor(-num_known / 4096)).item()
-    deviation = (expected * (1 - expected) * (1 / labels.numel() + 1 / 4096)) ** 0.5  # of labels, and of the table
-    assert abs(taken_for_old - expected) < 5 * deviation
-
-
-def test_by_default_the_nth_repetition_of_5_tokens_counts_one_nth():
-    weighting, labels = RepetitionWeighting(), torch.arange(20)[None]
+def test_by_plain_contexts_the_nth_repetition_of_5_tokens_counts_one_nth():
+    weighting, labels = RepetitionWeighting(h=4, **PLAIN), torch.arange(20)[None]
     weights = [weighting(labels)[0] for _ in range(5)]
     assert all(row[:4].eq(1).all() for row in weights)
     assert [row[4:].unique().item() for row in weights] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+
+
+# ---- forgetting
+
+
+@pytest.mark.parametrize("path", CODE_PATHS)
+@pytest.mark.parametrize("num_copies", [1, 3])
+def test_a_key_stays_until_as_many_others_as_it_was_counted_have_shared_its_bucket(num_copies, path):
+    """Of 2,000 keys, the share that is still known after 8 mini-batches: binomial, within 4 standard deviations."""
+    weighting, generator = RepetitionWeighting(h=1, **PLAIN | {"num_buckets": 2**16}), torch.Generator().manual_seed(0)
+    labels = torch.arange(2000)[None]
+    with code_path(path):
+        for _ in range(num_copies):
+            weighting(labels)
+        for _ in range(8):
+            weighting(torch.randint(2000, 10**6, (64, 129), generator=generator))
+    weights = weighting.eval()(labels)[0, 1:]
+    remaining = [1 / weight - 1 for weight in weights.unique().tolist()]
+    assert remaining == pytest.approx(list(range(num_copies, -1, -1)))
+    shared = -math.expm1(-64 * 128 / 2**16)  # share of the buckets that a mini-batch has keys for
+    stay = sum(math.comb(8, n) * shared**n * (1 - shared) ** (8 - n) for n in range(num_copies))
+    counted = 1 - 2000 / 2 / 2**16  # of keys that share a bucket in their own mini-batch, one is
+    assert weights.lt(1).float().mean().item() == pytest.approx(counted * stay, abs=4 * (0.25 / 2000) ** 0.5)
+
+
+def test_new_text_keeps_its_weight_however_full_the_table_is():
+    weighting, generator = RepetitionWeighting(num_buckets=2**12), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        assert weighting(torch.randint(10**4, (4, 128), generator=generator)).eq(1).all()
+    assert weighting.table.ne(0).float().mean() > 0.99
+
+
+def test_counts_end_at_2047():
+    weighting, labels = RepetitionWeighting(h=1, **PLAIN), torch.arange(10).expand(1000, 10).contiguous()
+    found = [round(1 / weighting(labels)[0, 5].item()) - 1 for _ in range(4)]
+    assert found == [0, 1000, 2000, 2047]
+
+
+# ---- what is refused
+
+
+def in_a_product(h):
+    return ProductWeighting(RepetitionWeighting(h=h, num_buckets=64), GoldfishWeighting())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"h": 6, "k": 5}, r"keys with h, k, sample = \[5, 4, 8\], here they are \[6, 5, 8\]: set them to"),
+        ({"k": 3}, r"here they are \[5, 3, 8\]: set them to those, or start with a new state"),
+        ({"sample": 4}, r"here they are \[5, 4, 4\]"),
+        ({"num_buckets": 128}, "the saved table has 64 buckets, num_buckets is 128: set it to 64, or start"),
+    ],
+)
+def test_counts_of_other_keys_are_refused_and_change_nothing(changed, message):
+    saved, other = RepetitionWeighting(num_buckets=64), RepetitionWeighting(**{"num_buckets": 64} | changed)
+    for one in (saved, other):
+        one(torch.arange(400).view(2, 200))
+    own = state_copy(other)
+    for weighting, state in (
+        (other, saved.state_dict()),
+        (ProductWeighting(GoldfishWeighting(), other), {f"second.{n}": t for n, t in saved.state_dict().items()}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            weighting.load_state_dict(state)
+    assert_same_state(other, own)
+
+
+def test_a_state_of_the_earlier_form_is_refused():
+    earlier = {"context_length": torch.tensor([4]), "window.entries_KT": torch.zeros(1024, 6, dtype=torch.int32)}
+    with pytest.raises(ValueError, match="of an earlier form of RepetitionWeighting, a window of n-grams: start with"):
+        RepetitionWeighting(num_buckets=64).load_state_dict(earlier)
+
+
+@pytest.mark.parametrize("path", CODE_PATHS)
+def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(path, monkeypatch):
+    weighting, expected = (RepetitionWeighting(h=1, **PLAIN) for _ in range(2))
+    labels, put_in, of_the_other = torch.arange(40).view(2, 20), RepetitionWeighting._put_in, []
+
+    def put_in_while_another_thread_does(module, *keys):
+        if module is weighting and not of_the_other:
+            of_the_other.append(None)
+            with ThreadPoolExecutor(1) as thread:
+                of_the_other[0] = thread.submit(weighting, labels).exception()
+        put_in(module, *keys)
+
+    monkeypatch.setattr(RepetitionWeighting, "_put_in", put_in_while_another_thread_does)
+    with code_path(path):
+        for _ in range(2):
+            assert torch.equal(weighting(labels), expected(labels))
+    assert isinstance(of_the_other[0], RuntimeError)
+    assert_same_state(weighting, state_copy(expected))

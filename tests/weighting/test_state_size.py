@@ -25,9 +25,8 @@ MADE = {
     "focal": FocalWeighting,
     "mile": MiLeWeighting,
     "power law": PowerLawWeighting,
-    "repetition": lambda: RepetitionWeighting(num_batches=7),
-    "repetition, its own table": lambda: RepetitionWeighting(num_batches=7, num_buckets=1000),
-    "product": lambda: ProductWeighting(TFIDFWeighting(num_batches=5), RepetitionWeighting(num_batches=7)),
+    "repetition": lambda: RepetitionWeighting(num_buckets=1000),
+    "product": lambda: ProductWeighting(TFIDFWeighting(num_batches=5), RepetitionWeighting(num_buckets=1000)),
 }
 
 
@@ -38,7 +37,7 @@ def test_the_size_predicted_before_the_first_batch_is_that_of_the_buffers(name, 
     if not weighting.needs_predictions:
         labels = torch.randint(VOCAB_SIZE, (ROWS, LENGTH))
         with code_path(path):
-            # A window grows to what it needs; that of n-grams gets its table at the first batch.
+            # A window grows to what it needs.
             for length in (LENGTH // 2 if name == "tfidf" else LENGTH, LENGTH, LENGTH):
                 weighting(labels[:, :length], vocab_size=VOCAB_SIZE)
     assert predicted == sum(buffer.nbytes for buffer in weighting.buffers())
@@ -47,12 +46,13 @@ def test_the_size_predicted_before_the_first_batch_is_that_of_the_buffers(name, 
     assert (predicted > 16) == ("tfidf" in name or "power" in name or "repetition" in name or name == "product")
 
 
-@pytest.mark.parametrize("kind", [TFIDFWeighting, RepetitionWeighting])
-def test_a_shared_window_holds_the_tokens_of_all_ranks(kind):
-    """Its size for four ranks is that for one process with four times the rows."""
+def test_a_shared_window_holds_the_tokens_of_all_ranks():
+    """Its size for four ranks is that for one process with four times the rows; a table has a fixed size."""
+    kind, table = TFIDFWeighting, RepetitionWeighting(sync=True)
     size = {"vocab_size": VOCAB_SIZE}
     assert kind(sync=True).num_state_bytes(2, LENGTH, num_ranks=4, **size) == kind().num_state_bytes(8, LENGTH, **size)
     assert kind().num_state_bytes(2, LENGTH, num_ranks=4, **size) == kind().num_state_bytes(2, LENGTH, **size)
+    assert table.num_state_bytes(2, LENGTH, num_ranks=4, **size) == table.num_state_bytes(2, LENGTH, **size)
     product = ProductWeighting(kind(sync=True), kind())
     parts = kind().num_state_bytes(8, LENGTH, **size) + kind().num_state_bytes(2, LENGTH, **size)
     assert product.num_state_bytes(2, LENGTH, num_ranks=4, **size) == parts

@@ -23,6 +23,16 @@ from tfidf_tune.weighting import (
 )
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
+REPETITION = {
+    "h": 2,
+    "k": 1,
+    "alpha": 1.0,
+    "span": 5,
+    "quantile": 0.75,
+    "min_length": 1,
+    "sample": 2,
+    "num_buckets": 2**16,
+}
 NOBODY_HAS_A_TOKEN = 10
 
 
@@ -143,13 +153,13 @@ def gathered_labels(case, batches, rank):
 
 
 def repetition_of(rank):
-    """Weights by a window of n-grams that is shared, with document ids, on odd steps with labels gathered before."""
-    weighting, weights = RepetitionWeighting(h=1, num_batches=WINDOW, num_buckets=2**20, sync=True), []
+    """Weights by counts that are shared, with document ids, on odd steps with labels gathered before."""
+    weighting, weights = RepetitionWeighting(**REPETITION, sync=True), []
     for step in range(NUM_STEPS):
         labels, document_ids = batches_of_a_step(step, dist.get_world_size())[rank]
         gathered = gather_labels(labels, document_ids) if step % 2 == 1 else None
         weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, gathered=gathered))
-    return {"weights": weights, "table": weighting.window.document_frequency_E.nonzero()}
+    return {"weights": weights, "state": state_copy(weighting)}
 
 
 def collectives_of(rank, case):
@@ -293,11 +303,14 @@ def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, na
 
 
 def test_repetitions_are_counted_on_all_ranks(ranks):
-    reference, compared = ReferenceRepetition(1, num_batches=WINDOW), 0
+    """By each rank the same, and the same as one process that gets the rows of all."""
+    reference, compared = ReferenceRepetition(**REPETITION), 0
+    one_process = RepetitionWeighting(**REPETITION)
     for step in range(NUM_STEPS):
         batches = batches_of_a_step(step, len(ranks))
-        labels, document_ids = (part.tolist() for part in union_of(batches))
-        expected = reference(labels, document_ids)
+        labels, document_ids = union_of(batches)
+        one_process(labels, document_ids=document_ids)
+        expected = reference(labels.tolist(), document_ids.tolist())
         rows = shape_of_a_step(batches)[0]
         for rank, (own, _) in enumerate(batches):
             of_rank = [row[: own.shape[1]] for row in expected[rank * rows :][: len(own)]]
@@ -305,7 +318,8 @@ def test_repetitions_are_counted_on_all_ranks(ranks):
                 assert_weights_equal_reference(ranks[rank]["repetition"]["weights"][step], of_rank)
                 compared += sum(0 < weight < 1 for row in of_rank for weight in row)
     assert compared > NUM_STEPS
-    assert all(torch.equal(result["repetition"]["table"], ranks[0]["repetition"]["table"]) for result in ranks)
+    for result in ranks:
+        assert_same_state(one_process, result["repetition"]["state"])
 
 
 # ---- what is communicated
@@ -382,7 +396,7 @@ def test_sync_in_one_process_changes_nothing(path, settings):
 
 
 def test_labels_are_gathered_once_for_all_factors_of_a_product(fake_group):
-    factors = (TFIDFWeighting(sync=True), RepetitionWeighting(h=1, num_buckets=8, sync=True))
+    factors = (TFIDFWeighting(sync=True), RepetitionWeighting(h=1, k=1, min_length=1, num_buckets=8, sync=True))
     with Recorder() as recorder:
         ProductWeighting(*factors)(torch.tensor([[1, 2, 2]]), vocab_size=3)
     assert len([call for call in recorder.calls if "allgather" in call[0]]) == 1

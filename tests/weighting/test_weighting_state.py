@@ -132,11 +132,8 @@ LAYOUTS = {
         "window.num_updates": ((1,), torch.int64),
     },
     RepetitionWeighting: {
-        "context_length": ((1,), torch.int64),
-        "window.entries_KT": ((1024, 6), torch.int32),
-        "window.num_documents_K": ((1024,), torch.int32),
-        "window.document_frequency_E": ((2**16 + 2,), torch.int32),
-        "window.num_updates": ((1,), torch.int64),
+        "table": ((2**24,), torch.int32),
+        "contexts": ((3,), torch.int64),
     },
     PowerLawWeighting: {"counts": ((9,), torch.int64)},
     TokenDropWeighting: {"num_batches_seen": ((1,), torch.int64)},

@@ -54,7 +54,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     each process. The logs get ``cross_entropy``, the unweighted loss, and ``weight_mean``, ``weight_std`` and
     ``weight_max`` over the tokens since the last log. If the batches have ``position_ids``, a document begins wherever
     they start again. The special tokens of ``processing_class`` are passed to the weighting. A weighting that counts
-    all tokens gets ``input_ids`` where ``attention_mask`` is not 0; without a mask all of them.
+    all tokens gets ``input_ids`` where ``attention_mask`` is not 0; without a mask all of them. From the second epoch
+    on, batches are no ``first_pass``, see :class:`~tfidf_tune.weighting.TokenBatch`.
 
     Args:
         *args (Any): those of the Trainer.
@@ -145,7 +146,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
         labels = shifted_labels(inputs, (outputs.logits if hidden is None else hidden).shape[1])
         document_ids, tokens = documents_and_tokens(inputs, labels, needs_tokens=self.weighting.needs_tokens)
-        terms = self._token_loss.terms(logits, labels, document_ids, tokens=tokens)
+        terms = self._token_loss.terms(logits, labels, document_ids, tokens=tokens, first_pass=self._is_first_pass())
         valid = labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
@@ -153,6 +154,10 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             loss = loss + self.model.config.get_text_config().router_aux_loss_coef * outputs.aux_loss
         outputs["loss"] = loss
         return outputs
+
+    def _is_first_pass(self) -> bool:
+        """Return whether the first epoch is not over; the Trainer sets its epoch after each step."""
+        return not self.state.epoch or self.state.epoch < 1
 
     def _call_for_hidden_states(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
         """Call the model for the logits of the last position only; return its outputs and the final hidden states."""

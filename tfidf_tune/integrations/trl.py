@@ -62,7 +62,9 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
             labels, document_ids = labels[:, :-1], None if document_ids is None else document_ids[:, :-1]
         else:  # the first token is at the last position
             predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
-        batch = TokenBatch(labels, document_ids, vocab_size, predictions, tokens=tokens)
+        batch = TokenBatch(
+            labels, document_ids, vocab_size, predictions, tokens=tokens, first_pass=self._is_first_pass()
+        )
         weights, labels = self.weighting(batch)[:, : log_probs.shape[1]], labels[:, : log_probs.shape[1]]
         valid = labels != IGNORE_INDEX
         cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)

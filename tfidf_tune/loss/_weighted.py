@@ -118,6 +118,8 @@ class WeightedCrossEntropyLoss(nn.Module):
         document_ids: Tensor | None = None,
         gathered: GatheredLabels | None = None,
         tokens: Tensor | None = None,
+        *,
+        first_pass: bool = True,
     ) -> LossTerms:
         """Compute the objective together with the values that are logged.
 
@@ -130,6 +132,8 @@ class WeightedCrossEntropyLoss(nn.Module):
                 Default: None, a weighting with ``sync`` gathers them itself.
             tokens (Tensor | None): integer ``[b, s]``, all tokens of the rows, see
                 :class:`~tfidf_tune.weighting.TokenBatch`. Default: None, enough unless the weighting counts them.
+            first_pass (bool): False from the second epoch on, see :class:`~tfidf_tune.weighting.TokenBatch`. Default:
+                True.
 
         Returns:
             LossTerms: the objective, the unweighted cross-entropy, the weights.
@@ -152,7 +156,9 @@ class WeightedCrossEntropyLoss(nn.Module):
                 f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
             )
         predictions = token_predictions(logits, labels) if self.weighting.needs_predictions else None
-        weights = self.weighting(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens))
+        weights = self.weighting(
+            TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens, first_pass)
+        )
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
@@ -182,9 +188,11 @@ class WeightedCrossEntropyLoss(nn.Module):
         document_ids: Tensor | None = None,
         gathered: GatheredLabels | None = None,
         tokens: Tensor | None = None,
+        *,
+        first_pass: bool = True,
     ) -> Tensor:
         """Compute only the objective of :meth:`terms`; without a valid token a 0 that can be backpropagated."""
-        return self.terms(logits, labels, document_ids, gathered, tokens).loss
+        return self.terms(logits, labels, document_ids, gathered, tokens, first_pass=first_pass).loss
 
 
 class CrossEntropyLoss(WeightedCrossEntropyLoss):

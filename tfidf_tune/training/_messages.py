@@ -41,6 +41,7 @@ def describe_dataset(dataset: Any) -> str:
     prefix = f"{counted(documents, 'document')}, " if isinstance(documents, int) else ""
     if isinstance(dataset, TextBlocksDataset):
         text = f"{prefix}{counted(length, 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
+        text += f"; {counted(dataset.num_removed, 'block')} removed as copies" if dataset.num_removed else ""
         return text + (_describe_passages(dataset.passages) if isinstance(dataset, InjectedCorpusDataset) else "")
     unit = "packed row" if is_packed(dataset) else "sequence"
     if isinstance(source, SequenceDataset):
@@ -54,7 +55,8 @@ def _describe_passages(passages: Sequence[Passage]) -> str:
     tokens = f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
     times = max(passage.num_injections for passage in targets)
     controls = counted(len(passages) - len(targets), "control")
-    return f"; {counted(len(targets), 'target')} of {tokens}, repeated {times} times each; {controls}, held out"
+    noisy = " with noise" if any(passage.changes for passage in targets) else ""
+    return f"; {counted(len(targets), 'target')} of {tokens}, repeated {times} times each{noisy}; {controls}, held out"
 
 
 def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> None:

@@ -68,6 +68,7 @@ def train_step(
     device: torch.device,
     clip_grad_norm: float | None,
     look_at_finite: bool = False,
+    first_pass: bool = True,
 ) -> StepResult:
     r"""One optimizer step on one or more mini-batches on each process, each counting by its share of the valid tokens.
 
@@ -87,6 +88,7 @@ def train_step(
         clip_grad_norm (float | None): largest gradient norm. None: the norm is only measured.
         look_at_finite (bool): leave the weights unchanged if loss or gradient is not finite; the host waits for the
             device. Default: False.
+        first_pass (bool): False from the second epoch on, for weightings that count what they have seen. Default: True.
 
     Returns:
         StepResult: metrics and the number of tokens.
@@ -103,7 +105,12 @@ def train_step(
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
         terms = loss.terms(
-            logits, labels, batch.get("document_ids"), gathered and gathered.to(device), batch.get(UNPADDED_TOKENS)
+            logits,
+            labels,
+            batch.get("document_ids"),
+            gathered and gathered.to(device),
+            batch.get(UNPADDED_TOKENS),
+            first_pass=first_pass,
         )
         del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
@@ -211,6 +218,7 @@ def train(
                 device=run.device,
                 clip_grad_norm=cfg.clip_grad_norm,
                 look_at_finite=guard.looks_at_each_step,
+                first_pass=step <= steps_per_epoch(cfg, dataloader),
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
             if result.overflowed:

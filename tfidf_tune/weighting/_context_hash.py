@@ -2,19 +2,34 @@
 
 Everything is int64 arithmetic without overflow, so that a CPU and a GPU give the same numbers.
 
-Shape suffixes: B rows, S positions in a row.
+Shape suffixes: C choices of context, B rows, S positions in a row.
 """
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 HASH_RANGE = 2**32
 LONGEST_CONTEXT = 1024  # each token of context takes a pass over the mini-batch
 _PRIME = 2**31 - 1
 _BASE = 1_000_003
+SECOND_BASE = 1_299_709
 # Below 2**31, so that a product with a number of 32 bits fits into int64.
 _MULTIPLIER = 0x45D9F3B
 _MASK = HASH_RANGE - 1
+
+
+def documents_around(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last position of the document around each one, int64 ``[b, s]``.
+
+    ``positions`` are those of :func:`positions_in_document`.
+    """
+    positions_S = torch.arange(positions.shape[1], device=positions.device)
+    is_last_BS = F.pad(positions[:, 1:] == 0, (0, 1), value=True)
+    last_BS = torch.where(is_last_BS, positions_S, positions.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    return positions_S - positions, last_BS
 
 
 def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
@@ -27,8 +42,8 @@ def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
     begins_BS[:, 1:] = ~valid[:, :-1]
     if document_ids is not None:
         begins_BS[:, 1:] |= document_ids[:, 1:] != document_ids[:, :-1]
-    first_BS = torch.where(begins_BS, positions_S, 0).cummax(dim=1).values if valid.shape[1] else positions_S
-    return positions_S - first_BS
+    first_BS = torch.where(begins_BS, positions_S, 0)
+    return positions_S - (first_BS.cummax(dim=1).values if valid.shape[1] else first_BS)
 
 
 def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int = 0) -> Tensor:
@@ -48,6 +63,36 @@ def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int =
         before = tokens[:, first : first + num_positions]
         state = _absorb(state, torch.where(positions >= distance, before, 0))
     return mix_bits(state)
+
+
+def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: int, *, base: int = _BASE) -> Tensor:
+    r"""Hash each label together with every choice of labels out of the ``length`` ones before it.
+
+    .. math::
+        H_{ji} = \mathrm{mix}\Big(x_i + 1 + \sum_{d \in S_j} (x_{i-d} + 1)\, B^d + (j + 1)\, B^{h+1}
+        \bmod (2^{31} - 1)\Big)
+
+    with h = ``length``, B = ``base`` and the distances :math:`S_j` of choice j, so that labels keep their places. Only
+    positions with ``length`` labels before them in their document have a meaning. Returns int64 ``[c, b, s]`` in
+    [0, 2**32).
+    """
+    shifted = F.pad(labels.long() + 1, (length, 0)) % _PRIME
+    num_positions = labels.shape[1]
+    terms = [
+        shifted[:, length - distance : length - distance + num_positions] * pow(base, distance, _PRIME) % _PRIME
+        for distance in range(length + 1)
+    ]
+    total = sum(terms[1:], terms[0])
+    sums = []
+    for j, choice in enumerate(choices):
+        left_out = [terms[distance] for distance in range(1, length + 1) if distance not in choice]
+        # Whichever are fewer: the terms of the choice, or those to be subtracted from all.
+        if len(choice) < len(left_out):
+            state = sum((terms[distance] for distance in choice), terms[0])
+        else:
+            state = sum((-term for term in left_out), total)
+        sums.append(state + (j + 1) * pow(base, length + 1, _PRIME))
+    return mix_bits(torch.stack(sums) % _PRIME)
 
 
 def hash_with(hashes: Tensor, numbers: Tensor | int) -> Tensor:

@@ -69,6 +69,7 @@ class TokenBatch(NamedTuple):
             itself.
         tokens (Tensor | None): signed integer ``[b, s]``: all tokens of each row, masked prompts included, see
             :func:`shift_tokens`; -100 in place of padding. Default: None, enough unless the weighting ``needs_tokens``.
+        first_pass (bool): False from the second epoch on: the weighting has got every row once before. Default: True.
     """
 
     labels: Tensor
@@ -77,6 +78,7 @@ class TokenBatch(NamedTuple):
     predictions: Predictions | None = None
     gathered: GatheredLabels | None = None
     tokens: Tensor | None = None
+    first_pass: bool = True
 
 
 def shift_labels(labels: Tensor) -> Tensor:

@@ -1,138 +1,292 @@
-"""Repetition weights: the more often a token has followed the same context, the smaller its weight."""
+"""Repetition weights: the more documents have held the surroundings of a token before, the smaller its weight.
+
+Keys are hashes of a token and some of the tokens before it. They are found in two ways with one result: with fixed
+shapes on a GPU, so that nothing waits for the device, and on a CPU with those few that are kept.
+
+Shape suffixes: C choices of context, B rows, S positions in a row, N positions of all rows or keys of all positions, L
+levels of counts.
+"""
 
 from contextlib import nullcontext
+from itertools import combinations
+from math import comb
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tfidf_tune._checks import require_bool, require_integer, require_number
-from tfidf_tune.weighting._context_hash import LONGEST_CONTEXT, hash_contexts, hash_with, positions_in_document
+from tfidf_tune.weighting._context_hash import (
+    HASH_RANGE,
+    LONGEST_CONTEXT,
+    SECOND_BASE,
+    documents_around,
+    hash_skip_grams,
+    positions_in_document,
+)
 from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, GatheredLabels, TokenBatch, on_host
 from tfidf_tune.weighting._weighting import TokenWeighting
-from tfidf_tune.weighting._window import DocumentWindow
+from tfidf_tune.weighting._window import OneThread
 
-# Entries of the table of counts for a token of the window: at most 12 % of new n-grams then collide with old ones.
-_BUCKETS_PER_TOKEN = 8
 _MOST_BUCKETS = 2**30
+_MOST_CHOICES = 64
+_LONGEST_SPAN = 4095
+_MOST_SAMPLE = 64
+_LARGEST_LENGTH = 10**6
+# An entry of the table is the fingerprint of a key, 20 bits, followed by its count.
+_COUNT_BITS = 11
+_LARGEST_COUNT = 2**_COUNT_BITS - 1
+_PRINT_BITS = 31 - _COUNT_BITS
+_PRINT_MASK = 2**_PRINT_BITS - 1
+_LEVELS = sorted({0, 1, *(2 << e for e in range(10)), *(3 << e for e in range(9))})
+_SHARE_BITS = 40
 
 
 class RepetitionWeighting(TokenWeighting):
-    r"""Weights that fall with the number of times that a token has followed the same context.
+    r"""Weights that fall with the number of documents that have held the surroundings of a token before.
 
     .. math::
+        c_i = \max_S n(x_{i-S}, x_i), \qquad
+        f_i = Q_q(c_j : |j - i| \le \mathrm{span} / 2), \qquad
         w_i = (1 + f_i)^{-\alpha}
 
-    where :math:`f_i` is how often the n-gram of token i and the h tokens before it occurs in the last ``num_batches``
-    mini-batches before the current one. New text keeps its full weight. A repeated passage, complete or in part and at
-    any position, contributes less each time: with alpha = 1 and one copy in each mini-batch its n-th repetition counts
-    1 / n, and n repetitions together about ln n. This applies the idea of idf to tokens in their context; the power law
-    is that of :class:`PowerLawWeighting`. Not from a paper: chosen and measured as docs/results.md describes.
+    where S is any choice of k of the last h tokens, which keep their places, and :math:`n` the number of earlier
+    documents that hold these tokens and :math:`x_i` after them. With k = h - 1 a copy is found although some of its
+    tokens were changed. :math:`f_i` is the upper q-quantile of the counts around token i in its document. It
+    distinguishes copies, where almost all tokens are repeated, from common phrases, where few are: text without copies
+    keeps its full weight, and changed tokens within a copy lose theirs too. Not from a paper: chosen and measured as
+    docs/results.md describes.
 
-    Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Tokens with fewer than h labels
-    before them in their document keep weight 1 and are never counted. That includes short answers after masked prompts,
-    which are similar without being copies. Copies within one mini-batch do not count for each other. In ``.eval()``
-    mode the window is not updated.
+    Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Documents of one mini-batch do
+    not count for each other; a row is a document, unless document ids are given. Further epochs are exempt: where
+    ``first_pass`` of :class:`TokenBatch` is False, every document was counted before, so that
+    :math:`\max(c_j - 1, 0)` takes the place of :math:`c_j`, and nothing more is counted. In ``.eval()`` mode nothing
+    is counted either.
 
-    The state is the window: a ring of hashed n-grams, 4 bytes a token for each of ``num_batches`` mini-batches, and a
-    table of their counts, 4 bytes for each of ``num_buckets``. Different n-grams may share a bucket: with n of them in
-    the window, a new one is taken for an old one with probability 1 - exp(-n / num_buckets). With ``sync`` the ring and
-    its table are for the tokens of all ranks. A weighting is not thread-safe, see :class:`TFIDFWeighting`.
+    - Only one key, a hash of S, its tokens and :math:`x_i`, in ``sample`` is counted and looked up. The hash decides,
+      so that copies have the same ones. A count is known at positions with such a key and at least h labels before them
+      in their document. Without any in the span f is 0.
+    - Short answers are often repeated legitimately. Where fewer than ``min_length`` labels follow each other in a
+      document, such as in an answer after a masked prompt, f is 0.
+    - f is rounded down to one of the levels 0, 1, 2, 3, 4, 6, 8, 12, ..., 1024: the largest that at least a share of
+      1 - q of the known counts in the span reach, and at least one of them. With span = 1 f is the count itself.
+    - The table holds one key for each bucket, with a fingerprint that tells it from the others, and its count, up to
+      2,047. Another key of the same bucket takes 1 off the count for each document that holds it, and takes the bucket
+      when nothing would be left (as in the majority vote of Boyer and Moore, 1981). A key that was counted once thus
+      stays for num_buckets * sample / C(h, k) tokens of new text on average, by default 27 million, one that was
+      counted c times for c times as long. Of several keys of a mini-batch in one bucket only one is counted.
+
+    The state is the table, 4 bytes for each bucket, whatever the length of the run. With ``sync`` the documents of all
+    ranks are counted. A weighting is not thread-safe, see :class:`TFIDFWeighting`.
 
     Args:
-        h (int): tokens of context, 1 to 1024. Default: 4.
-        alpha (float): exponent, above 0, up to 4. Default: 1.0.
-        num_batches (int): mini-batches in the window, at least 1. Default: 1024.
-        num_buckets (int | None): entries of the table of counts, at most 2**30. Default: None, set at the first
-            mini-batch to the power of two not below 8 times the tokens of a full window.
-        sync (bool): whether all ranks share one window, as in :class:`TFIDFWeighting`. Default: False.
+        h (int): tokens of context, 1 to 1024. Default: 5.
+        k (int | None): of them, those that have to be the same, 1 to h, so that C(h, k) is at most 64. Default: 4.
+            None: h, plain contexts.
+        alpha (float): exponent, above 0, up to 4. Default: 2.0.
+        span (int): odd number of tokens whose counts are pooled, 1 (not pooled) to 4095. Default: 65.
+        quantile (float): q, 0 to 1. Default: 0.75.
+        min_length (int): number of labels from which on repetition counts, 1 to 1,000,000. Default: 50, the length of
+            continuations in studies of extraction (Carlini et al. 2022, https://arxiv.org/abs/2202.07646).
+        sample (int): one key in so many is counted, 1 to 64. Default: 8.
+        num_buckets (int): length of the table, 1 to 2**30, times ``sample`` at most 2**31. Default: 2**24.
+        sync (bool): whether the documents of all ranks are counted, as in :class:`TFIDFWeighting`. Default: False.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
 
     has_unit_mean = False
-    context_length: Tensor
+    table: Tensor
+    contexts: Tensor
+    levels: Tensor
 
     def __init__(
         self,
         *,
-        h: int = 4,
-        alpha: float = 1.0,
-        num_batches: int = 1024,
-        num_buckets: int | None = None,
+        h: int = 5,
+        k: int | None = 4,
+        alpha: float = 2.0,
+        span: int = 65,
+        quantile: float = 0.75,
+        min_length: int = 50,
+        sample: int = 8,
+        num_buckets: int = 2**24,
         sync: bool = False,
     ) -> None:
         super().__init__()
         require_integer("h", h, 1, "a token is looked up with the h tokens before it", LONGEST_CONTEXT)
-        # Counts are below 2 ** 31, and (2 ** 31) ** -4 is a float32.
+        k = h if k is None else k
+        require_integer("k", k, 1, f"it is how many of the {h} tokens of context have to be the same", h)
+        if comb(h, k) > _MOST_CHOICES:
+            raise ValueError(
+                f"h is {h} and k is {k}: the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}, set "
+                "k to h - 1 or h, or a smaller h"
+            )
+        # Counts are below 2 ** 11, and (2 ** 11) ** -4 is a float32.
         reason = "a larger one can make weights 0 in float32"
         require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", reason=reason, positive=True)
-        if num_buckets is not None:
-            require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
+        require_integer("span", span, 1, "counts of so many tokens are pooled", _LONGEST_SPAN)
+        if span % 2 == 0:
+            raise ValueError(f"span is {span}: the token is in its middle, set it to an odd number")
+        require_number("quantile", quantile, 0, 1, "it is that of the counts in the span", reason="it is a share")
+        require_integer("min_length", min_length, 1, "repetition counts from so many labels on", _LARGEST_LENGTH)
+        require_integer("sample", sample, 1, "one key in so many is counted", _MOST_SAMPLE)
+        require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
+        if num_buckets * sample > HASH_RANGE // 2:
+            raise ValueError(
+                f"num_buckets is {num_buckets} and sample {sample}: keys are hashes of 31 bits, set num_buckets to at "
+                f"most {HASH_RANGE // 2 // sample}"
+            )
         require_bool("sync", sync)
         self.h = h
+        self.k = k
         self.alpha = alpha
+        self.span = span
+        self.quantile = quantile
+        self.min_length = min_length
+        self.sample = sample
         self.num_buckets = num_buckets
         self.sync = sync
-        self.window = DocumentWindow(num_batches)
-        self.register_buffer("context_length", torch.tensor([h]))  # that of the n-grams in the window
-
-    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
-        """Return the bytes of the window, which with ``sync`` holds the tokens of all ranks."""
-        num_positions = batch_size * seq_len * (num_ranks if self.sync else 1)
-        return self.context_length.nbytes + self.window.num_bytes(num_positions, self._num_buckets(num_positions))
+        self.choices = list(combinations(range(1, h + 1), k))
+        self.register_buffer("table", torch.zeros(num_buckets, dtype=torch.int32))
+        self.register_buffer("contexts", torch.tensor([h, k, sample]))  # of the keys in the table
+        self.register_buffer("levels", torch.tensor(_LEVELS, dtype=torch.int32), persistent=False)
+        self._one_thread = OneThread()
 
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights of a mini-batch, at most 1, and, in ``.train()`` mode, put it into the window.
+        """Compute the weights of a mini-batch, at most 1, and, in ``.train()`` mode, count its keys."""
+        if self.table.device != batch.labels.device:  # torchtune's stock recipes do not move their loss
+            self.to(batch.labels.device)
+        counts_once = self.training and batch.first_pass
+        valid = batch.labels != IGNORE_INDEX
+        positions = positions_in_document(valid, batch.document_ids)
+        with self._one_thread if counts_once and not torch.compiler.is_compiling() else nullcontext():
+            keys = self._keys(batch.labels, valid, positions)
+            counts = self._look_up(keys)
+            if counts_once and batch.gathered is not None:
+                self._put_in(*self._keys_of_all(batch.gathered))
+            elif counts_once:
+                self._put_in(keys, _documents(positions, batch.document_ids))
+        if valid.numel() == 0:
+            return valid.float()
+        if not batch.first_pass:
+            counts = torch.where(counts > 0, counts - 1, counts)
+        first, last = documents_around(positions)
+        repeats = counts.clamp_min(0) if self.span == 1 else self._pooled(counts, first, last)
+        num_labels = last - first + valid.gather(1, last)  # the last position may be an ignored one that ends a run
+        repeats = repeats * (num_labels >= self.min_length)
+        return (1 + repeats.float()).pow(-self.alpha) * valid
 
-        Raises:
-            ValueError: If the window that was loaded has a different number of buckets.
-        """
-        self.window.follow(batch.labels)
-        with self.window.in_one_thread() if self.training else nullcontext():
-            size = self._num_buckets((batch.gathered or batch).labels.numel())
-            buckets = self._buckets(batch, size)
-            counts = self.window.document_frequency(buckets)
-            if self.training:
-                self._put_in(buckets if batch.gathered is None else self._buckets(batch.gathered, size), size)
-        return (1 + counts.float()).pow(-self.alpha) * (batch.labels != IGNORE_INDEX)
+    def _keys_of_all(self, gathered: GatheredLabels) -> tuple[Tensor, Tensor]:
+        valid = gathered.labels != IGNORE_INDEX
+        positions = positions_in_document(valid, gathered.document_ids)
+        return self._keys(gathered.labels, valid, positions), _documents(positions, gathered.document_ids)
+
+    def _keys(self, labels: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
+        """Return the keys, buckets followed by fingerprints, int64 ``[c, b, s]``; ``NO_TOKEN`` where none is kept."""
+        hashes = hash_skip_grams(labels, self.choices, self.h)
+        prints = hash_skip_grams(labels, self.choices, self.h, base=SECOND_BASE) & _PRINT_MASK
+        kept = (hashes * self.sample < HASH_RANGE) & (valid & (positions >= self.h))
+        return torch.where(kept, (hashes % self.num_buckets << _PRINT_BITS) | prints, NO_TOKEN)
+
+    def _look_up(self, keys_CBS: Tensor) -> Tensor:
+        """Return the largest count of each position, int32 ``[b, s]``, and -1 where none is known."""
+        known_CBS = keys_CBS != NO_TOKEN
+        if on_host(keys_CBS):
+            counts_CBS = torch.full_like(keys_CBS, -1, dtype=torch.int32)
+            counts_CBS[known_CBS] = self._counts(keys_CBS[known_CBS])
+        else:
+            counts_CBS = torch.where(known_CBS, self._counts(keys_CBS.clamp_min(0).flatten()).view_as(keys_CBS), -1)
+        return counts_CBS.amax(0)
+
+    def _counts(self, keys_N: Tensor) -> Tensor:
+        entries_N = self.table.index_select(0, keys_N >> _PRINT_BITS)
+        return torch.where(entries_N >> _COUNT_BITS == keys_N & _PRINT_MASK, entries_N & _LARGEST_COUNT, 0)
+
+    def _put_in(self, keys_CBS: Tensor, documents_BS: Tensor) -> None:
+        """Count every key once for each document; without keys do nothing."""
+        keys_N = keys_CBS.permute(1, 2, 0).flatten()
+        documents_N = documents_BS[..., None].expand(-1, -1, len(keys_CBS)).flatten()
+        if on_host(keys_N):
+            kept_N = keys_N != NO_TOKEN
+            keys_N, documents_N = keys_N[kept_N], documents_N[kept_N]
+        if keys_N.numel() == 0:
+            return
+        keys_N, order_N = keys_N.sort(stable=True)  # the documents of a key stay in their order
+        buckets_N, prints_N = keys_N >> _PRINT_BITS, keys_N & _PRINT_MASK
+        is_other_key_N = _differs_from_previous(keys_N)
+        totals_N = (is_other_key_N | _differs_from_previous(documents_N[order_N])).cumsum(0)
+        first_N = torch.where(is_other_key_N, torch.arange(len(keys_N), device=keys_N.device), 0).cummax(0).values
+        num_documents_N = (totals_N - totals_N[first_N] + 1).clamp_max(_LARGEST_COUNT)
+        is_counted_N = _differs_from_previous(buckets_N).roll(-1) & (keys_N != NO_TOKEN)
+
+        buckets_N = buckets_N.clamp_min(0)
+        entries_N = self.table.index_select(0, buckets_N)
+        counts_N = entries_N & _LARGEST_COUNT
+        raised_N = entries_N + torch.minimum(num_documents_N, _LARGEST_COUNT - counts_N)
+        lowered_N = torch.where(
+            counts_N > num_documents_N, entries_N - num_documents_N, (prints_N << _COUNT_BITS) + num_documents_N
+        )
+        changed_N = torch.where(entries_N >> _COUNT_BITS == prints_N, raised_N, lowered_N)
+        # Added, because every device adds integers in any order with one result.
+        self.table.index_add_(0, buckets_N, torch.where(is_counted_N, changed_N - entries_N, 0).int())
+
+    def _pooled(self, counts_BS: Tensor, first_BS: Tensor, last_BS: Tensor) -> Tensor:
+        """Return the upper quantile of the known counts in the span around each position, integer ``[b, s]``."""
+        levels_L = self.levels
+        if on_host(counts_BS):
+            largest = int(counts_BS.max())
+            if largest <= 0:
+                return torch.zeros_like(counts_BS)
+            levels_L = levels_L[: sum(level <= largest for level in _LEVELS)]
+        num_rows, length = counts_BS.shape
+        radius = self.span // 2
+        here_S = torch.arange(length, device=counts_BS.device)
+        row_B1 = torch.arange(0, num_rows * length, length, device=counts_BS.device)[:, None]
+        begin_N = (torch.maximum(here_S - radius, first_BS) + row_B1).flatten()
+        end_N = (torch.minimum(here_S + radius, last_BS) + row_B1).flatten() + 1
+        # Level 0 is reached by all known counts.
+        sums_NL = F.pad((counts_BS.view(-1, 1) >= levels_L).cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
+        reached_NL = sums_NL.index_select(0, end_N) - sums_NL.index_select(0, begin_N)
+        # Shares as integers, so that every device rounds the same way.
+        share = int((1 - self.quantile) * 2**_SHARE_BITS)
+        needed_N1 = -(-share * reached_NL[:, :1].long() >> _SHARE_BITS)
+        level_N = (reached_NL[:, 1:] >= needed_N1.clamp_min(1)).sum(1)
+        return levels_L.index_select(0, level_N).view_as(counts_BS)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Raised immediately, before the window is loaded, so that after the error the present window is intact.
-        saved = state_dict.get(prefix + "context_length")
-        if saved is None and prefix + "window.entries_KT" in state_dict:
+        # Raised immediately, before anything is loaded, so that after the error the present state is intact.
+        if prefix + "window.entries_KT" in state_dict:
             raise ValueError(
-                "the saved window does not say how many tokens of context its n-grams have: start a new one"
+                "the saved state is of an earlier form of RepetitionWeighting, a window of n-grams: start with a new "
+                "state, or resume with the release that wrote it"
             )
-        if saved is not None and int(saved) != self.h:
+        saved, own = state_dict.get(prefix + "contexts"), self.contexts.tolist()
+        if saved is not None and saved.tolist() != own:
             raise ValueError(
-                f"the saved window holds n-grams of {int(saved)} tokens of context, h is {self.h}: set h to "
-                f"{int(saved)}, or start with a new window"
+                f"the saved counts are of keys with h, k, sample = {saved.tolist()}, here they are {own}: set them to "
+                "those, or start with a new state"
+            )
+        table = state_dict.get(prefix + "table")
+        if table is not None and len(table) != self.num_buckets:
+            raise ValueError(
+                f"the saved table has {len(table)} buckets, num_buckets is {self.num_buckets}: set it to {len(table)}, "
+                "or start with a new state"
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _num_buckets(self, num_positions: int) -> int:
-        existing = self.window.vocab_size
-        if existing and self.num_buckets not in (None, existing):
-            raise ValueError(
-                f"num_buckets is {self.num_buckets}, the window that was loaded has {existing}: set it to that, or to "
-                "null"
-            )
-        tokens = _BUCKETS_PER_TOKEN * self.window.num_batches * num_positions
-        return existing or self.num_buckets or min(1 << max(tokens - 1, 0).bit_length(), _MOST_BUCKETS)
 
-    def _buckets(self, batch: TokenBatch | GatheredLabels, size: int) -> Tensor:
-        valid = batch.labels != IGNORE_INDEX
-        positions = positions_in_document(valid, batch.document_ids)
-        hashes = hash_with(hash_contexts(batch.labels, positions, self.h), batch.labels)
-        return torch.where(valid & (positions >= self.h), hashes % size, NO_TOKEN)
+def _documents(positions_BS: Tensor, document_ids_BS: Tensor | None) -> Tensor:
+    """Number the documents of all rows, int64 ``[b, s]``, in ascending order."""
+    length = positions_BS.shape[1]
+    row_B1 = torch.arange(len(positions_BS), device=positions_BS.device)[:, None] * length
+    if document_ids_BS is None:
+        return row_B1.expand_as(positions_BS)
+    everywhere = torch.ones_like(document_ids_BS, dtype=torch.bool)
+    return row_B1 + documents_around(positions_in_document(everywhere, document_ids_BS))[0]
 
-    def _put_in(self, buckets: Tensor, size: int) -> None:
-        """Count n-grams as the window counts tokens for TF-IDF, each as often as it occurs."""
-        entering = buckets.flatten()
-        if on_host(buckets):
-            known = entering[entering != NO_TOKEN].numpy()
-            self.window.update_on_host(known, len(known), num_positions=buckets.numel(), vocab_size=size)
-        else:
-            self.window.update(entering, (entering != NO_TOKEN).count_nonzero(), vocab_size=size)
+
+def _differs_from_previous(values_N: Tensor) -> Tensor:
+    return F.pad(values_N[1:] != values_N[:-1], (1, 0), value=True)

@@ -66,7 +66,7 @@ class TokenWeighting(nn.Module, ABC):
             batch = TokenBatch(batch, **fields)
         elif fields:
             batch = batch._replace(**fields)
-        labels, document_ids, vocab_size, predictions, gathered, tokens = batch
+        labels, document_ids, vocab_size, predictions, gathered, tokens, first_pass = batch
         tokens = self._required(tokens, "the batch") if self.needs_tokens else None
         check_types(labels, document_ids, tokens)
         if not (self.sync and self.training):
@@ -83,7 +83,7 @@ class TokenWeighting(nn.Module, ABC):
             if self.needs_tokens:
                 all_tokens = _checked_tokens(self._required(gathered.tokens, "gathered"), all_labels, vocab_size)
             gathered = gathered._replace(labels=all_labels, tokens=all_tokens)
-        return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens))
+        return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens, first_pass))
 
     def _required(self, tokens: Tensor | None, where: str) -> Tensor:
         if tokens is None:

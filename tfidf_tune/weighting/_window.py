@@ -17,7 +17,7 @@ from tfidf_tune.weighting._formula import Integers
 from tfidf_tune.weighting._labels import NO_TOKEN
 
 
-class _OneThread:
+class OneThread:
     """A lock that never waits: entering it while another thread holds it is an error. Copies are not locked."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _OneThread:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
-    def __reduce__(self) -> tuple[type["_OneThread"], tuple[()]]:
+    def __reduce__(self) -> tuple[type["OneThread"], tuple[()]]:
         return type(self), ()
 
 
@@ -73,7 +73,7 @@ class DocumentWindow(nn.Module):
         self.register_buffer("num_documents_K", torch.zeros(num_batches, dtype=torch.int32))
         self.register_buffer("document_frequency_E", torch.zeros(2, dtype=torch.int32))
         self.register_buffer("num_updates", torch.zeros(1, dtype=torch.int64))
-        self._one_thread = _OneThread()
+        self._one_thread = OneThread()
 
     @property
     def num_documents(self) -> Tensor:
