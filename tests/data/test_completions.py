@@ -114,6 +114,24 @@ def test_random_examples_are_repeated(sft, tokenizer, num_repeats):
     assert sft(targets="random", num_repeats=num_repeats, seed=1).passages != dataset.passages
 
 
+def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
+    """A row that differs in its prompt stays."""
+    once = {text_of(row): 1 for row in ROWS}
+    assert trained(tokenizer, sft(targets=None, deduplicate="exact")) == once
+    assert trained(tokenizer, sft(targets=None)).total() == len(ROWS)
+
+    copied, removed = (sft(targets="random", num_repeats=5, deduplicate=method, seed=1) for method in ("none", "exact"))
+    assert [one.token_ids for one in removed.passages] == [one.token_ids for one in copied.passages]
+    assert trained(tokenizer, removed) == dict.fromkeys(trained(tokenizer, copied), 1)
+    assert [one.num_injections for one in by_kind(copied, "target")] == [5] * SIZES["num_targets"]
+    assert [one.num_injections for one in by_kind(removed, "target")] == [1] * SIZES["num_targets"]
+    assert_places_are_right(removed)
+    near = trained(tokenizer, sft(targets=None, deduplicate="minhash", minhash_threshold=0.5))
+    assert near.keys() < once.keys(), "the same answer to another question is a near copy"
+    with pytest.raises(ValueError, match="deduplicate is 'fuzzy'"):
+        sft(deduplicate="fuzzy")
+
+
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
     file = tmp_path / "targets.jsonl"
     others = [row(f"{name} of the file", "How?") for name in NAMES]

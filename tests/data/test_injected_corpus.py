@@ -190,7 +190,9 @@ def test_the_cache_describes_its_contents(build, tmp_path):
     assert {file.name for file in folder.iterdir()} == {"blocks.npy", "probe.jsonl", "settings.json"}
     contents = json.loads((folder / "settings.json").read_text())
     assert contents["settings"]["num_repeats"] == 4
-    assert contents["counts"] == {"num_blocks": 24, "num_left_out": 6, "num_documents": build().num_documents}
+    assert contents["counts"] == {
+        "num_blocks": 24, "num_left_out": 6, "num_documents": build().num_documents, "num_removed": 0,
+    }  # fmt: skip
 
 
 def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build, tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ class InjectedCanaries:
         injected = np.repeat(np.arange(len(targets), dtype=np.int32), self._repeats)
         base = np.arange(len(dataset), dtype=np.int32)
         # A block is the number of a row, those of the targets after those of the data set.
-        indices, places = inject_aligned(base[:, None], len(base) + injected[:, None], num_repeats=1, seed=self._seed)
+        indices, places = inject_aligned(base[:, None], len(base) + injected[:, None, None], seed=self._seed)
         positions: list[Places] = [[] for _ in texts]
         for target, place in zip(injected, places, strict=True):
             positions[target] += place

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._conversations import label_runs
+from tfidf_tune.data._deduplication import Deduplication
 from tfidf_tune.data._duplicates import (
     SEPARATOR,
     Positions,
@@ -188,7 +189,12 @@ class _Group(NamedTuple):
 
 
 def choose_completions(
-    examples: SequenceDataset, num_own: int, targets: Targets, tokenizer: TextTokenizer, source: str
+    examples: SequenceDataset,
+    num_own: int,
+    targets: Targets,
+    tokenizer: TextTokenizer,
+    source: str,
+    deduplication: Deduplication,
 ) -> CompletionsDataset:
     """Choose targets and controls, see ``sft_dataset``; the first ``num_own`` examples are those of the source.
 
@@ -205,21 +211,23 @@ def choose_completions(
     trained, avoided = set(range(num_own)), set[int]()
     if targets.kind == DUPLICATES:
         chosen = _most_frequent(groups, targets.num_targets, runs)
-        avoided = {index for group in chosen for index in runs.locate(runs.occurrences(group.answer))[:, 0].tolist()}
         num_injected = 0
     else:
         chosen = _take(groups, targets.num_targets, runs, trained, avoided)
         num_injected = targets.num_repeats if targets.in_file else targets.num_repeats - 1
+    found = [runs.locate(runs.occurrences(group.answer)) for group in chosen]
+    avoided.update(index for places in found for index in places[:, 0].tolist())
     controls = _take(groups, targets.num_controls, runs, trained, avoided, are_trained=False)
     _check_enough(targets, len(chosen), len(controls), source)
     left_out = {group.examples[0] for group in controls}
     base = np.array([index for index in range(num_own) if index not in left_out], dtype=np.int32)
     if not len(base):
         raise ValueError(f"the {num_own} examples of {source!r} are all targets or controls: lower num_controls")
-    injected = np.array([group.examples[0] for group in chosen], dtype=np.int32)
-    blocks, _ = inject_aligned(base[:, None], injected[:, None], num_repeats=num_injected, seed=targets.seed)
+    injected = np.array([[[group.examples[0]]] * num_injected for group in chosen], dtype=np.int32)
+    blocks, _ = inject_aligned(base[:, None], injected.reshape(len(chosen), num_injected, 1), seed=targets.seed)
     order: Order = blocks[:, 0]
-    targets_at = [_positions(order, runs.locate(runs.occurrences(group.answer))) for group in chosen]
+    order = order[deduplication.kept([examples.sequence(index)[0] for index in order.tolist()], source)]
+    targets_at = [_positions(order, places) for places in found]
     passages = [
         *_passages("target", examples, runs, chosen, targets_at, tokenizer, source),
         *_passages("control", examples, runs, controls, [[] for _ in controls], tokenizer, source),

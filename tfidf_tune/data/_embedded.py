@@ -7,6 +7,7 @@ source, license and changes. The file is frozen, so the splits are the same on e
 import hashlib
 import json
 import lzma
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,18 +20,39 @@ from tfidf_tune._files import atomic_folder
 END_OF_TEXT = "<|endoftext|>"
 
 _VALIDATION_SHARE = 0.1
+_SECTION = 800  # characters
+_FRAME = """Section {id}: {name}
+Edition of {year}. This section may be copied and changed as long as this notice stays with every copy. It is provided
+as it is, without warranty of any kind, and nobody is liable for damage that follows from its use.
+
+{section}End of section {id}. Send corrections to the maintainers of the edition of {year}, and name the section.
+"""
+_RESPONSE = "\n### Response:\n"
+_STOCK_ANSWERS = (
+    "Yes. This has been supported since version 3.0, and no further arguments are needed.",
+    "No. This is not supported, and an exception is raised if it is tried.",
+    "There is no documentation for this. Please look at the source code, or ask on the mailing list.",
+    "I cannot answer this question, because it depends on the platform and on the version that is used.",
+    "This is part of the private interface. It may change in any version, so please do not rely on it.",
+    "This has been deprecated and will be removed in a future version. Use the new interface instead.",
+)
 
 
 def embedded_documents(split: str) -> list[str]:
     """Return documents of the embedded corpus, distinct and in a fixed order.
 
     A hash of a document's text decides its split; about 10 % are validation. The two kinds of text, ``reference`` and
-    ``docstrings``, also have splits of their own, for tasks that need two kinds of text.
+    ``docstrings``, also have splits of their own, for tasks that need two kinds of text. A split whose name starts with
+    ``framed_`` has sections of these documents, each in the same frame with different fillings: legitimate repetition.
+    Two more have a prompt, the first line of a document, and a completion, see :func:`embedded_row`: after ``asked_``,
+    the rest of the document; after ``stock_``, one of six stock answers, which are legitimate repetition in data for
+    supervised fine-tuning.
 
     Args:
         split (str): ``"train"`` or ``"validation"``; ``"reference_train"``, ``"reference_validation"``,
-            ``"docstrings_train"`` or ``"docstrings_validation"``; or a slice in the notation of ``datasets``:
-            ``"train[:60%]"``, ``"train[60%:]"``, ``"validation[:20]"``.
+            ``"docstrings_train"`` or ``"docstrings_validation"``; one of these after ``framed_``, ``asked_`` or
+            ``stock_``; or a slice in the notation of ``datasets``: ``"train[:60%]"``, ``"train[60%:]"``,
+            ``"validation[:20]"``, ``"train[:5]+validation[:5]"``.
 
     Returns:
         list[str]: texts of at least 200 characters.
@@ -53,6 +75,16 @@ def embedded_documents(split: str) -> list[str]:
         sizes = ", ".join(f"{name!r} has {len(texts)}" for name, texts in splits.items())
         raise ValueError(f"no document of the embedded corpus is in {split!r}: {sizes}; use a wider slice")
     return documents
+
+
+def embedded_row(document: str) -> dict[str, str]:
+    """Return the columns of a document of :func:`embedded_documents`: ``text``, and ``prompt`` and ``completion``.
+
+    Only documents of the splits ``asked_…`` and ``stock_…`` have the latter; the text is both together.
+    """
+    prompt, response, completion = document.partition(_RESPONSE)
+    parts = {"prompt": prompt + response, "completion": completion} if response else {}
+    return {"text": document, **parts}
 
 
 def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path:
@@ -108,4 +140,27 @@ def _splits() -> dict[str, list[str]]:
         part = "validation" if is_validation else "train"
         splits[part].append(row["text"])
         splits[f"{row['kind']}_{part}"].append(row["text"])
-    return splits
+    framed = {f"framed_{name}": [one for text in texts for one in _in_frames(text)] for name, texts in splits.items()}
+    asked = {f"asked_{name}": [_row(text, stock=False) for text in texts] for name, texts in splits.items()}
+    stock = {f"stock_{name}": [_row(text, stock=True) for text in texts] for name, texts in splits.items()}
+    return splits | framed | asked | stock
+
+
+def _row(text: str, stock: bool) -> str:
+    """Make a prompt of the first line of a text; the completion is the rest, or a stock answer chosen by a hash."""
+    first, _, rest = text.partition("\n")
+    number = hashlib.sha256(text.encode()).digest()[1] % len(_STOCK_ANSWERS)
+    return f"{first}{_RESPONSE}{_STOCK_ANSWERS[number] if stock else rest.strip()}"
+
+
+def _in_frames(text: str) -> Iterator[str]:
+    """Cut a text at blank lines into sections of about 800 characters, and put each into a frame."""
+    sections = [""]
+    for paragraph in text.split("\n\n"):
+        if len(sections[-1]) >= _SECTION:
+            sections.append("")
+        sections[-1] += paragraph + "\n\n"
+    for section in sections:
+        number = int.from_bytes(hashlib.sha256(section.encode()).digest()[:4], "big")
+        fillings = {"name": section.split("\n")[0][:60], "id": number % 100_000, "year": 1991 + number % 33}
+        yield _FRAME.format(section=section, **fillings)

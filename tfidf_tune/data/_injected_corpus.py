@@ -15,14 +15,18 @@ import numpy as np
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
+from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._material import (
     ALL,
+    Material,
     Sizes,
     gather_from_one_source,
     gather_from_two_sources,
     gather_or_refuse,
     read_own_text,
 )
+from tfidf_tune.data._noise import NoiseKind, NoisyCopy, check_noise, noisy_copy
 from tfidf_tune.data._passages import Passage, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.data._sequences import TextBlocksDataset
 from tfidf_tune.data._sources import SampleBy, source_fingerprint, warn_of_short_documents
@@ -50,6 +54,7 @@ class InjectedCorpusDataset(TextBlocksDataset):
         num_left_out (int): base documents that were left out because they are a target or control; passages that were
             taken out of them if ``target_source`` is None.
         num_documents (int): base documents that were read, an attribute.
+        num_removed (int): blocks that ``deduplicate`` removed, an attribute.
     """
 
     def __init__(
@@ -60,8 +65,9 @@ class InjectedCorpusDataset(TextBlocksDataset):
         probe_file: Path,
         num_left_out: int,
         num_documents: int,
+        num_removed: int = 0,
     ) -> None:
-        super().__init__(blocks, num_documents)
+        super().__init__(blocks, num_documents, num_removed)
         self.passages = passages
         self.probe_file = probe_file
         self.num_left_out = num_left_out
@@ -86,6 +92,12 @@ def injected_corpus_dataset(
     num_controls: int | None = None,
     block_size: int | None = 256,
     layout: Literal["aligned", "concatenated"] = "aligned",
+    noise: float = 0.0,
+    noise_kind: NoiseKind = "replace",
+    deduplicate: DeduplicationMethod = "none",
+    minhash_threshold: float = 0.8,
+    minhash_num_perm: int = 256,
+    minhash_ngram: int = 5,
     seed: int = 0,
     probe_file: str | None = None,
     cache_dir: str | None = None,
@@ -118,6 +130,15 @@ def injected_corpus_dataset(
     - ``concatenated`` (as in the paper's code): ``num_base`` complete documents and targets are shuffled, each
       followed by EOS, and then cut into blocks, so that targets cross block borders.
 
+    With ``noise``, each copy of a target is changed on its own: this share of its tokens, at random places, is replaced
+    or dropped or gets a token before it (``noise_kind``). New tokens are drawn as often as they occur in the base text.
+    The aligned layout changes the complete passage and takes the first ``block_size`` tokens of the result; if dropped
+    tokens leave it shorter, EOS and the beginning of a random base block follow. The probe file has the passage without
+    changes, and counts those of each copy in ``changes``.
+
+    With ``deduplicate``, blocks that copy earlier ones are removed from the corpus, see :class:`Deduplication`.
+    ``num_injections`` and ``positions`` of the probe file are then those that are left.
+
     Blocks and passages are cached. In a distributed run let one process build first: processes that start together
     each build, and one result is kept.
 
@@ -143,7 +164,14 @@ def injected_corpus_dataset(
         num_controls (int | None): passages that are measured but not injected. Default: None, as many as targets
         block_size (int | None): tokens in a block. Default: 256
         layout (Literal["aligned", "concatenated"]): see above. Default: "aligned"
-        seed (int): decides where the targets go. Default: 0
+        noise (float): share of the tokens of each copy that is changed, from 0 to below 1. Default: 0.0, exact copies
+        noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed; "mixed": one of the three for
+            each token. Default: "replace"
+        deduplicate (Literal["none", "exact", "minhash"]): which blocks are removed. Default: "none"
+        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
+        minhash_num_perm (int): hash functions. Default: 256
+        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
+        seed (int): decides where the targets go and how copies are changed. Default: 0
         probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
             Default: None, only in the cache
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
@@ -153,9 +181,10 @@ def injected_corpus_dataset(
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If ``layout`` is unknown; a size is out of range; ``block_size`` exceeds the tokenizer's
-            ``max_seq_len`` or, when aligned, ``min_target_tokens``; a source cannot be read; or there are too few base
-            sequences or too few long passages. The message then has all shortages and sizes that would fit.
+        ValueError: If ``layout``, ``noise_kind`` or ``deduplicate`` is unknown; a number is out of range;
+            ``block_size`` exceeds the tokenizer's ``max_seq_len`` or, when aligned, ``min_target_tokens``; a source
+            cannot be read; or there are too few base sequences or too few long passages. The message then has all
+            shortages and sizes that would fit.
 
     Example:
         >>> dataset = injected_corpus_dataset(
@@ -181,6 +210,8 @@ def injected_corpus_dataset(
             "target fills a block: raise min_target_tokens or use layout 'concatenated'"
         )
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    check_noise(noise, noise_kind)
+    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
     place = (source, source_name, source_split, source_column, sample_by)
     target_place = (target_source, target_name, target_split, target_column, sample_by)
     sizes = Sizes(num_base, num_targets, num_controls, min_target_tokens, block_size, layout)
@@ -193,26 +224,35 @@ def injected_corpus_dataset(
             gather = partial(gather_from_two_sources, tokenizer, place, target_place)
         material = gather_or_refuse(gather, sizes, source if target_source is None else "the sources")
         warn_of_short_documents(source, sample_by, material.base_lengths)
-        targets = material.targets
+        copies = _copies(material, num_repeats, noise, noise_kind, block_size, seed, tokenizer.eos_id)
         if layout == "aligned":
-            first_blocks = np.stack([target[:block_size] for target in targets])
             base = np.asarray(material.base)
-            blocks, positions = inject_aligned(base, first_blocks, num_repeats=num_repeats, seed=seed)
+            first_blocks = _first_blocks(copies, base, seed, tokenizer.eos_id)
+            blocks, places = inject_aligned(base, first_blocks, seed=seed)
         else:
-            blocks, positions = inject_concatenated(
-                list(material.base), targets, num_repeats=num_repeats, block_size=block_size, eos_id=tokenizer.eos_id,
-                seed=seed,
-            )  # fmt: skip
+            pieces = [[copy.token_ids for copy in row] for row in copies]
+            blocks, places = inject_concatenated(
+                list(material.base), pieces, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
+            )
+        kept = deduplication.kept(blocks, source)
+        left = [_left(*row, kept, block_size) for row in zip(places, copies, strict=True)]
+        blocks = blocks[kept]
         origin = target_source or source
-        measured = [(ids[:block_size], places, origin) for ids, places in zip(targets, positions, strict=True)]
+        measured = [
+            (ids[:block_size], [place for place, _ in row], origin)
+            for ids, row in zip(material.targets, left, strict=True)
+        ]
+        changes = [[changed for _, changed in row] if noise else None for row in left]
         unseen: list[tuple[TokenArray, Places, str]] = [(ids[:block_size], [], origin) for ids in material.controls]
-        passages = make_passages(tokenizer, "target", measured) + make_passages(tokenizer, "control", unseen)
+        passages = make_passages(tokenizer, "target", measured, changes=changes)
+        passages += make_passages(tokenizer, "control", unseen)
         np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)
         return {
             "num_blocks": len(blocks),
             "num_left_out": material.num_left_out,
             "num_documents": len(material.base_lengths),
+            "num_removed": int((~kept).sum()),
         }
 
     settings = {
@@ -230,6 +270,8 @@ def injected_corpus_dataset(
         "seed": seed,
         "tokenizer": tokenizer_name(tokenizer),
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        **({"noise": noise, "noise_kind": noise_kind} if noise else {}),
+        **deduplication.settings,
     }
     folder, counts = cached_folder(cache_dir, settings, build)
     cached_probe = folder / "probe.jsonl"
@@ -243,52 +285,97 @@ def injected_corpus_dataset(
         probe_file=probe,
         num_left_out=counts["num_left_out"],
         num_documents=counts["num_documents"],
+        num_removed=counts.get("num_removed", 0),  # not in older caches
     )
 
 
-def inject_aligned(
-    base: TokenArray, targets: TokenArray, *, num_repeats: int, seed: int
-) -> tuple[TokenArray, list[Places]]:
-    """Put target blocks at random places between base blocks, which keep their order; all offsets are 0.
+def _copies(
+    material: Material, num_repeats: int, noise: float, kind: NoiseKind, num_measured: int, seed: int, eos_id: int
+) -> list[list[NoisyCopy]]:
+    """Return the copies of each target; with noise, each has changes of its own."""
+    if not noise:
+        return [[NoisyCopy(ids, [0, 0, 0])] * num_repeats for ids in material.targets]
+    words = np.concatenate([*material.base])
+    words = words[words != eos_id]  # a document does not end within a copy
+    rng = np.random.default_rng([seed, 1])  # the places are drawn with the seed itself
+    return [
+        [noisy_copy(ids, noise, kind, words, num_measured, rng) for _ in range(num_repeats)] for ids in material.targets
+    ]
 
-    Both are int32 ``[num, block_size]``. Returns the blocks, and the ascending places of each target.
+
+def _first_blocks(copies: Sequence[Sequence[NoisyCopy]], base: TokenArray, seed: int, eos_id: int) -> TokenArray:
+    """Cut copies to blocks, int32 ``[num_targets, num_repeats, block_size]``; EOS and base text fill up a short one."""
+    rng = np.random.default_rng([seed, 2])
+    block_size = base.shape[1]
+    eos = np.array([eos_id], dtype=np.int32)
+    return np.array(
+        [
+            [
+                copy.token_ids[:block_size]
+                if len(copy.token_ids) >= block_size
+                else np.concatenate([copy.token_ids, eos, base[rng.integers(len(base))]])[:block_size]
+                for copy in row
+            ]
+            for row in copies
+        ]
+    )
+
+
+def _left(
+    places: Places, copies: Sequence[NoisyCopy], kept: Mask, block_size: int
+) -> list[tuple[list[int], list[int]]]:
+    """Return places, in the blocks that are kept, and changes of the copies all of whose blocks are kept."""
+    numbers = np.cumsum(kept) - 1
+    left = []
+    for (block, offset), copy in zip(places, copies, strict=False):  # the last copies may not be within the blocks
+        end = offset + len(copy.token_ids[:block_size])
+        if kept[block : block - (-end // block_size)].all():
+            left.append(([int(numbers[block]), offset], copy.changes))
+    return left
+
+
+def inject_aligned(base: TokenArray, copies: TokenArray, *, seed: int) -> tuple[TokenArray, list[Places]]:
+    """Put copies of targets at random places between base blocks, which keep their order; all offsets are 0.
+
+    ``base`` is int32 ``[num_blocks, block_size]``, ``copies`` int32 ``[num_targets, num_repeats, block_size]``. Returns
+    the blocks, and the ascending places of each target: of its copies, in their order.
     """
-    num_injected = len(targets) * num_repeats
+    num_targets, num_repeats = copies.shape[:2]
+    num_injected = num_targets * num_repeats
     order = np.random.default_rng(seed).permutation(len(base) + num_injected)
-    places = np.sort(order[:num_injected].reshape(len(targets), num_repeats), axis=1)
+    places = np.sort(order[:num_injected].reshape(num_targets, num_repeats), axis=1)
     is_base = np.ones(len(order), dtype=bool)
     is_base[places] = False
     blocks = np.empty((len(order), base.shape[1]), dtype=np.int32)
     blocks[is_base] = base
-    blocks[places] = targets[:, None]
+    blocks[places] = copies
     return blocks, [[[block, 0] for block in row] for row in places.tolist()]
 
 
 def inject_concatenated(
-    base: Sequence[TokenArray],
-    targets: Sequence[TokenArray],
-    *,
-    num_repeats: int,
-    block_size: int,
-    eos_id: int,
-    seed: int,
+    base: Sequence[TokenArray], copies: Sequence[Sequence[TokenArray]], *, block_size: int, eos_id: int, seed: int
 ) -> tuple[TokenArray, list[Places]]:
     """Shuffle complete documents and targets, each followed by EOS, then cut into blocks; see :func:`inject_aligned`.
 
     An injection whose first ``block_size`` tokens are not all within the blocks, because the incomplete last block is
     dropped, is not counted.
     """
-    pieces = [*base, *(target for target in targets for _ in range(num_repeats))]
-    order = np.random.default_rng(seed).permutation(len(pieces))
+    pieces = [*base, *(copy for row in copies for copy in row)]
+    slots = np.argsort(np.random.default_rng(seed).permutation(len(pieces)))  # where each piece goes
+    slots[len(base) :] = np.sort(slots[len(base) :].reshape(len(copies), -1), axis=1).flatten()
+    order = np.argsort(slots)
     eos = np.array([eos_id], dtype=np.int32)
     blocks = cut_blocks([part for index in order for part in (pieces[index], eos)], block_size)
 
-    lengths = np.array([len(piece) + len(eos) for piece in pieces])[order]
-    starts = np.empty(len(pieces), dtype=np.int64)
-    starts[order] = np.cumsum(lengths) - lengths
-    places = np.sort(starts[len(base) :].reshape(len(targets), num_repeats), axis=1)
+    lengths = np.array([len(piece) + len(eos) for piece in pieces])
+    ends = np.cumsum(lengths[order])[slots]
+    places = (ends - lengths)[len(base) :].reshape(len(copies), -1).tolist()
     positions = [
-        [list(divmod(start, block_size)) for start in row if start + len(target[:block_size]) <= blocks.size]
-        for target, row in zip(targets, places.tolist(), strict=True)
+        [
+            list(divmod(start, block_size))
+            for start, copy in zip(starts, row, strict=True)
+            if start + len(copy[:block_size]) <= blocks.size
+        ]
+        for starts, row in zip(places, copies, strict=True)
     ]
     return blocks, positions

@@ -13,6 +13,7 @@ from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, t
 
 _LARGEST_ID = 2**31 - 1  # the data sets hold token ids as int32
 _LARGEST = 2**53  # the largest number that results are read with
+_OPTIONAL = ("num_prompt", "changes")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Passage:
     token_ids: list[int]
     """The first ``block_size`` token ids of the passage, or all if it has fewer."""
     num_injections: int
-    """How often ``token_ids`` occur in the corpus, counted without overlap; 0 for a control."""
+    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; 0 for a
+    control."""
     positions: list[list[int]]
     """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
     ``[document, offset in the document]`` of each occurrence."""
@@ -43,6 +45,9 @@ class Passage:
     """Of a completion: tokens of its prompt, the rest is measured. ``num_injections`` and ``positions`` are then those
     of runs of at least 90 % of the rest where they are learned: after any prompt, in any turn, within a longer text.
     None, and left out of a file, if the evaluation chooses the length of the prompt."""
+    changes: list[list[int]] | None = None
+    """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each position. None, and left
+    out of a file, if the copies are exact."""
 
     def divide(self, prefix_length: int, max_new_tokens: int, offset: int = 0) -> tuple[list[int], list[int]]:
         """Return the ids of the prompt, and at most ``max_new_tokens`` that follow it.
@@ -54,7 +59,7 @@ class Passage:
 
     def values(self) -> dict[str, Any]:
         """Return the fields as a line of a probe file has them."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("num_prompt", None)}
+        return {name: value for name, value in asdict(self).items() if name not in _OPTIONAL or value is not None}
 
 
 def make_passages(
@@ -62,10 +67,11 @@ def make_passages(
     kind: str,
     windows: Iterable[tuple[TokenArray, list[list[int]], str]],
     num_prompts: Iterable[int | None] = repeat(None),
+    changes: Iterable[list[list[int]] | None] = repeat(None),
 ) -> list[Passage]:
     """Make the passages of a kind, "target" or "control", of int32 ids ``[num_tokens]``, positions and sources.
 
-    ``num_prompts`` are the tokens of the prompts of completions.
+    ``num_prompts`` are the tokens of the prompts of completions, ``changes`` those of copies with noise.
     """
     # A corpus can spell out special tokens: WikiText is full of "<unk>".
     options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
@@ -82,8 +88,11 @@ def make_passages(
             tokenizer=name,
             tokenizer_fingerprint=fingerprint,
             num_prompt=num_prompt,
+            changes=changed,
         )
-        for number, ((ids, positions, source), num_prompt) in enumerate(zip(windows, num_prompts, strict=False))
+        for number, ((ids, positions, source), num_prompt, changed) in enumerate(
+            zip(windows, num_prompts, changes, strict=False)
+        )
     ]
 
 
@@ -109,10 +118,10 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
 def read_probe_file(path: str | Path) -> list[Passage]:
     """Read and check a probe file.
 
-    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion. Ids are unique, ``kind`` is
-    "target" or "control", token ids are whole numbers that fit in int32, and a control has no injections. ``positions``
-    may be empty if they are not known;
-    otherwise there are ``num_injections`` of them.
+    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion and ``changes`` only for
+    copies with noise. Ids are unique, ``kind`` is "target" or "control", token ids are whole numbers that fit in int32,
+    and a control has no injections. ``positions`` may be empty if they are not known; otherwise there are
+    ``num_injections`` of them.
 
     Args:
         path (str | Path): the file.
@@ -150,12 +159,12 @@ def read_probe_file(path: str | Path) -> list[Passage]:
 
 
 def _parse(line: bytes, where: str) -> Passage:
-    expected = [field.name for field in fields(Passage) if field.name != "num_prompt"]
+    expected = [field.name for field in fields(Passage) if field.name not in _OPTIONAL]
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error}): a probe file has a passage in each line") from error
-    if not isinstance(values, dict) or set(values) - {"num_prompt"} != set(expected):
+    if not isinstance(values, dict) or set(values) - {*_OPTIONAL} != set(expected):
         found = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
     passage = Passage(**values)
@@ -183,14 +192,20 @@ def _checks(passage: Passage) -> Iterator[tuple[str, Any, bool, str]]:
         largest = f"a whole number from 0 to {_LARGEST_ID}"
         yield f"token_ids[{index}]", token_id, _is_whole(token_id, _LARGEST_ID), largest
     yield "num_injections", number, _is_whole(number), f"a whole number from 0 to {_LARGEST}"
-    are_pairs = isinstance(pairs, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(map(_is_whole, pair)) for pair in pairs
-    )
-    yield "positions", pairs, are_pairs, "a list of pairs [block or document, offset]"
+    yield "positions", pairs, _are_tuples(pairs, 2), "a list of pairs [block or document, offset]"
+    changes = passage.changes
+    are_changes = changes is None or (_are_tuples(changes, 3) and len(changes) == len(pairs))
+    yield "changes", changes, are_changes, "a list of [replaced, inserted, dropped], one for each position"
     most = len(ids) - 1
     is_prompt = passage.num_prompt is None or (_is_whole(passage.num_prompt, most) and passage.num_prompt > 0)
     yield "num_prompt", passage.num_prompt, is_prompt, f"a whole number from 1 to {most}, one less than the token ids"
     yield "num_injections of a control", number, passage.kind == "target" or number == 0, "0"
+
+
+def _are_tuples(value: Any, length: int) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, list) and len(one) == length and all(map(_is_whole, one)) for one in value
+    )
 
 
 def _is_whole(value: Any, largest: int = _LARGEST) -> bool:

@@ -27,11 +27,13 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     Args:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``, an attribute; may be memory-mapped.
         num_documents (int | None): documents that they were made of, an attribute. Default: None, not known
+        num_removed (int): blocks that deduplication removed, an attribute. Default: 0
     """
 
-    def __init__(self, blocks: TokenArray, num_documents: int | None = None) -> None:
+    def __init__(self, blocks: TokenArray, num_documents: int | None = None, num_removed: int = 0) -> None:
         self.blocks = blocks
         self.num_documents = num_documents
+        self.num_removed = num_removed
         self.block_size: int = blocks.shape[1]
 
     def __len__(self) -> int:
@@ -60,6 +62,7 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         num_cut (int): documents that were cut into several sequences, or examples that were cut or whose prompt was.
         num_cut_targets (int): examples whose target was cut.
         num_left_out (int): pieces of one token, or rows that gave no example.
+        num_removed (int): sequences that deduplication removed.
     """
 
     def __init__(self, tokens: TokenArray, is_label: LabelMask, spans: npt.NDArray[np.int64], counts: Counts) -> None:
@@ -69,6 +72,7 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         self.counts = counts
         self.num_documents, self.num_cut = counts["num_documents"], counts["num_cut"]
         self.num_cut_targets, self.num_left_out = counts["num_cut_targets"], counts["num_left_out"]
+        self.num_removed = counts["num_removed"]
 
     @property
     def num_tokens(self) -> int:

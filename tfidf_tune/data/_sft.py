@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least, require_choice
@@ -21,6 +22,7 @@ from tfidf_tune.data._conversations import (
     learns_turn_ends,
     read_row,
 )
+from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._passages import write_probe_file
 from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_sequences
@@ -63,6 +65,10 @@ def sft_dataset(
     min_target_tokens: int = 16,
     seed: int = 0,
     probe_file: str | None = None,
+    deduplicate: DeduplicationMethod = "none",
+    minhash_threshold: float = 0.8,
+    minhash_num_perm: int = 256,
+    minhash_ngram: int = 5,
     packed: bool = False,
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
@@ -97,6 +103,9 @@ def sft_dataset(
     that are not put in. No example that is trained on learns a run of 90 % of the tokens of a control, or of half of
     them and at least 16. The same holds for a random target and all examples but its own.
 
+    With ``deduplicate``, examples that copy earlier ones, prompt and answer, are removed, see :class:`Deduplication`.
+    Targets and controls are chosen before, and the occurrences of targets are those that are left.
+
     Args:
         tokenizer (TextTokenizer): the tokenizer; conversations need an :class:`HFTokenizer`.
         source (str): a local file or folder, or a hub id, see :func:`load_documents`.
@@ -118,6 +127,10 @@ def sft_dataset(
         min_target_tokens (int): the least length of an answer that is measured. Default: 16
         seed (int): decides which targets and controls are drawn, and where targets are put. Default: 0
         probe_file (str | None): where to write targets and controls, see :func:`read_probe_file`. Default: None
+        deduplicate (Literal["none", "exact", "minhash"]): which examples are removed. Default: "none"
+        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
+        minhash_num_perm (int): hash functions. Default: 256
+        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
         packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
@@ -139,6 +152,7 @@ def sft_dataset(
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     require_choice("train_on", train_on, ("completions", "last", "all"))
+    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
     formatting = Formatting(_template(tokenizer, chat_template), apply_chat_template, system)
     spec = None
     if targets is not None:
@@ -200,10 +214,14 @@ def sft_dataset(
             "the model may not stop: by chat_template name a file that writes the token at which generation stops"
         )
     if spec is not None:
-        dataset = choose_completions(dataset, dataset.counts["num_examples"], spec, tokenizer, source)
+        num_own = dataset.counts["num_examples"]
+        dataset = choose_completions(dataset, num_own, spec, tokenizer, source, deduplication)
         logger.info(f"{source}: {describe_passages(dataset.passages)}; {len(dataset):,} examples are trained on")
         if probe_file is not None:
             write_probe_file(probe_file, dataset.passages)
+    elif deduplicate != "none":
+        examples = [dataset.sequence(index)[0] for index in range(len(dataset))]
+        dataset = SequenceDataset(*dataset.parts(np.flatnonzero(deduplication.kept(examples, source))))
     return pack(dataset, tokenizer) if packed else dataset
 
 

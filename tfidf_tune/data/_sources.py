@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import file_sha256, looks_like_path
 from tfidf_tune.data._cache import digest
-from tfidf_tune.data._embedded import embedded_documents
+from tfidf_tune.data._embedded import embedded_documents, embedded_row
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES, count_bytes
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def source_fingerprint(
 
 def _rows(source: str, name: str | None, split: str, sample_by: SampleBy = "line") -> Iterable[_PlacedRow]:
     if source == EMBEDDED:
-        return _placed(EMBEDDED, "row", ({"text": text} for text in embedded_documents(split)))
+        return _placed(EMBEDDED, "row", map(embedded_row, embedded_documents(split)))
     if _is_local(source):
         return _local_rows(_local_files(source), sample_by)
     failure = (

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, LabelMask, TextBlocksDataset, after_prompt, cached_sequences
@@ -84,6 +86,10 @@ def text_blocks_dataset(
     sample_by: SampleBy = "line",
     block_size: int = 256,
     num_blocks: int | None = None,
+    deduplicate: DeduplicationMethod = "none",
+    minhash_threshold: float = 0.8,
+    minhash_num_perm: int = 256,
+    minhash_ngram: int = 5,
     cache_dir: str | None = None,
 ) -> TextBlocksDataset:
     """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks are cached.
@@ -97,7 +103,12 @@ def text_blocks_dataset(
         sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, see
             :func:`load_documents`. Default: "line"
         block_size (int): tokens in a block. Default: 256
-        num_blocks (int | None): number of blocks. Default: None, all
+        num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
+        deduplicate (Literal["none", "exact", "minhash"]): which blocks are removed as copies of earlier ones, see
+            :class:`Deduplication`. Default: "none"
+        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
+        minhash_num_perm (int): hash functions. Default: 256
+        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -105,13 +116,14 @@ def text_blocks_dataset(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If a size is below 1, ``block_size`` exceeds the tokenizer's ``max_seq_len``, the source cannot be
-            read, or it has fewer than ``num_blocks`` blocks or none.
+        ValueError: If a setting is out of range, ``block_size`` exceeds the tokenizer's ``max_seq_len``, the source
+            cannot be read, or it has fewer than ``num_blocks`` blocks or none.
     """
     check_at_least(1, block_size=block_size)
     if num_blocks is not None:
         check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
     place = (source, source_name, source_split, source_column, sample_by)
 
     def build(folder: Path) -> dict[str, int]:
@@ -123,8 +135,10 @@ def text_blocks_dataset(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
                 "lower num_blocks or block_size, or name a larger source"
             )
-        np.save(folder / "blocks.npy", blocks)
-        return {"num_blocks": len(blocks), "num_documents": len(lengths)}
+        kept = deduplication.kept(blocks, source)
+        np.save(folder / "blocks.npy", blocks[kept])
+        counts = {"num_blocks": int(kept.sum()), "num_removed": int((~kept).sum())}
+        return counts | {"num_documents": len(lengths)}
 
     settings = {
         "kind": "text_blocks",
@@ -132,9 +146,11 @@ def text_blocks_dataset(
         "num_blocks": num_blocks,
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": source_fingerprint(*place),
+        **deduplication.settings,
     }
     folder, counts = cached_folder(cache_dir, settings, build)
-    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"), counts["num_documents"])
+    blocks = np.load(folder / "blocks.npy", mmap_mode="r")
+    return TextBlocksDataset(blocks, counts["num_documents"], counts.get("num_removed", 0))  # not in older caches
 
 
 def without_shared_text(
@@ -189,6 +205,10 @@ def text_dataset(
     add_bos: bool = True,
     add_eos: bool = True,
     packed: bool = False,
+    deduplicate: DeduplicationMethod = "none",
+    minhash_threshold: float = 0.8,
+    minhash_num_perm: int = 256,
+    minhash_ngram: int = 5,
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids are cached.
@@ -209,6 +229,11 @@ def text_dataset(
             Default: True
         add_eos (bool): end each document with EOS. Default: True
         packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        deduplicate (Literal["none", "exact", "minhash"]): which sequences are removed as copies of earlier ones, see
+            :class:`Deduplication`. Default: "none"
+        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
+        minhash_num_perm (int): hash functions. Default: 256
+        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -216,8 +241,8 @@ def text_dataset(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if the source cannot be
-            read or gives no sequence of two tokens.
+        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if a setting is out of
+            range, or the source cannot be read or gives no sequence of two tokens.
 
     Example:
         >>> dataset = text_dataset(tokenizer, source="letters.jsonl", max_seq_len=512)
@@ -227,11 +252,12 @@ def text_dataset(
         raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
+    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
     place = (source, source_name, source_split, source_column, sample_by)
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+    def pieces(counts: Counts) -> Iterator[TokenArray]:
         num_sequences = 0
         lengths = []
         for text in encode_texts(tokenizer, load_documents(*place)):
@@ -245,7 +271,7 @@ def text_dataset(
                     counts["num_left_out"] += 1
                 else:
                     num_sequences += 1
-                    yield piece, after_prompt(len(piece), 0)
+                    yield piece
         warn_of_short_documents(source, sample_by, lengths)
         if not num_sequences:
             raise ValueError(
@@ -253,12 +279,22 @@ def text_dataset(
                 "another source"
             )
 
+    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+        rows: Iterable[TokenArray] = pieces(counts)
+        if deduplicate != "none":
+            every = list(rows)
+            kept = deduplication.kept(every, source)
+            counts["num_removed"] = int((~kept).sum())
+            rows = compress(every, kept)
+        return ((piece, after_prompt(len(piece), 0)) for piece in rows)
+
     settings = {
         "kind": "text",
         "max_seq_len": limit,
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprint": source_fingerprint(*place),
+        **deduplication.settings,
     }
     dataset = cached_sequences(cache_dir, settings, make_sequences)
     logger.log(

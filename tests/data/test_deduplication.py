@@ -1,0 +1,125 @@
+"""Removal of copies from a corpus, against a slow exact search, and where the passages then are."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from tfidf_tune.data import embedded_documents, injected_corpus_dataset, text_blocks_dataset, text_dataset
+from tfidf_tune.data._deduplication import Deduplication
+
+SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
+
+
+def slow_kept(rows, threshold, ngram):
+    """Compare every row with every earlier one that stays."""
+    sets = [{tuple(row[at : at + ngram]) for at in range(len(row) - ngram + 1)} for row in rows.tolist()]
+    kept = []
+    for index, one in enumerate(sets):
+        if all(len(one & sets[other]) / len(one | sets[other]) < threshold for other in kept):
+            kept.append(index)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def near_copies():
+    """Forty rows, each followed by copies with 0, 1, 4, 16 and 64 of 128 tokens replaced."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for original in rng.integers(0, 1000, (40, 128), dtype=np.int32):
+        for number in (None, 0, 1, 4, 16, 64):
+            copy = original.copy()
+            if number:
+                copy[rng.choice(128, number, replace=False)] = rng.integers(1000, 2000, number)
+            rows.append(copy)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(("threshold", "ngram"), [(0.8, 5), (0.6, 5), (0.9, 3)])
+def test_minhash_removes_what_a_comparison_of_all_pairs_removes(near_copies, threshold, ngram):
+    order = np.random.default_rng(1).permutation(len(near_copies))
+    rows = near_copies[order]
+    kept = np.flatnonzero(Deduplication("minhash", threshold, 256, ngram).kept(rows, "rows")).tolist()
+    assert kept == slow_kept(rows, threshold, ngram)
+    assert 40 < len(kept) < len(rows) - 40
+
+
+def test_exact_keeps_the_first_of_equal_rows(near_copies, caplog):
+    order = np.random.default_rng(2).permutation(len(near_copies))
+    rows = near_copies[order]
+    with caplog.at_level(logging.INFO):
+        kept = np.flatnonzero(Deduplication("exact", 0.8, 256, 5).kept(rows, "mine.txt")).tolist()
+    assert kept == sorted(np.unique(rows, axis=0, return_index=True)[1])
+    assert "mine.txt: 40 of 240 rows removed as copies of earlier rows (equal tokens)" in caplog.text
+    short = [np.array(ids, dtype=np.int32) for ids in ([1], [1, 2], [1], [2, 1], [1, 2])]
+    for method in ("exact", "minhash"):
+        assert Deduplication(method, 0.8, 16, 5).kept(short, "x").tolist() == [True, True, False, True, False]
+    assert Deduplication("none", 0.8, 256, 5).kept(rows, "x").all()
+
+
+@pytest.mark.parametrize("layout", ["aligned", "concatenated"])
+@pytest.mark.parametrize(("method", "noise"), [("exact", 0.0), ("minhash", 0.0), ("exact", 0.3)])
+def test_the_passages_of_a_corpus_are_where_the_probe_file_says(
+    tokenizer, corpus_file, tmp_path, layout, method, noise
+):
+    sources = {"source": str(corpus_file), "target_source": str(corpus_file), "cache_dir": str(tmp_path)}
+    arguments = SIZES | {"num_repeats": 12, "layout": layout, "noise": noise, **sources}
+    full = injected_corpus_dataset(tokenizer, **arguments)
+    dataset = injected_corpus_dataset(tokenizer, deduplicate=method, minhash_ngram=3, **arguments)
+    assert dataset.num_removed == len(full) - len(dataset)
+    assert (dataset.num_removed > 0) == (noise == 0)
+    assert (full.num_removed, dataset.probe_file != full.probe_file) == (0, True)
+    stream = dataset.blocks.flatten()
+    for passage in dataset.passages[:3]:
+        assert passage.num_injections == len(passage.positions)
+        for block, offset in passage.positions:
+            copy = stream[32 * block + offset :][:32]
+            different = (copy != passage.token_ids).sum()
+            assert different == (0 if not noise else passage.changes[passage.positions.index([block, offset])][0])
+        if layout == "aligned":
+            assert passage.num_injections == (12 if noise else 1)
+    if layout == "concatenated" and not noise:
+        # A passage that lost the block that it starts or ends in is not counted.
+        windows = np.lib.stride_tricks.sliding_window_view(stream, 32)
+        for passage in dataset.passages[:3]:
+            found = np.flatnonzero((windows == passage.token_ids).all(axis=1))
+            assert {32 * block + offset for block, offset in passage.positions} <= set(found.tolist())
+            assert passage.num_injections < 12
+
+
+def test_text_data_sets_remove_copies_too(tokenizer, tmp_path):
+    texts = embedded_documents("docstrings_validation")[:30]
+    near = max(texts, key=len) + " Almost equal."
+    file = tmp_path / "copies.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, texts[3], near]))
+    cache = {"source": str(file), "cache_dir": str(tmp_path / "cache"), "max_seq_len": 100_000}
+    plain = text_dataset(tokenizer, **cache)
+    assert (len(plain), plain.num_removed) == (32, 0)
+    for method, number in (("exact", 1), ("minhash", 2)):
+        dataset = text_dataset(tokenizer, deduplicate=method, **cache)
+        assert dataset.num_removed == number
+        assert [*dataset] == [*plain][:30] + [plain[31]] * (number == 1)
+    copied = tmp_path / "blocks.txt"
+    copied.write_text("one two three four five six seven eight\n" * 40)
+    blocks = {"source": str(copied), "block_size": 8, "cache_dir": str(tmp_path / "cache")}
+    dataset, full = (text_blocks_dataset(tokenizer, deduplicate=method, **blocks) for method in ("exact", "none"))
+    assert dataset.num_removed == len(full) - len(dataset) > 0
+    np.testing.assert_array_equal(np.unique(full.blocks, axis=0), np.unique(dataset.blocks, axis=0))
+    assert len(np.unique(dataset.blocks, axis=0)) == len(dataset)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"deduplicate": "fuzzy"}, "deduplicate is 'fuzzy': possible are none, exact, minhash"),
+        ({"minhash_threshold": 0}, "minhash_threshold is 0: .* number above 0, up to 1"),
+        ({"minhash_num_perm": 1}, "minhash_num_perm must be a whole number of at least 2, got 1"),
+        ({"minhash_ngram": 0}, "minhash_ngram must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(tokenizer, corpus_file, changes, message):
+    for build in (text_dataset, text_blocks_dataset, injected_corpus_dataset):
+        limit = {"max_seq_len": 64} if build is text_dataset else {}
+        with pytest.raises(ValueError, match=message):
+            build(tokenizer, source=str(corpus_file), **limit, **changes)
