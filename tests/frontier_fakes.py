@@ -20,7 +20,8 @@ class Record:
     def rows(self):
         lms, nll, controls = self.lms, self.log_perplexity, self.control_lms
         values = [("lms", "target", passage, 32.0, lms, 2) for passage in ("target-0", "target-1")]
-        values += [("max_lms", "target", "", math.nan, 9.0, 1), ("lms", "control", "", math.nan, controls, 1)]
+        values += [("max_lms", "target", "", math.nan, 9.0, 1)]
+        values += [("lms", "control", passage, 32.0, controls, 2) for passage in ("control-0", "control-1")]
         values += [(name, "target", "", math.nan, value, 4) for name, value in (("rouge_l", 30.25), ("verbatim", 0.25))]
         values += [("nll", "block", "", math.nan, nll, 1000)]
         missing = {"target"} if lms is None else set()

@@ -68,8 +68,8 @@ def spoil_terms(fields: tuple[str, ...], factor: float, steps: dict[int, range],
     """Multiply terms of the loss by a factor in some steps of some ranks; each step is one mini-batch."""
     original, calls = WeightedCrossEntropyLoss.terms, itertools.count(1)
 
-    def terms(*args: Any) -> Any:
-        found = original(*args)
+    def terms(*args: Any, **options: Any) -> Any:
+        found = original(*args, **options)
         if next(calls) in steps.get(rank, ()):
             found = found._replace(**{name: getattr(found, name) * factor for name in fields})
         return found
@@ -131,8 +131,8 @@ def save_dropped_tokens(folder: Path, rank: int) -> None:
     """Save which tokens have a weight of 0 in the first step."""
     original = WeightedCrossEntropyLoss.terms
 
-    def terms(*args: Any) -> Any:
-        found = original(*args)
+    def terms(*args: Any, **options: Any) -> Any:
+        found = original(*args, **options)
         if not (folder / f"dropped_{rank}.pt").exists():
             torch.save(found.weights == 0, folder / f"dropped_{rank}.pt")
         return found

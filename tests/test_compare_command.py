@@ -101,6 +101,11 @@ def test_what_cannot_be_compared_is_refused_and_leaves_nothing_behind(experiment
     with pytest.raises(SystemExit):
         main([str(experiment), "--reference", "CE"])
     assert "--reference is for --frontier" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(experiment), "--frontier", "--paper"])
+    assert "--paper is for comparisons without --frontier" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"the paper has no values for these runs \(Tiny\)"):
+        main([str(experiment), "--paper"])
     with pytest.raises(ValueError, match="give the report a folder of its own"):
         main([str(experiment), "--output-dir", str(experiment)])
     with pytest.raises(ValueError, match=r"nothing to compare: there is only .*CE.*probe audit"):

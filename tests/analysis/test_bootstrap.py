@@ -6,7 +6,15 @@ import pytest
 from scipy.stats import t as student
 
 from tfidf_tune.analysis import intervals
-from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval, bootstrap_interval
+from tfidf_tune.analysis.intervals import (
+    ENOUGH_UNITS,
+    MIN_UNITS,
+    Interval,
+    bootstrap_interval,
+    holm,
+    over_seeds,
+    over_seeds_and_passages,
+)
 
 
 def ratio(after, before, axis=-1):
@@ -39,6 +47,80 @@ def test_it_agrees_with_a_loop_over_resamples(paired):
     tolerance = 4 * math.sqrt(2 * 0.025 * 0.975 / 10_000)
     assert np.mean(resamples < interval.low) == pytest.approx(0.025, abs=tolerance)
     assert np.mean(resamples > interval.high) == pytest.approx(0.025, abs=tolerance)
+
+
+def test_the_p_value_is_twice_the_share_of_resamples_beyond_0():
+    values = np.random.default_rng(3).normal(0.3, 1, 30)
+    for sign in (1, -1):
+        share = np.mean([sign * one <= 0 for one in slow_resamples(mean, (sign * values,), paired=True, seed=2)])
+        share = min(share, 1 - share)
+        tolerance = 4 * math.sqrt(2 * share / 10_000)
+        assert bootstrap_interval(mean, sign * values).p_value / 2 == pytest.approx(share, abs=tolerance)
+    assert bootstrap_interval(mean, values - 9).p_value == 2 / 10_001
+    assert bootstrap_interval(mean, np.zeros(5)).p_value == 1
+
+
+def test_holms_correction_gives_published_values():
+    # From R: p.adjust(p, "holm"), and statsmodels: multipletests(p, method="holm").
+    for values, expected in (
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.4, 0.001, 0.4, 0.9], [1.0, 0.004, 1.0, 1.0]),
+        ([0.02], [0.02]),
+        ([math.nan, 0.02, 0.03], [math.nan, 0.04, 0.04]),  # a NaN does not count
+        ([], []),
+    ):
+        assert holm(values) == pytest.approx(expected, nan_ok=True, abs=1e-15)
+
+
+def two_way(rng, num_seeds, num_passages, of_seeds, of_passages, rest):
+    """Differences of mean 0; those of passages are skewed, as recitation is."""
+    passages = of_passages * (rng.exponential(size=num_passages) - 1)
+    own = of_seeds * rng.normal(size=(num_seeds, 1)) + rest * rng.normal(size=(num_seeds, num_passages))
+    return passages + own
+
+
+@pytest.mark.parametrize("num_controls", [0, 18])
+def test_the_two_way_interval_agrees_with_a_loop(num_controls):
+    rng = np.random.default_rng(1)
+    values = two_way(rng, 4, 25, 0.5, 2.0, 1.0) + 0.7
+    controls = two_way(rng, 4, num_controls, 0.5, 4.0, 1.0) if num_controls else np.zeros((4, 1))
+    found = over_seeds_and_passages(values, controls if num_controls else None)
+    draws, of_seed = [], values.mean(1) - controls.mean(1)
+    for _ in range(10_000):
+        of_seeds = rng.standard_t(3) * np.std(of_seed, ddof=1) / 2
+        chosen = [sample.mean(0)[rng.integers(sample.shape[1], size=sample.shape[1])] for sample in (values, controls)]
+        draws.append(of_seeds + np.mean(chosen[0]) - np.mean(chosen[1]))
+    tolerance = 4 * math.sqrt(2 * 0.025 * 0.975 / 10_000)
+    assert np.mean(np.array(draws) < found.low) == pytest.approx(0.025, abs=tolerance)
+    assert np.mean(np.array(draws) > found.high) == pytest.approx(0.025, abs=tolerance)
+    below = np.mean(np.array(draws) <= 0)
+    assert found.p_value / 2 == pytest.approx(min(below, 1 - below), abs=tolerance)
+    assert (found.mean, found.num_seeds) == (pytest.approx(of_seed.mean()), 4)
+
+
+def test_the_two_way_interval_has_those_over_seeds_and_over_passages_as_limits():
+    seeds, passages = np.array([1.0, 2.0, 4.0])[:, None], np.random.default_rng(0).exponential(size=40)
+    assert over_seeds_and_passages(seeds + np.zeros(40)) == over_seeds([1.0, 2.0, 4.0])
+    found, expected = over_seeds_and_passages(np.tile(passages, (3, 1))), bootstrap_interval(mean, passages)
+    assert found[1:3] == pytest.approx((expected.low, expected.high), abs=0.02)
+    assert math.isnan(over_seeds_and_passages(passages[None]).low)  # a single seed
+    assert math.isnan(over_seeds_and_passages(np.array([[1.0, math.inf], [1.0, 2.0]])).low)
+
+
+@pytest.mark.parametrize(("of_seeds", "of_passages", "rest"), [(0.5, 5.0, 1.0), (2.0, 0.5, 1.0), (0.0, 0.0, 6.0)])
+def test_the_two_way_interval_covers_seeds_and_passages(monkeypatch, of_seeds, of_passages, rest):
+    """The other intervals cover the truth too rarely where their own choice is not what varies."""
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 600)
+    rng, number = np.random.default_rng(0), 400
+    covered = np.zeros(2)
+    for _ in range(number):
+        values = two_way(rng, 5, 50, of_seeds, of_passages, rest)
+        for at, found in enumerate((over_seeds_and_passages(values), over_seeds(values.mean(1).tolist()))):
+            covered[at] += found.low <= 0 <= found.high
+    band = 3 * math.sqrt(0.05 * 0.95 / number)
+    assert covered[0] / number > 0.95 - band
+    if of_passages > of_seeds:
+        assert covered[1] / number < 0.7
 
 
 @pytest.mark.parametrize(("num_units", "nominal"), [(MIN_UNITS, False), (100, True)])

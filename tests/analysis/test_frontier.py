@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -41,12 +42,14 @@ def differences(found, at="operating points"):
 def test_the_interval_of_a_mean_is_that_of_the_t_test():
     for number in (2, 3, 12):
         values = np.random.default_rng(number).normal(3, 2, number)
-        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        test = stats.ttest_1samp(values, 0)
+        expected = test.confidence_interval(0.95)
         found = over_seeds(values.tolist())
-        assert found == pytest.approx((values.mean(), expected.low, expected.high, number), rel=1e-12)
+        assert found == pytest.approx((values.mean(), expected.low, expected.high, number, test.pvalue), rel=1e-9)
     for values, mean in (([3.0], 3.0), ([3.0, math.inf], math.inf), ([], math.nan)):
-        assert over_seeds(values) == pytest.approx((mean, math.nan, math.nan, len(values)), nan_ok=True)
-    assert over_seeds([0.0] * 3) == (0.0, 0.0, 0.0, 3)  # equal values: free of rounding
+        assert over_seeds(values) == pytest.approx((mean, math.nan, math.nan, len(values), math.nan), nan_ok=True)
+    assert over_seeds([0.0] * 3) == (0.0, 0.0, 0.0, 3, 1.0)  # equal values: free of rounding
+    assert over_seeds([0.1] * 3).p_value == 0
     assert over_seeds([0.1] * 3).low == over_seeds([0.1] * 3).high == pytest.approx(0.1)
 
 
@@ -65,7 +68,71 @@ def test_the_verdicts():
         ((math.nan, math.nan), DIRECTIONS["less"], "no verdict: a run diverged"),
         (DIRECTIONS["less"], (math.nan, math.nan), "no verdict: a run diverged"),
     ):
-        assert verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5) for ends in (lms, perplexity))) == said
+        assert verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5, 0.049) for ends in (lms, perplexity))) == said
+    less, more, above = (SeedEstimate(mean, mean - 1, mean + 1, 5, p) for mean, p in ((-2, 0), (2, 0), (2, 0.05)))
+    assert verdict(less, above) == "recites less, perplexity unclear"  # not after correction
+    assert verdict(above, more) == "LMS unclear, perplexity higher"
+
+
+def test_p_values_are_corrected_over_all_comparisons_of_a_model():
+    """LMS and perplexity of each, by plain arithmetic; another model does not count."""
+    rng = np.random.default_rng(0)
+    records = [
+        one
+        for model in ("Tiny", "Other")
+        for number, name in enumerate(("CE", "B", "C", "D"))
+        for one in seeds(name, rng.normal(20 - 2 * number, 1, 4), rng.normal(3, 0.05, 4), model=model)
+    ]
+    found = differences(trace(records))
+    raw = {}
+    for one in (made for made in records if made.checkpoint.model == "Tiny"):
+        raw.setdefault(one.checkpoint.objective, []).append((one.lms, one.log_perplexity))
+    raw = [
+        stats.ttest_rel(*(np.array(raw[name])[:, measure] for name in (one, "CE"))).pvalue
+        for one in "BCD"
+        for measure in range(2)
+    ]
+    adjusted = [max((6 - sum(q < p for q in raw)) * p for p in raw if p <= own) for own in raw]
+    own = [p for one in found if one.model == "Tiny" for p in (one.lms_p, one.perplexity_p)]
+    assert own == pytest.approx(np.minimum(adjusted, 1), rel=1e-9)
+    before = sum(p < 0.05 for p in raw)
+    assert sum(p < 0.05 for p in own) < before  # the correction matters here
+
+
+def test_the_interval_of_an_lms_difference_covers_passages_where_they_are_known():
+    runs = [*seeds("CE", [10, 12, 14], [3, 3, 3]), *seeds("B", [4, 8, 9], [3, 3, 3])]
+    results = results_of(runs)
+    (equal,) = differences(analysis.trace_frontiers(results))  # both passages have the same LMS
+    expected = stats.ttest_1samp([-6.0, -4.0, -5.0], 0)
+    assert (equal.lms_low, equal.lms_p) == pytest.approx(
+        (expected.confidence_interval().low, 2 * expected.pvalue)
+    )  # of two
+    scores = results.scores
+    shift = scores["unit"].map({"target-0": 1.0, "target-1": -1.0}).astype(float).fillna(0)
+    shift *= scores["checkpoint"].isin([0, 1, 2]) & (scores["metric"] == "lms")
+    shifted = dataclasses.replace(results, scores=scores.assign(value=scores["value"] + shift))
+    (apart,) = differences(analysis.trace_frontiers(shifted))
+    assert apart.lms == equal.lms
+    assert apart.lms_low < equal.lms_low < equal.lms_high < apart.lms_high
+    assert (apart.log_perplexity_low, apart.reduction) == (equal.log_perplexity_low, equal.reduction)
+
+
+def test_the_interval_above_the_controls_covers_both_kinds_of_passages_where_they_are_known():
+    results = results_of(seeds("CE", [10, 12, 14], [3, 3, 3]))
+    equal = trace_of(results)
+    scores = results.scores
+    for kind in ("target", "control"):
+        own = (scores["metric"] == "lms") & (scores["kind"] == kind)
+        units = sorted(scores.loc[own & (scores["unit"] != ""), "unit"].unique())
+        shift = scores["unit"].map(dict(zip(units, [1.0, -1.0], strict=True))).astype(float).fillna(0) * own
+        apart = trace_of(dataclasses.replace(results, scores=scores.assign(value=scores["value"] + shift)))
+        assert apart.excess == equal.excess
+        assert apart.excess_low < equal.excess_low < equal.excess_high < apart.excess_high
+
+
+def trace_of(results):
+    (point,) = analysis.trace_frontiers(results).points.itertuples()
+    return point
 
 
 def test_differences_are_the_paired_t_test_of_shared_seeds():

@@ -1,9 +1,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.rouge_scorer import RougeScorer, _lcs_table
+from torchmetrics.functional.text.helper import _edit_distance
 
 from tfidf_tune.analysis import (
+    edit_distance,
+    longest_common_subsequence,
     longest_memorized_substring,
     longest_prefix_match,
     rouge_l,
@@ -49,6 +52,12 @@ def test_matches_of_examples():
 def test_matches_equal_plain_loops(a, b):
     assert longest_memorized_substring(a, b) == lms_by_loops(a, b)
     assert longest_prefix_match(a, b) == prefix_by_loop(a, b)
+
+
+@given(few_ids, few_ids)
+def test_near_verbatim_measures_equal_those_of_rouge_score_and_torchmetrics(a, b):
+    assert longest_common_subsequence(a, b) == _lcs_table(a, b)[-1][-1]
+    assert edit_distance(a, b) == _edit_distance(a, b) / max(len(a), len(b), 1)
 
 
 @given(texts, texts)

@@ -17,6 +17,7 @@ from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.experiment import load_experiment, shipped_experiments
 from tfidf_tune.experiment._expand import TASK_SETTINGS, expand, slug
 from tfidf_tune.experiment._run import _write_report
+from tfidf_tune.experiment._schema import Objective
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.training import SetupError
 
@@ -65,7 +66,7 @@ def test_the_trajectory_has_the_settings_of_the_frontier():
 
 def test_the_embedded_text_is_enough_for_every_run(tmp_path):
     """The other experiments without hub data have settings of this one, or run in another test."""
-    experiment = one_run_of_each(load_experiment("frontier"), objectives={"CE": CE})
+    experiment = one_run_of_each(load_experiment("frontier"), objectives={"CE": Objective(loss=CE)})
     num_blocks = {}
     for planned in expand(experiment):
         size = planned.config.model.vocab_size
@@ -85,7 +86,7 @@ def test_tables_of_the_paper_have_their_models_objectives_milestones_and_tasks()
             (recipe, f"{config}_{kind}") for recipe, config in SETTINGS
         }
         assert not any(model.overrides or model.start for model in experiment.models.values())
-        assert experiment.objectives == {"CE": CE, "TF-IDF": TFIDF}
+        assert experiment.objectives == {"CE": Objective(loss=CE), "TF-IDF": Objective(loss=TFIDF)}
         assert (experiment.tasks, experiment.milestones, experiment.seeds) == (tasks, milestones, [42])
         assert (experiment.overrides, experiment.eval.metadata, experiment.eval.limit) == ({}, {}, None)
         runs[name] = {run.folder: run.settings for run in expand(experiment)}
@@ -93,14 +94,28 @@ def test_tables_of_the_paper_have_their_models_objectives_milestones_and_tasks()
     assert runs["table1_memorization"] == runs["table2_perplexity"], "table 2 evaluates the runs of table 1"
 
 
-def test_the_demo_is_the_training_config_of_that_name_on_embedded_text():
-    run = expand(load_experiment("demo"))[1]
-    file = Path(shipped_experiments()["demo"]).parents[1] / "demo" / "llama_3M_full_memorization.yaml"
-    ours, theirs = (OmegaConf.to_container(cfg, resolve=True) for cfg in (run.config, OmegaConf.load(file)))
+def test_the_concatenated_form_of_table_1_differs_in_the_layout_only():
+    pairs = zip(*(expand(load_experiment(f"table1_memorization{form}")) for form in ("", "_concatenated")), strict=True)
+    for aligned, concatenated in pairs:
+        settings = [OmegaConf.to_container(one.config) for one in (aligned, concatenated)]
+        assert [one["dataset"].pop("layout") for one in settings] == ["aligned", "concatenated"]
+        folders = [one.pop("output_dir") for one in settings]
+        assert folders[1] == folders[0].replace("paper_memorization", "paper_memorization_concatenated")
+        assert settings[0] == settings[1]
 
-    different = {key for key in theirs if ours[key] != theirs[key]}
-    assert different == {"output_dir", "checkpointer", "tokenizer", "dataset", "metric_logger"}
-    assert {key for key in ours["dataset"] if ours["dataset"][key] != theirs["dataset"][key]} == {"probe_file"}
+
+def test_the_demo_is_a_setting_of_the_evidence():
+    evidence = {
+        run.objective: run for run in expand(load_experiment("evidence_reduced", ["seeds=[0]"])) if run.model == "exact"
+    }
+    demo = expand(load_experiment("demo"))
+
+    assert [run.objective for run in demo] == ["CE", "TF-IDF", "Repetition"]
+    for one in demo:
+        same = evidence[one.objective]
+        assert one.settings | {"max_steps": 170} == same.settings  # an epoch has as many
+        for task in ("tfidf_memorization", "tfidf_membership", "tfidf_wikitext2_ppl"):
+            assert one.tasks[task] == same.tasks[task]
 
 
 def test_the_harness_loads_a_model_as_it_was_trained():
@@ -124,6 +139,31 @@ def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
     run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
 
     assert run.evaluations[50]["model_args"] == {"pretrained": str(run.checkpoint(50)), "dtype": "float32"}
+
+
+def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experiment_file):
+    plain, other = Objective(loss=CE), {"loss": CE, "overrides": {"epochs": 7, "dataset": {"deduplicate": "exact"}}}
+    experiment = load_experiment(experiment_file(objectives={"CE": CE, "CE deduplicated": other}), [
+        "overrides.epochs=2", "overrides.max_steps=9", "models[Tiny (full)].overrides.epochs=3",
+        "objectives[CE deduplicated].overrides.max_steps=${epochs}",
+    ])  # fmt: skip
+    first, second = expand(experiment)
+
+    assert experiment.objectives["CE"] == plain
+    assert [run.settings["loss"] for run in (first, second)] == [CE, CE]
+    assert [(run.settings["epochs"], run.settings["max_steps"]) for run in (first, second)] == [(3, 9), (7, 7)]
+    assert second.settings["dataset"] == first.settings["dataset"] | {"deduplicate": "exact"}
+    assert "deduplicate" not in first.settings["dataset"]
+
+
+def test_a_model_can_have_settings_of_the_tasks_of_its_own(experiment_file):
+    file = experiment_file()
+    run, *_ = expand(load_experiment(file, ["models[Tiny (full)].metadata={offset: 4, max_new_tokens: 8}"]))
+    expected = {"prefix_lengths": [8], "max_new_tokens": 8, "offset": 4}
+    assert run.tasks["tfidf_memorization_prefixes"]["metadata"] == expected
+    assert run.evaluations[50]["metadata"].items() >= expected.items()
+    with pytest.raises(SetupError, match=r"models: Tiny \(full\): metadata: no setting 'ofset'; did you mean 'offset'"):
+        expand(load_experiment(file, ["models[Tiny (full)].metadata.ofset=4"]))
 
 
 def test_training_and_evaluation_have_the_device_that_auto_chose(experiment_file, monkeypatch):
@@ -162,17 +202,21 @@ def test_an_experiment_can_build_on_a_shipped_one(tmp_path):
 
 def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path):
     def starts(*overrides):
-        return {run.config.tokenizer.path for run in expand(load_experiment("demo", overrides))}
+        start = "start: {_component_: tfidf_tune.experiment.random_model}"
+        own = f"models.Own={{recipe: full_finetune, config: demo/llama_3M_full_memorization, {start}}}"
+        runs = expand(load_experiment("demo", [own, *overrides]))
+        return {run.config.tokenizer.path for run in runs if run.model == "Own"}
 
     def trained(epochs):
         component = "_component_: tfidf_tune.experiment.trained_model"
-        model = f"models[Llama 3M (full)].start={{{component}, source: {tmp_path}/text.txt, epochs: {epochs}}}"
-        return expand(load_experiment("demo", [model]))[0]
+        start = f"start: {{{component}, source: {tmp_path}/text.txt, epochs: {epochs}}}"
+        own = f"models.Own={{recipe: full_finetune, config: demo/llama_3M_full_memorization, {start}}}"
+        return expand(load_experiment("demo", [own]))[-1]
 
     (one,) = starts()  # all objectives have the same start
     assert starts("overrides.batch_size=2") == {one}
     different = [one, *starts("seeds=[1]"), *starts("overrides.model.num_layers=2")]
-    seeded = starts("seeds=[0,1]", "models[Llama 3M (full)].start.seed=7")
+    seeded = starts("seeds=[0,1]", "models.Own.start.seed=7")
     assert seeded == starts("seeds=[7]")
     (tmp_path / "text.txt").write_text("some text\n")
     first, longer = trained(1), trained(2)
@@ -199,8 +243,8 @@ def test_models_with_the_same_start_share_its_folder():
     ]))  # fmt: skip
     folders = {run.model: run.start.folder for run in runs}
 
-    assert [folders[model].parts[-3:-1] for model in "abc"] == [("starts", "llama-3m-full")] * 2 + [("starts", "c")]
-    assert len(set(folders.values())) == 2
+    assert [folders[model].parts[-3:-1] for model in "abc"] == [("starts", "a")] * 2 + [("starts", "c")]
+    assert len({folders[model] for model in "abc"}) == 2
 
 
 def test_every_learning_rate_has_a_run_and_a_model_can_have_its_own(experiment_file, tmp_path):
@@ -272,6 +316,11 @@ INVALID = [
     (["overrides.dataset.probe_file=null"], "tfidf_memorization needs passages to probe for"),
     (["overrides.checkpointer.checkpoint_dir=./nowhere"], "checkpointer.checkpoint_dir: no such folder nowhere"),
     (["objectives.CE={_component_: torch.nn.CrossEntropyLoss}"], "not one of tfidf_tune's objectives"),
+    (["objectives.B={overrides: {epochs: 1}}"], "experiment: objectives: B: missing loss"),
+    (["objectives.B={lose: {}}"], "experiment: objectives: B: no key 'lose'; did you mean 'loss'?"),
+    (["objectives.B={loss: {}, overrides: {loss: {}}}"], "loss is set by the experiment's objectives"),
+    (["learning_rates=[0.1]", "objectives.B={loss: {}, overrides: {optimizer: {lr: 1}}}"],
+     "experiment: objectives: B: overrides: optimizer.lr is set by the experiment's learning_rates"),
     (["objectives.CE._component_=null"], "loss has to be a section with `_component_`"),
     (["objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "'CE' and 'ce' would share the folder ce"),
     (["objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "cannot be turned into the name"),
@@ -311,10 +360,12 @@ def test_an_unknown_name_lists_the_shipped_experiments():
 
 def test_the_settings_of_tasks_are_the_arguments_of_their_modules():
     modules = {
-        "tfidf_memorization": "memorization", "tfidf_wikitext2_ppl": "perplexity",
+        "tfidf_memorization": "memorization", "tfidf_membership": "membership", "tfidf_wikitext2_ppl": "perplexity",
         "tfidf_cnn_dailymail": "cnn_dailymail", "tfidf_squad": "squad",
     }  # fmt: skip
-    assert TASK_SETTINGS.keys() == modules.keys()
+    assert TASK_SETTINGS.keys() == {*modules, "tfidf_other_ppl"}
+    renamed = [key.replace("wikitext2_", "other_") for key in TASK_SETTINGS["tfidf_wikitext2_ppl"]]
+    assert list(TASK_SETTINGS["tfidf_other_ppl"]) == renamed
     for task, module in modules.items():
         parameters = inspect.signature(import_module(f"tfidf_tune.tasks.{module}").documents).parameters.values()
         named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -90,6 +90,22 @@ def test_what_the_harness_wrote_is_read_back(tmp_path):
     assert set(scored(tmp_path / "r", "num_injections").values()) == {10.0}
 
 
+def test_near_verbatim_measures_are_read_and_may_be_missing_in_older_results(tmp_path):
+    (known,) = targets(3)
+    near = dataclasses.replace(known, edit_distance=0.625, common_subsequence=4)
+    folder = write_run(tmp_path / "r", run("CE", [evaluation(100, [near, *controls(0)])]))
+    assert scored(folder, "edit_distance") == {"target-0": 0.625}
+    assert scored(folder, "common_subsequence") == {"target-0": 4.0}
+    assert scored(folder, "edit_distance", "control") == {}
+    for file in folder.rglob("samples_tfidf_memorization*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            del line["doc"]["sample"]["edit_distance"], line["doc"]["sample"]["common_subsequence"]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scored(folder, "common_subsequence") == {}
+    assert scored(folder, "lms") == {"target-0": 3.0}
+
+
 def test_runs_come_in_the_order_that_was_given_and_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for objective in ("CE", "TF-IDF"):

@@ -18,8 +18,8 @@ from tfidf_tune.tasks._token_ids import original_tokenizer
 
 OURS = {
     *MEMORIZATION,
-    *("tfidf_memorization", "tfidf_memorization_prefixes"),
-    *("tfidf_wikitext2_ppl", "tfidf_cnn_dailymail", "tfidf_squad"),
+    *("tfidf_memorization", "tfidf_memorization_prefixes", "tfidf_membership"),
+    *("tfidf_wikitext2_ppl", "tfidf_other_ppl", "tfidf_cnn_dailymail", "tfidf_squad"),
 }
 THEIR_TASK = """task: theirs
 custom_dataset: !function tfidf_tune.tasks.squad.documents
@@ -182,6 +182,7 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         ("tfidf_memorization", "probe_file=gone.jsonl", "error: no such probe file: 'gone.jsonl'"),
         ("tfidf_memorization", f"probe_file={other}", "error: Passage 'target-0000' was tokenized with fingerprint"),
         *((task, f"{source}={file}", "error: ") for task, source in sources.items() for file in (empty, lacking)),
+        ("tfidf_other_ppl", "x=1", "error: tfidf_other_ppl needs other_source: a hub id, 'embedded' or a file"),
         ("tfidf_squad", "squad_source=no/such_data_set", "error: cannot load the data set 'no/such_data_set'"),
         ("tfidf_memoization", short, "error: Tasks not found: tfidf_memoization"),
     ):

@@ -26,7 +26,9 @@ def test_the_default_device_without_a_gpu_is_the_cpu(llama, probe_file, tmp_path
 
 
 def test_bad_arguments_are_refused_by_name(llama, probe_file, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no task tfidf_swag; possible are tfidf_cnn_dailymail, tfidf_memoriz"):
+    with pytest.raises(
+        ValueError, match="no task tfidf_swag; possible are tfidf_cnn_dailymail, tfidf_membership, tfidf_memoriz"
+    ):
         evaluate({"pretrained": str(llama)}, ["tfidf_squad", "tfidf_swag"], tmp_path)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="the results could not be written to"):

@@ -1,6 +1,8 @@
 """``tfidf_wikitext2_ppl``: equal to a plain loop over the blocks."""
 
+import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from task_fakes import FAMILIES, embedded_ids, prompts_seen, recorded_pairs, run_tasks
 
 from tfidf_tune.analysis import load_model
-from tfidf_tune.data import hf_tokenizer, text_blocks
+from tfidf_tune.data import embedded_documents, hf_tokenizer, text_blocks
+from tfidf_tune.report import comparison_report
+from tfidf_tune.results import import_results
 
 TASK = "tfidf_wikitext2_ppl"
 
@@ -41,6 +45,26 @@ def test_it_equals_a_plain_loop(family, models, wiki_file, tmp_path):
     metrics = output.metrics(TASK)
     assert metrics["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / blocks[:, 1:].size), rel=1e-4)
     assert metrics["round_trip"] == 1.0
+
+
+def test_one_run_has_the_perplexity_of_a_second_text_and_reports_name_it(llama, wiki_file, tmp_path):
+    texts = embedded_documents("docstrings_validation")[:20]
+    other_file = tmp_path / "other.jsonl"
+    other_file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    blocks = text_blocks(hf_tokenizer(str(llama)), texts, block_size=64)[:5]
+    settings = {"wikitext2_source": wiki_file, "other_source": other_file, "block_size": 64, "num_blocks": 5}
+    output = run_tasks(llama, [TASK, "tfidf_other_ppl"], tmp_path / "one", **settings)
+    for task, expected in ((TASK, blocks_of(llama, wiki_file)[:5]), ("tfidf_other_ppl", blocks)):
+        sums = log_likelihoods(load_model(llama), expected)
+        assert [doc["log_likelihood"] for doc in output.docs(task)] == pytest.approx(sums, rel=1e-5)
+
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    results = import_results([f"CE={tmp_path / 'one'}", f"Goldfish={tmp_path / 'two'}"])
+    assert results.scores.groupby("metric")["unit"].nunique().to_dict() == {"nll": 5, "other_nll": 5}
+    tables = {table.name: table for table in comparison_report(results).tables}
+    expected = math.exp(-sum(sums) / (5 * 63))
+    assert tables["other_perplexity"].frame["Other perplexity"].tolist() == pytest.approx([expected] * 2, rel=1e-4)
+    assert tables["perplexity"].frame["Perplexity"].tolist() != pytest.approx([expected] * 2, rel=1e-2)
 
 
 def test_a_half_precision_model_is_summed_in_full_precision(llama, wiki_file, tmp_path):

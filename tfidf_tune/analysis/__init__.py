@@ -3,14 +3,34 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l, rouge_scores
+from tfidf_tune.analysis._membership import (
+    Membership,
+    exposure,
+    extraction_probability,
+    membership,
+    membership_scores,
+    num_samples_needed,
+    passage_scores,
+    roc_auc,
+    true_positive_rate,
+    zlib_score,
+)
+from tfidf_tune.analysis._metrics import (
+    edit_distance,
+    longest_common_subsequence,
+    longest_memorized_substring,
+    longest_prefix_match,
+    rouge_l,
+    rouge_scores,
+)
 from tfidf_tune.analysis.averages import run_table
 from tfidf_tune.analysis.comparison import compare_at_equal_perplexity, compare_objectives
 from tfidf_tune.analysis.evaluations import evaluation_table
 from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
-from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, over_seeds
+from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, holm, over_seeds, over_seeds_and_passages
 
 if TYPE_CHECKING:
+    from tfidf_tune.analysis._likelihoods import TokenLikelihoods, token_likelihoods
     from tfidf_tune.analysis._loading import adapter_base, load_model, require_known_ids
     from tfidf_tune.analysis._monitor import MemorizationProbe, MonitoredModel, evaluating
     from tfidf_tune.analysis._perplexity import token_perplexity
@@ -18,11 +38,13 @@ if TYPE_CHECKING:
         Decoding,
         ProbeTokenizer,
         batches_of_prompts,
+        best_continuation,
         check_passages,
         compare_continuation,
         greedy_continuations,
         probe,
     )
+    from tfidf_tune.analysis._relearning import relearning_steps
 else:
 
     def __getattr__(name: str) -> Any:
@@ -30,10 +52,13 @@ else:
         if name not in __all__:
             raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
         modules = {
+            "TokenLikelihoods": "_likelihoods",
+            "token_likelihoods": "_likelihoods",
             "adapter_base": "_loading",
             "load_model": "_loading",
             "require_known_ids": "_loading",
             "token_perplexity": "_perplexity",
+            "relearning_steps": "_relearning",
             "MemorizationProbe": "_monitor",
             "MonitoredModel": "_monitor",
             "evaluating": "_monitor",
@@ -48,28 +73,46 @@ __all__ = [
     "Decoding",
     "Frontiers",
     "Interval",
+    "Membership",
     "MemorizationProbe",
     "MonitoredModel",
     "ProbeTokenizer",
+    "TokenLikelihoods",
     "adapter_base",
     "batches_of_prompts",
+    "best_continuation",
     "bootstrap_interval",
     "check_passages",
     "compare_at_equal_perplexity",
     "compare_continuation",
     "compare_objectives",
+    "edit_distance",
     "evaluating",
     "evaluation_table",
+    "exposure",
+    "extraction_probability",
     "greedy_continuations",
+    "holm",
     "load_model",
+    "longest_common_subsequence",
     "longest_memorized_substring",
     "longest_prefix_match",
+    "membership",
+    "membership_scores",
+    "num_samples_needed",
     "over_seeds",
+    "over_seeds_and_passages",
+    "passage_scores",
     "probe",
+    "relearning_steps",
     "require_known_ids",
+    "roc_auc",
     "rouge_l",
     "rouge_scores",
     "run_table",
+    "token_likelihoods",
     "token_perplexity",
     "trace_frontiers",
+    "true_positive_rate",
+    "zlib_score",
 ]

@@ -1,4 +1,4 @@
-"""How much of a reference a continuation recites: prefix match, longest memorized substring, ROUGE-L.
+"""How much of a reference a continuation recites: prefix match, longest memorized substring, edit distance, ROUGE-L.
 
 Pure functions on token ids and strings. Prefix match and LMS follow Huang et al. 2024, "Demystifying Verbatim
 Memorization in Large Language Models" (https://arxiv.org/abs/2407.17817).
@@ -37,6 +37,39 @@ def longest_memorized_substring(generated: Sequence[int], reference: Sequence[in
         run[1:] = np.where(reference_ids == token, run[:-1] + 1, 0)
         longest = max(longest, int(run.max()))
     return longest
+
+
+def longest_common_subsequence(generated: Sequence[int], reference: Sequence[int]) -> int:
+    """Return the most tokens that occur in both in the same order, not necessarily next to each other.
+
+    One row at a time of the table ``L`` of all prefixes of the two::
+
+        L[i, j] = max(L[i-1, j], L[i, j-1], L[i-1, j-1] + [generated[i] == reference[j]])
+    """
+    reference_ids = np.asarray(reference)
+    row = np.zeros(len(reference) + 1, dtype=np.int64)
+    for token in generated:
+        row[1:] = np.maximum(row[1:], row[:-1] + (reference_ids == token))
+        row = np.maximum.accumulate(row)
+    return int(row[-1])
+
+
+def edit_distance(generated: Sequence[int], reference: Sequence[int]) -> float:
+    """Return Levenshtein's distance of tokens / length of the longer of the two, in [0, 1]; 0 if both are empty.
+
+    The distance is the least number of tokens to replace, insert and delete. One row at a time of the table ``D`` of
+    all prefixes of the two::
+
+        D[i, j] = min(D[i-1, j] + 1, D[i, j-1] + 1, D[i-1, j-1] + [generated[i] != reference[j]])
+    """
+    reference_ids = np.asarray(reference)
+    insertions = np.arange(len(reference) + 1)
+    row = insertions
+    for token in generated:
+        replaced = row[:-1] + (reference_ids != token)
+        row = np.concatenate([row[:1] + 1, np.minimum(row[1:] + 1, replaced)])
+        row = np.minimum.accumulate(row - insertions) + insertions
+    return int(row[-1]) / max(len(generated), len(reference), 1)
 
 
 def rouge_l(generated: str, reference: str) -> float:

@@ -6,6 +6,7 @@ are the token ids of the passage: no text is tokenized again, no BOS is added.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor
 
 from tfidf_tune.analysis._loading import require_known_ids
-from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match, rouge_l
+from tfidf_tune.analysis._metrics import (
+    edit_distance,
+    longest_common_subsequence,
+    longest_memorized_substring,
+    longest_prefix_match,
+    rouge_l,
+)
 from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
 from tfidf_tune.results import ProbeSample
 
@@ -246,7 +253,25 @@ def compare_continuation(
         lms=longest_memorized_substring(generated_ids, reference_ids),
         rouge_l=rouge_l(generated_text, reference_text),
         verbatim=prefix_match == len(reference_ids),
+        edit_distance=edit_distance(generated_ids, reference_ids),
+        common_subsequence=longest_common_subsequence(generated_ids, reference_ids),
     )
+
+
+def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
+    """Return one sample for several of a prompt, with the best value of each measure.
+
+    Prefix match, LMS, longest common subsequence, ROUGE-L and verbatim are the highest, the edit distance is the
+    lowest; each may be that of another sample. Ids and text are those of the longest common subsequence.
+
+    Args:
+        samples (Sequence[ProbeSample]): of :func:`compare_continuation`, at least one.
+    """
+    shown = max(samples, key=lambda sample: (sample.common_subsequence or 0, sample.lms))
+    highest = ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence")
+    scores: dict[str, Any] = {name: max(getattr(sample, name) for sample in samples) for name in highest}
+    distances = [sample.edit_distance for sample in samples if sample.edit_distance is not None]
+    return replace(shown, **scores, edit_distance=min(distances))
 
 
 def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num_prompt: int) -> None:

@@ -8,6 +8,9 @@ from tfidf_tune.results import Results
 if TYPE_CHECKING:
     import pandas as pd
 
+_CONTINUATION = ("lms", "edit_distance", "common_subsequence")
+_OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
+
 
 def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
     """Average the scores of passages and blocks in groups.
@@ -18,9 +21,9 @@ def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
         by (Sequence[str]): columns that make the groups.
 
     Returns:
-        pandas.DataFrame: a row a group, in order of appearance, with the columns "lms", "prefix_match", "rouge_l" and
-            "verbatim" (targets), "control_lms", "nll", "max_lms", "max_prefix_match", and "num_predictions"; NaN if
-            missing.
+        pandas.DataFrame: a row a group, in order of appearance, with the columns "lms", "prefix_match", "rouge_l",
+            "verbatim", "edit_distance" and "common_subsequence" (targets), "control_lms", "control_edit_distance",
+            "control_common_subsequence", "nll", "max_lms", "max_prefix_match", and "num_predictions"; NaN if missing.
     """
     single = scores["unit"] != ""
     has_units = single.groupby([scores[name] for name in ("checkpoint", "metric", "kind")], observed=True).transform(
@@ -36,7 +39,7 @@ def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
     )
     sums = groups[["sum", "count"]].sum()
     averages = (sums["sum"] / sums["count"]).unstack()
-    averages = averages.reindex(columns=["lms", "prefix_match", "rouge_l", "verbatim", "control_lms", "nll"])
+    averages = averages.reindex(columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"])
     largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
     averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
     averages["max_prefix_match"] = largest["prefix_match"]

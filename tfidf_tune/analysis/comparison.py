@@ -17,7 +17,7 @@ from tfidf_tune.analysis.evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.analysis.intervals import Interval, bootstrap_interval
+from tfidf_tune.analysis.intervals import ALPHA, Interval, bootstrap_interval, holm
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,8 +34,9 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
         pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the last checkpoint that
             all runs share, if possible one where the LMS is known too ("progress", in percent), with the columns
             "baseline" and "other" (values), "reduction" (``(baseline - other) / baseline``; NaN if the baseline is 0 or
-            a value is not finite), "low" and "high" (its interval; NaN if there is none), and "num_units" (passages,
-            blocks, articles or questions).
+            a value is not finite), "low" and "high" (its interval; NaN if there is none), "num_units" (passages,
+            blocks, articles or questions), "p_value" (by Holm's method over all rows of the setting), and "significant"
+            ("yes", "no", "too few" or None, see :class:`Interval`; "yes" only if the p-value is below 0.05 too).
     """
     import pandas as pd
 
@@ -51,8 +52,10 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
                 if before is not None and after is not None:
                     progress = last["progress"].iloc[0]
                     rows.append((setting, objective, measure.name, *_reduction(measure, before, after), progress))
-    names = ["setting", "objective", "measure", "baseline", "other", "reduction", "low", "high", "num_units"]
-    return pd.DataFrame(rows, columns=[*names, "progress"])
+    names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
+    table = pd.DataFrame(rows, columns=names)
+    table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
+    return table.assign(significant=[_significant(one) for one in table.itertuples()])
 
 
 def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
@@ -177,8 +180,14 @@ def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
     return None
 
 
+def _significant(one: Any) -> str | None:
+    """Return whether the interval of a row excludes 0, "no" if its p-value does not after correction."""
+    found = Interval(one.low, one.high, one.num_units).significant
+    return "no" if found == "yes" and one.p_value >= ALPHA else found
+
+
 def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
-    """Return both values, the reduction, and low, high and number of units of its interval."""
+    """Return both values, the reduction and its interval."""
     counts = baseline[1]
 
     def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:

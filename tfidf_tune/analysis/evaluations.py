@@ -50,7 +50,9 @@ class Measure:
 
 LMS = Measure("Avg LMS", "average LMS", "lms", "target")
 CONTROL_LMS = Measure("Control LMS", "average LMS of the controls", "lms", "control")
+PASSAGE_NLL = Measure("NLL of targets", "NLL of the targets", "passage_nll", "target")
 PERPLEXITY = Measure("Perplexity", "perplexity", "nll", "block", exponential=True)
+OTHER_PERPLEXITY = Measure("Other perplexity", "perplexity on other text", "other_nll", "block", exponential=True)
 SUMMARY_MEASURES = (
     Measure("Summary ROUGE-1", "ROUGE-1", "rouge1", "article"),
     Measure("Summary ROUGE-2", "ROUGE-2", "rouge2", "article"),
@@ -66,6 +68,7 @@ COMPARED = (
     Measure("Avg Prefix", "average prefix match", "prefix_match", "target"),
     Measure("ROUGE-L", "ROUGE-L of the targets", "rouge_l", "target"),
     PERPLEXITY,
+    OTHER_PERPLEXITY,
     *SUMMARY_MEASURES,
     *ANSWER_MEASURES,
 )
@@ -99,7 +102,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     totals = dict(_unit_totals(results.scores))
     columns = {
         measure.name: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
-        for measure in (*COMPARED, CONTROL_LMS)
+        for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL)
     }
     table = table.assign(
         **columns, place=table.groupby("setting", sort=False).ngroup(), rank=table["objective"].map(objectives.index)
@@ -121,6 +124,16 @@ def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str],
     for key, own in totals.groupby(level=keys, observed=True):
         if key not in missing:
             yield key, (own["sum"].to_numpy(float), own["count"].to_numpy(float))
+
+
+def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
+    """Return the LMS of each checkpoint by ascending passage, as its share of the mean: float64 ``[n]``, of that mean.
+
+    A checkpoint whose passages were not kept one by one, or with a missing value, is left out. ``measure`` is LMS, of
+    the targets, or CONTROL_LMS.
+    """
+    rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
+    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows)}
 
 
 def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
@@ -216,8 +229,13 @@ def _questions(results: Results, checkpoint: int, what: str) -> dict[str, Any]:
     samples = results.checkpoints[checkpoint].samples
     if what == "prompts" and samples:
         return {sample.prompt_label: sample.reference_ids for sample, _ in samples}
-    kinds = {"prompts": ("target", "control"), "perplexity blocks": ("block",)}.get(what, (what.removesuffix("s"),))
+    passages = ("target", "control")
+    kinds = {"prompts": passages, "passages": passages, "perplexity blocks": ("block",)}.get(
+        what, (what.removesuffix("s"),)
+    )
     scores = results.scores
+    if kinds == passages:
+        scores = scores[scores["metric"] == ("lms" if what == "prompts" else PASSAGE_NLL.metric)]
     own = scores[(scores["checkpoint"] == checkpoint) & scores["kind"].isin(kinds)]
     if what == "perplexity blocks":
         return dict(zip(own["unit"], (f"{count:g} predictions" for count in own["count"]), strict=True))
@@ -233,7 +251,7 @@ def _difference(first: dict[str, Any], second: dict[str, Any]) -> str:
             return f"only the second has {key}"
         if first[key] != second[key]:
             return f"{key} expects {_short(first[key])} in the first and {_short(second[key])} in the second"
-    return "references or offsets are not the same"
+    return "references, offsets, or the noise or sampling of the prompts are not the same"
 
 
 def _short(value: Any) -> str:

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfidf_tune.analysis.comparison import first_crossing
-from tfidf_tune.analysis.evaluations import comparable_runs
-from tfidf_tune.analysis.intervals import SeedEstimate, over_seeds, verdict
+from tfidf_tune.analysis.evaluations import CONTROL_LMS, comparable_runs, passage_lms
+from tfidf_tune.analysis.intervals import SeedEstimate, holm, over_seeds, over_seeds_and_passages, verdict
 from tfidf_tune.results import Results
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MEASURED = ["lms", "log_perplexity"]
+_MEANS = [
+    *("rouge_l", "verbatim", "control_lms"),
+    *("edit_distance", "common_subsequence", "control_edit_distance", "control_common_subsequence"),
+]
 _EXCESS = ["excess", "excess_low", "excess_high"]
 
 
@@ -29,8 +33,10 @@ class Frontiers(NamedTuple):
             - "seeds" (tuple): of its runs,
             - "lms" and "log_perplexity": means over seeds, with the ends "..._low" and "..._high" of their intervals
               (NaN if there is none); "perplexity" and its ends: e to the power of these,
-            - "max_lms", "rouge_l", "verbatim", "control_lms"; "excess": LMS minus the controls', with the ends of its
-              interval over seeds,
+            - "max_lms", "rouge_l", "verbatim", "edit_distance", "common_subsequence" and, of the controls,
+              "control_lms", "control_edit_distance", "control_common_subsequence"; "excess": LMS minus the controls',
+              with the ends of its interval, that of :func:`over_seeds_and_passages`, or over seeds where single
+              passages were not kept,
             - "finite": whether no run diverged,
             - "operating": whether it is the operating point of its objective: of the finite ones the learning rate of
               the lowest mean log perplexity, of equal ones the lower, over the seeds that all of them have ("common",
@@ -48,7 +54,9 @@ class Frontiers(NamedTuple):
             "reference", "objective" and "at": "operating points" (each at its own) or "equal rates" (unless there is a
             single one); with "learning_rate" and "reference_rate", "num_pairs", "lms" and "log_perplexity" as above,
             "perplexity" (in percent of the reference's, and its ends), "reduction" ((reference - objective) / reference
-            of the mean LMS, NaN if the reference's is 0), and "verdict".
+            of the mean LMS, NaN if the reference's is 0), "lms_p" and "perplexity_p": p-values, by Holm's method over
+            both measures of all rows of the model with the same "at", and "verdict". The interval of the LMS is that of
+            :func:`over_seeds_and_passages`, or over seeds where single passages were not kept.
         left_out (tuple[str, ...]): runs that no curve can have, with the reason.
     """
 
@@ -87,14 +95,19 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     used = runs[[reason is None for reason in reasons]].sort_values(keys, na_position="first", kind="stable")
     if used.empty:
         raise ValueError(f"no run has both LMS and perplexity: {'; '.join(left_out)}")
-    used["point"] = used.groupby(keys, dropna=False, sort=False).ngroup()
+    used = used.assign(
+        point=used.groupby(keys, dropna=False, sort=False).ngroup(),
+        passages=used.index.map(passage_lms(results)),
+        controls=used.index.map(passage_lms(results, CONTROL_LMS)),
+    )
     points = pd.DataFrame([_point(own) for _, own in used.groupby("point")], columns=_POINT_COLUMNS)
     for _, own in points.groupby("model", sort=False):
         _mark_operating_points(points, own, used[used["point"].isin(own.index)], objectives[0])
     names = tuple(dict.fromkeys((objectives[0], *references)))
-    return Frontiers(
-        names, points, pd.DataFrame(_differences(points, used, names), columns=_DIFFERENCE_COLUMNS), tuple(left_out)
-    )
+    found = list(_differences(points, used, names))
+    for family in {(one["model"], one["at"]) for one in found}:
+        _judge([one for one in found if (one["model"], one["at"]) == family])
+    return Frontiers(names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out))
 
 
 def perplexity_of(log_perplexity: float) -> float:
@@ -115,12 +128,15 @@ def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
 def _point(runs: "pd.DataFrame") -> dict[str, Any]:
     lms, log_perplexity = (over_seeds(runs[name].tolist()) for name in _MEASURED)
     excess = over_seeds((runs["lms"] - runs["control_lms"]).tolist())
+    passages = [runs["passages"].tolist(), runs["controls"].tolist()]
+    if all(isinstance(one, np.ndarray) for of_kind in passages for one in of_kind):
+        excess = over_seeds_and_passages(*map(np.array, passages))
     return {
         **runs.iloc[0][["model", "objective", "learning_rate"]],
         "seeds": tuple(runs["seed"]),
         **_estimates(lms, log_perplexity, perplexity_of),
         "max_lms": runs["max_lms"].max(),
-        **runs[["rouge_l", "verbatim", "control_lms"]].mean(),
+        **runs[_MEANS].mean(),
         **dict(zip(_EXCESS, excess[:3], strict=True)),
         "finite": math.isfinite(perplexity_of(log_perplexity.mean)),
         "operating": False,
@@ -183,10 +199,7 @@ def _lms_at(path: "pd.DataFrame", log_perplexity: float) -> float:
 
 
 def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Sequence[str]) -> Iterator[dict[str, Any]]:
-    measured = {
-        point: dict(zip(own["seed"], own[_MEASURED].to_numpy().tolist(), strict=True))
-        for point, own in runs.groupby("point")
-    }
+    measured = {point: {one.seed: one for one in own.itertuples()} for point, own in runs.groupby("point")}
     for _, own in points.groupby("model", sort=False):
         several_rates = own["learning_rate"].nunique(dropna=False) > 1
         for reference in references:
@@ -203,18 +216,31 @@ def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Seque
                             yield names | rates | _difference(measured[one.Index], measured[other.Index])
 
 
-def _difference(ours: dict[Any, list[float]], theirs: dict[Any, list[float]]) -> dict[str, Any]:
+def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
     """Compare LMS and log perplexity by seed; a run of an unknown seed is paired with one of an unknown seed."""
     seeds = [seed for seed in ours if seed in theirs]
-    lms, log_perplexity = (over_seeds([ours[seed][i] - theirs[seed][i] for seed in seeds]) for i in range(2))
-    recited, reference = (sum(of[seed][0] for seed in seeds) for of in (ours, theirs))
+    log_perplexity = over_seeds([ours[seed].log_perplexity - theirs[seed].log_perplexity for seed in seeds])
+    lms = over_seeds([ours[seed].lms - theirs[seed].lms for seed in seeds])
+    passages = [(ours[seed].passages, theirs[seed].passages) for seed in seeds]
+    if passages and all(isinstance(one, np.ndarray) for pair in passages for one in pair):
+        lms = over_seeds_and_passages(np.array([own - other for own, other in passages]))
+    recited, reference = (sum(of[seed].lms for seed in seeds) for of in (ours, theirs))
     finite = math.isfinite(log_perplexity.mean)
     return {
         "num_pairs": len(seeds),
         **_estimates(lms, log_perplexity, lambda log_ratio: _percent(log_ratio) if finite else math.nan),
         "reduction": 1 - recited / reference if reference else math.nan,
-        "verdict": verdict(lms, log_perplexity),
+        "estimates": (lms, log_perplexity),
     }
+
+
+def _judge(differences: Sequence[dict[str, Any]]) -> None:
+    """Correct the p-values of a family of comparisons, and add their verdicts."""
+    adjusted = holm([estimate.p_value for one in differences for estimate in one["estimates"]]).reshape(-1, 2)
+    for one, (lms_p, perplexity_p) in zip(differences, adjusted.tolist(), strict=True):
+        lms, log_perplexity = one.pop("estimates")
+        said = verdict(lms._replace(p_value=lms_p), log_perplexity._replace(p_value=perplexity_p))
+        one |= {"lms_p": lms_p, "perplexity_p": perplexity_p, "verdict": said}
 
 
 def _percent(log_ratio: float) -> float:
@@ -224,10 +250,10 @@ def _percent(log_ratio: float) -> float:
 
 _ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
 _POINT_COLUMNS = [
-    *("model", "objective", "learning_rate", "seeds", *_ESTIMATED, "max_lms", "rouge_l", "verbatim", "control_lms"),
+    *("model", "objective", "learning_rate", "seeds", *_ESTIMATED, "max_lms", *_MEANS),
     *(*_EXCESS, "finite", "operating", "common", "range_end", "on_front", "lms_at_baseline"),
 ]
 _DIFFERENCE_COLUMNS = [
     *("model", "reference", "objective", "at", "learning_rate", "reference_rate", "num_pairs", *_ESTIMATED),
-    *("reduction", "verdict"),
+    *("reduction", "lms_p", "perplexity_p", "verdict"),
 ]

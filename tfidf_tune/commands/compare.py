@@ -47,9 +47,16 @@ def main(arguments: list[str]) -> None:
         metavar="OBJECTIVE",
         help="with --frontier: compare with this objective as well as the baseline; may be given several times",
     )
+    parser.add_argument(
+        "--paper",
+        action="store_true",
+        help="add a table with the values that the paper reports for the same models, objectives and measures",
+    )
     options = parser.parse_args(arguments)
     if options.reference and not options.frontier:
         parser.error("--reference is for --frontier; without it, --baseline names what is compared with")
+    if options.paper and options.frontier:
+        parser.error("--paper is for comparisons without --frontier: the paper has one learning rate for each model")
     from tfidf_tune.results import load_results, require_runs
 
     require_runs(options.runs)  # before pandas is imported
@@ -67,7 +74,7 @@ def main(arguments: list[str]) -> None:
     if options.frontier:
         report = frontier_report(results, baseline=options.baseline, references=options.reference)
     else:
-        report = comparison_report(results, baseline=options.baseline)
+        report = comparison_report(results, baseline=options.baseline, paper=options.paper)
     if options.title is not None:
         report = dataclasses.replace(report, title=options.title)
     write_report(report, folder, results=results)

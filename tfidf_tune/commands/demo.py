@@ -10,11 +10,11 @@ def main(arguments: list[str]) -> None:
     """Run the demo; ``arguments`` are those after ``tfidf-tune demo``."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune demo",
-        description="Train a Llama of 3.4 million parameters under CE and under TF-IDF on Python's documentation, in "
-        "which some passages are repeated, and compare what the two models recite.",
+        description="Train a Llama of 0.65 million parameters under CE, TF-IDF and repetition weights on Python's "
+        "documentation, in which some passages are repeated, and compare what the models recite.",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    seed_help = "seed of weights, data and injections; default: %(default)s"
+    seed_help = "seed of the order of data and of injections; default: %(default)s"
     parser.add_argument("--seed", type=int, default=0, help=seed_help)
     options = parser.parse_args(arguments)
     from tfidf_tune.experiment import load_experiment

@@ -13,7 +13,9 @@ prompts of token ids. MODEL is a folder, such as RUN/checkpoint_100pct, or a hub
 tasks:
   tfidf_memorization    what the model recites of the passages of a probe file, after 32, 50 and 100 tokens
   tfidf_memorization_prefixes    the same after other numbers of tokens: --metadata prefix_lengths=[16,24]
+  tfidf_membership    likelihood of the passages, and whether it tells them from text that training did not see
   tfidf_wikitext2_ppl, tfidf_squad, tfidf_cnn_dailymail    perplexity, questions, summaries
+  tfidf_other_ppl    perplexity on a second text: --metadata other_source=TEXT
 
 options that are often needed:
   --metadata probe_file=RUN/probe.jsonl    settings of our tasks, key=value

@@ -1,12 +1,15 @@
-"""``tfidf-tune probe``: make a probe file, audit one model with it."""
+"""``tfidf-tune probe``: make a probe file, audit one model with it, measure how fast a model relearns its passages."""
 
 import argparse
+import json
+import math
+import statistics
 from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune._files import looks_like_path, require_writable
+from tfidf_tune._files import atomic_file, looks_like_path, require_writable
 from tfidf_tune._printing import say
 from tfidf_tune.commands import whole_number
 
@@ -17,7 +20,7 @@ _PREFIX_LENGTHS = (32, 50, 100)
 
 
 def main(arguments: list[str]) -> None:
-    """Make a probe file or audit a model.
+    """Make a probe file, audit a model, or let it relearn.
 
     Args:
         arguments (list[str]): of the command line, after ``tfidf-tune probe``.
@@ -27,9 +30,10 @@ def main(arguments: list[str]) -> None:
         ValueError: If arguments, text, model and probe file do not fit each other.
     """
     parser = argparse.ArgumentParser(prog="tfidf-tune probe", description="Ask a model for its training text.")
-    commands = parser.add_subparsers(required=True, metavar="make|audit")
+    commands = parser.add_subparsers(required=True, metavar="make|audit|relearn")
     _add_make(commands.add_parser("make", help="choose passages of your own training text, duplicates first"))
     _add_audit(commands.add_parser("audit", help="ask a model for the passages, and write a page about it"))
+    _add_relearn(commands.add_parser("relearn", help="count the training steps that bring a passage back"))
     options = parser.parse_args(arguments)
     options.run(options)
 
@@ -62,6 +66,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     add("--probe-file", type=Path, help="of `probe make`, or of a training run")
     add("--base", help="model under an adapter; default: what the adapter names")
     add("--tokenizer", help="default: the model's")
+    add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with those under it")
     add("--prefix-lengths", type=whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100")
     add("--max-new-tokens", type=whole_number(1), default=128, help=default)
     add("--offset", type=whole_number(0), default=0, help=f"token of a passage where prompts start; {default}")
@@ -69,6 +74,21 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     add("--device", help="default: a GPU if there is one")
     add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
     add("--output-dir", type=Path, help="default: runs/audit/NAME")
+
+
+def _add_relearn(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_relearn, dtype=None)
+    add, default = parser.add_argument, "default: %(default)s"
+    add("model", metavar="MODEL", help="folder of a Hugging Face model or PEFT adapter")
+    add("--probe-file", type=Path, help="of `probe make`, or of a training run")
+    add("--base", help="model under an adapter; default: what the adapter names")
+    add("--tokenizer", help="default: the model's")
+    add("--prefix-length", type=whole_number(1), default=32, help=f"tokens of a prompt; {default}")
+    add("--max-new-tokens", type=whole_number(1), default=32, help=f"tokens to be recited; {default}")
+    add("--max-steps", type=whole_number(0), default=50, help=f"after which a passage is given up; {default}")
+    add("--learning-rate", type=float, default=1e-4, help=f"of AdamW; {default}")
+    add("--device", help="default: a GPU if there is one")
+    add("--output", type=Path, default=Path("relearning.json"), help=f"steps by passage; {default}")
 
 
 def _make(options: argparse.Namespace) -> None:
@@ -162,11 +182,20 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Path:
         "offset": options.offset,
     }
     task = "tfidf_memorization"
+    if options.reference is not None:
+        metadata["reference_model"] = options.reference
     are_completions = all(passage.num_prompt is not None for passage in passages)  # asked for once
     if are_completions or tuple(options.prefix_lengths) != _PREFIX_LENGTHS:
-        task, metadata["prefix_lengths"] = "tfidf_memorization_prefixes", options.prefix_lengths
+        task, metadata["prefix_lengths"] = "tfidf_memorization_prefixes", list(options.prefix_lengths)
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    evaluate(model_args, [task], results, metadata=metadata, batch_size=options.batch_size, device=options.device)
+    evaluate(
+        model_args,
+        [task, "tfidf_membership"],
+        results,
+        metadata=metadata,
+        batch_size=options.batch_size,
+        device=options.device,
+    )
     return results
 
 
@@ -195,3 +224,80 @@ def _model_args(options: argparse.Namespace) -> dict[str, Any]:
     elif options.base is not None:
         raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
     return names | {name: getattr(options, name) for name in ("tokenizer", "dtype") if getattr(options, name)}
+
+
+def _relearn(options: argparse.Namespace) -> None:
+    _check_files(options)
+    output = options.output.expanduser()
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder: --output must name a file")
+    require_writable("--output", output.parent)
+    import torch
+    from tqdm import tqdm
+
+    from tfidf_tune.analysis import check_passages, load_model, relearning_steps
+    from tfidf_tune.data import hf_tokenizer, read_probe_file
+    from tfidf_tune.tasks._evaluate import check_model_settings
+
+    names = _model_args(options)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_model_settings("float32", device, 1)
+    passages = read_probe_file(options.probe_file.expanduser())
+    check_passages(hf_tokenizer(names.get("tokenizer", names["pretrained"])), passages, options.prefix_length)
+    base = names["pretrained"] if "peft" in names else None
+    model = load_model(names.get("peft", names["pretrained"]), base=base, device=device, dtype=torch.float32)
+    named = ("prefix_length", "max_new_tokens", "max_steps", "learning_rate")
+    settings = {name: getattr(options, name) for name in named}
+    with tqdm(total=len(passages), desc="Relearning passages") as bar:
+        steps = relearning_steps(model, passages, **settings, progress=lambda _: bar.update())
+    by_kind = {
+        kind: [number for number, passage in zip(steps, passages, strict=True) if passage.kind == kind]
+        for kind in ("target", "control")
+    }
+    lines = [_relearned(kind, own, options.max_steps) for kind, own in by_kind.items() if own]
+    content = {"model": options.model, **settings, "passages": []}
+    content["passages"] = [
+        {"id": passage.id, "kind": passage.kind, "steps": number}
+        for passage, number in zip(passages, steps, strict=True)
+    ]
+    if all(by_kind.values()):
+        content["controls_minus_targets"], line = _difference(by_kind["target"], by_kind["control"], options.max_steps)
+        lines.append(line)
+    with atomic_file(output) as file:
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    say("\n".join([*lines, f"Written: {output}"]))
+
+
+def _relearned(kind: str, steps: list[int | None], max_steps: int) -> str:
+    num_back = sum(number is not None for number in steps)
+    half = statistics.median([max_steps + 1 if number is None else number for number in steps])
+    median = f"more than {max_steps}" if half > max_steps else f"{half:g}"
+    return f"{kind.capitalize()}s: {num_back} of {len(steps)} recited within {max_steps} steps, median {median}."
+
+
+def _difference(
+    targets: list[int | None], controls: list[int | None], max_steps: int
+) -> tuple[dict[str, float | None], str]:
+    """Return how many steps more controls take than targets, on average, in numbers and in words."""
+    import numpy as np
+
+    from tfidf_tune.analysis import bootstrap_interval
+    from tfidf_tune.analysis.intervals import MIN_UNITS
+
+    ours, theirs = (
+        np.array([max_steps if number is None else number for number in steps], dtype=np.float64)
+        for steps in (targets, controls)
+    )
+    mean = float(theirs.mean() - ours.mean())
+    low, high, number, _ = bootstrap_interval(
+        lambda x, y, axis=-1: y.mean(axis) - x.mean(axis), ours, theirs, paired=False
+    )
+    found = {
+        name: None if math.isnan(value) else value for name, value in (("mean", mean), ("low", low), ("high", high))
+    }
+    interval = "no interval" if math.isnan(low) else f"95 % interval over passages {low:+.2f} to {high:+.2f}"
+    few = f"; too few for a verdict, it takes {MIN_UNITS} of each" if number < MIN_UNITS else ""
+    return found, (
+        f"Controls minus targets: {mean:+.2f} steps on average ({interval}{few}). A passage that is not recited counts "
+        f"{max_steps}."
+    )

@@ -43,15 +43,17 @@ _IMMATERIAL = (
     "log_peak_memory_stats",
     "refuse_if_too_large",
 )
+_TEXT = ("source", "name", "split", "column")
+_BLOCKS = ("block_size", "num_blocks", *(f"train_{key}" for key in _TEXT), "shared_tokens")
 # Settings of the tasks, by the beginning of their names.
 TASK_SETTINGS = {
-    "tfidf_memorization": ("probe_file", "prefix_lengths", "max_new_tokens", "offset"),
-    "tfidf_wikitext2_ppl": (
-        *(f"wikitext2_{key}" for key in ("source", "name", "split", "column")),
-        *("block_size", "num_blocks"),
-        *(f"train_{key}" for key in ("source", "name", "split", "column")),
-        "shared_tokens",
+    "tfidf_memorization": (
+        *("probe_file", "prefix_lengths", "max_new_tokens", "offset", "prompt_noise"),
+        *("num_samples", "temperature", "top_k", "num_beams"),
     ),
+    "tfidf_membership": ("probe_file", "prefix_lengths", "max_new_tokens", "offset", "reference_model"),
+    "tfidf_wikitext2_ppl": (*(f"wikitext2_{key}" for key in _TEXT), *_BLOCKS),
+    "tfidf_other_ppl": (*(f"other_{key}" for key in _TEXT), *_BLOCKS),
     "tfidf_cnn_dailymail": (
         *(f"cnn_dailymail_{key}" for key in ("source", "name", "split", "max_source_tokens", "max_new_tokens")),
         *("bertscore_model", "bertscore_num_layers"),
@@ -103,9 +105,11 @@ def _check_tasks(experiment: Experiment) -> None:
     if unknown := [task for task in experiment.tasks if task not in known]:
         raise SetupError(f"experiment: no task {', '.join(unknown)}; possible are {', '.join(known)}")
     settings = [key for keys in TASK_SETTINGS.values() for key in keys]
-    for key in experiment.eval.metadata:
-        if key not in settings:
-            raise SetupError(f"experiment: eval.metadata: no setting {key!r}{suggestion(key, settings)}")
+    of_models = {f"models: {name}: metadata": model.metadata for name, model in experiment.models.items()}
+    for where, metadata in {"eval.metadata": experiment.eval.metadata, **of_models}.items():
+        for key in metadata:
+            if key not in settings:
+                raise SetupError(f"experiment: {where}: no setting {key!r}{suggestion(key, settings)}")
 
 
 def _run(
@@ -134,11 +138,12 @@ def _run(
             cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not expand the tilde
         cfg.output_dir = str(folder)
         dtype = DTYPES[experiment.eval.dtype or settings["dtype"]]
+        own = experiment.eval.model_copy(update={"metadata": experiment.eval.metadata | model.metadata})
         return Run(
             name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings,
-            tasks={task: _task_settings(task, experiment.eval, dtype) for task in experiment.tasks},
+            tasks={task: _task_settings(task, own, dtype) for task in experiment.tasks},
             evaluations={
-                percent: _evaluation(experiment, cfg, settings, dtype, folder / milestone_name(percent))
+                percent: _evaluation(experiment.tasks, own, cfg, settings, dtype, folder / milestone_name(percent))
                 for percent in sorted(experiment.milestones)
             },
         )  # fmt: skip
@@ -148,13 +153,14 @@ def _training_config(
     experiment: Experiment, model: Model, objective: str, learning_rate: float | None, seed: int
 ) -> DictConfig:
     cfg = deepcopy(_read_config(model.config))
-    for overrides in (experiment.overrides, model.overrides):
+    own = experiment.objectives[objective]
+    for overrides in (experiment.overrides, model.overrides, own.overrides):
         for key, value in overrides.items():
             # A section with a component replaces that of the config, as with `base`.
             replaces = isinstance(value, dict) and "_component_" in value
             with _errors_in(f"overrides: {key}"):
                 OmegaConf.update(cfg, key, value, merge=not replaces, force_add=True)
-    cfg.loss = experiment.objectives[objective]
+    cfg.loss = own.loss
     if learning_rate is not None:
         OmegaConf.update(cfg, "optimizer.lr", learning_rate, force_add=True)
     cfg.seed = seed
@@ -184,12 +190,14 @@ def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path,
 
 
 def _evaluation(
-    experiment: Experiment, cfg: DictConfig, training: Settings, dtype: str, checkpoint: Path
+    tasks: list[str], own: EvalSettings, cfg: DictConfig, training: Settings, dtype: str, checkpoint: Path
 ) -> dict[str, Any]:
-    own = experiment.eval
     metadata = dict(own.metadata)
-    if any(task.startswith("tfidf_memorization") for task in experiment.tasks) and "probe_file" not in metadata:
+    probing = any(task.startswith(("tfidf_memorization", "tfidf_membership")) for task in tasks)
+    if probing and "probe_file" not in metadata:
         metadata["probe_file"] = _probe_file(cfg)
+    if "tfidf_membership" in tasks and cfg.checkpointer.get("revision") is None:
+        metadata.setdefault("reference_model", str(cfg.checkpointer.checkpoint_dir))  # the model before training
     model_args = {"pretrained": str(checkpoint)}
     if training["recipe"] == "lora_finetune" and not training["merge_adapter"]:
         model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": str(checkpoint)}

@@ -67,12 +67,28 @@ class Model(_Section):
     """Name or path of a training config."""
     overrides: _Overrides = {}
     """Keys of the training config; they take precedence over the experiment's own overrides."""
+    metadata: dict[str, Any] = {}
+    """Settings of the tasks for this model; they take precedence over those of ``eval``."""
     start: dict[str, Any] | None = None
     """Component that makes the checkpoint folder to start from. It is called with ``(folder, model, seed)``: the
     training config's section ``model``, and the run's seed unless one is given here. Null: the training config's
     checkpoint."""
     learning_rates: _Rates | None = None
     """Null: the experiment's. Adapters, for example, need higher learning rates than complete models."""
+
+
+class Objective(_Section):
+    """What is minimized: a column of the tables. A section with ``_component_`` is only a loss."""
+
+    loss: dict[str, Any]
+    """The training config's ``loss``."""
+    overrides: _Overrides = {}
+    """Keys of the training config, such as ``dataset: {deduplicate: exact}``; they take precedence over the model's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_loss(cls, content: Any) -> Any:
+        return {"loss": content} if isinstance(content, dict) and "_component_" in content else content
 
 
 class EvalSettings(_Section):
@@ -120,8 +136,8 @@ class Experiment(_Section):
     """Folder of the experiment."""
     models: _Names[Model]
     """By the names that the tables show."""
-    objectives: _Names[dict[str, Any]]
-    """The training config's ``loss``, by the names that the tables show."""
+    objectives: _Names[Objective]
+    """By the names that the tables show."""
     learning_rates: _Rates | None = None
     """The training config's ``optimizer.lr``; the report is then that of the frontier. Null: the training config's."""
     references: list[str] = []
@@ -150,8 +166,9 @@ class Experiment(_Section):
                     f"models: {own}: learning_rates: the experiment has none; set learning_rates for all models"
                 )
             return self
-        models = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
-        for where, overrides in {"": self.overrides, **models}.items():
+        own_overrides = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
+        own_overrides |= {f"objectives: {name}: ": one.overrides for name, one in self.objectives.items()}
+        for where, overrides in {"": self.overrides, **own_overrides}.items():
             optimizer = overrides.get("optimizer")
             if isinstance(optimizer, dict) and "lr" in optimizer:
                 raise ValueError(f"{where}overrides: optimizer.lr is set by the experiment's learning_rates")
@@ -186,10 +203,10 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _with_overrides(content: Any) -> list[Any]:
-    """Return the sections whose overrides are keys of a training config: the experiment and its models."""
-    models = content.get("models")
-    own = models.values() if hasattr(models, "values") else ()
-    return [content, *(model for model in own if hasattr(model, "pop"))]
+    """Return the sections whose overrides are keys of a training config: the experiment, its models and objectives."""
+    named = [content.get(key) for key in ("models", "objectives")]
+    own = [one for sections in named if hasattr(sections, "values") for one in sections.values()]
+    return [content, *(one for one in own if hasattr(one, "pop") and "_component_" not in one)]
 
 
 def _plain(section: Any, resolve: bool) -> Any:
@@ -205,7 +222,7 @@ def _message(error: ValidationError) -> str:
         path[-2:] = [f"{path[-2]}[{path[-1]}]"]
     where = "".join(f"{section}: " for section in path[:-1])
     if problem["type"] == "extra_forbidden":
-        schemas: dict[str, type[_Section]] = {"models": Model, "eval": EvalSettings}
+        schemas: dict[str, type[_Section]] = {"models": Model, "objectives": Objective, "eval": EvalSettings}
         return f"{where}no key {path[-1]!r}{suggestion(path[-1], schemas.get(path[0], Experiment).model_fields)}"
     if problem["type"] == "missing":
         return f"{where}missing {path[-1]}"

@@ -2,6 +2,7 @@
 
 from tfidf_tune.results._file import load_results, read_results, require_runs, write_results
 from tfidf_tune.results._importer import import_results
+from tfidf_tune.results._paper import paper_results
 from tfidf_tune.results._provenance import describe_machine
 from tfidf_tune.results._table import Checkpoint, ProbeSample, Results
 
@@ -12,6 +13,7 @@ __all__ = [
     "describe_machine",
     "import_results",
     "load_results",
+    "paper_results",
     "read_results",
     "require_runs",
     "write_results",

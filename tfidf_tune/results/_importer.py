@@ -11,7 +11,9 @@ from tfidf_tune.results._fields import UNREADABLE
 from tfidf_tune.results._identity import identify, training_config, training_manifest
 from tfidf_tune.results._provenance import NAMES
 from tfidf_tune.results._scores import (
+    MEMBERSHIP,
     MEMORIZATION,
+    OTHER_PERPLEXITY,
     PERPLEXITY,
     QA,
     SUMMARIZATION,
@@ -120,8 +122,9 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} (looked for results_<date>.json with samples_<task>_<date>.jsonl "
-            f"next to it, the task one of {MEMORIZATION}_*, {PERPLEXITY}, {SUMMARIZATION}, {QA}; there are "
-            f"{len(files)} results files): evaluate it by `tfidf-tune eval` with --log_samples and --output_path"
+            f"next to it, the task one of {MEMORIZATION}_*, {MEMBERSHIP}, {PERPLEXITY}, {OTHER_PERPLEXITY}, "
+            f"{SUMMARIZATION}, {QA}; there are {len(files)} results files): evaluate it by `tfidf-tune eval` with "
+            "--log_samples and --output_path"
         )
 
 

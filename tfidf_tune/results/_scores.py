@@ -10,20 +10,35 @@ from typing import Any, NamedTuple, TypeAlias
 from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, checked, integer, number, optional
 from tfidf_tune.results._table import Checkpoint, ProbeSample
 
-MEMORIZATION, PERPLEXITY = "tfidf_memorization", "tfidf_wikitext2_ppl"
+MEMORIZATION, PERPLEXITY, OTHER_PERPLEXITY = "tfidf_memorization", "tfidf_wikitext2_ppl", "tfidf_other_ppl"
+MEMBERSHIP = "tfidf_membership"
 SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
 
 Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
 
 _PERCENT = number(0, 100)
+_KIND = Field(lambda value: value in ("target", "control"), "one of target, control")
+_PASSAGE_SCORES = {
+    **dict.fromkeys(("nll", "zlib"), number(0, finite=False)),
+    **dict.fromkeys(("min_k", "min_k_plus_plus", "reference_nll"), number(finite=False)),
+}
+_BLOCK = {
+    "block": integer(),
+    "num_predictions": integer(1),
+    "log_likelihood": number(most=0, finite=False),
+    "round_trip": FLAG,
+}
 _SCHEMAS = {
     MEMORIZATION: {"prompt_text": TEXT, "round_trip": FLAG, "num_injections": integer()},
-    PERPLEXITY: {
-        "block": integer(),
-        "num_predictions": integer(1),
-        "log_likelihood": number(most=0, finite=False),
+    PERPLEXITY: _BLOCK,
+    OTHER_PERPLEXITY: _BLOCK,
+    MEMBERSHIP: {
+        "passage_id": TEXT,
+        "kind": _KIND,
+        "token_ids": TOKEN_IDS,
         "round_trip": FLAG,
+        "prompts": TEXT,
     },
     SUMMARIZATION: {
         "id": TEXT,
@@ -36,18 +51,20 @@ _SCHEMAS = {
 
 _SAMPLE = {
     **dict.fromkeys(("passage_id", "generated_text", "reference_text"), TEXT),
-    "kind": Field(lambda value: value in ("target", "control"), "one of target, control"),
+    "kind": _KIND,
     **dict.fromkeys(("offset", "prefix_length"), integer()),
     **dict.fromkeys(("generated_ids", "reference_ids"), TOKEN_IDS),
     "rouge_l": number(0, 100),
     "verbatim": FLAG,
+    "edit_distance": optional(number(0, 1)),
 }
+_ADDED = {"edit_distance": None, "common_subsequence": None}  # older samples do not have them
 
 
 class Scored(NamedTuple):
     """A document of a task: what was asked, what was expected, and the scores."""
 
-    what: str  # "prompts", "perplexity blocks", "articles", "questions"
+    what: str  # "prompts", "passages", "perplexity blocks", "blocks of other text", "articles", "questions"
     unit: str
     expected: Any
     rows: tuple[Row, ...]
@@ -67,11 +84,12 @@ def is_ours(task: str) -> bool:
 def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     """Check a document and return what the table of results has of it; a wrong one raises one of ``UNREADABLE``."""
     fields = checked(doc, _SCHEMAS[MEMORIZATION if task.startswith(MEMORIZATION) else task])
-    if task == PERPLEXITY:
+    if task in (PERPLEXITY, OTHER_PERPLEXITY):
         block, count = str(fields["block"]), fields["num_predictions"]
         nll = -fields["log_likelihood"] / count
-        row = ("nll", "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
-        return Scored("perplexity blocks", block, count, (row,), fields["round_trip"])
+        metric, what = ("nll", "perplexity blocks") if task == PERPLEXITY else ("other_nll", "blocks of other text")
+        row = (metric, "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
+        return Scored(what, block, count, (row,), fields["round_trip"])
     if task == SUMMARIZATION:
         unit, reason = fields.pop("id"), fields.pop("bertscore_missing") or "no reason given"
         missing = fields["bertscore_f1"] is None
@@ -80,12 +98,16 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     if task == QA:
         unit = fields.pop("id")
         return Scored("questions", unit, None, _rows("question", unit, fields))
+    if task == MEMBERSHIP:
+        return _scored_passage(doc, fields)
     sample = _checked_sample(doc["sample"])
-    scores = {name: getattr(sample, name) for name in ("lms", "prefix_match", "rouge_l", "verbatim")}
+    asked = {name: doc[name] for name in ("prompt_noise", "generation") if doc.get(name)}
+    names = ("lms", "prefix_match", "rouge_l", "verbatim", *_ADDED)
+    scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
     return Scored(
         "prompts",
         sample.prompt_label,
-        sample.reference_ids,
+        [sample.reference_ids, asked] if asked else sample.reference_ids,
         _rows(sample.kind, sample.passage_id, scores, sample.prefix_length),
         fields["round_trip"],
         sample=sample,
@@ -114,20 +136,42 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
         checkpoint,
         asked={what: _digest(questions) for what, questions in asked.items()},
         lost_prompts=sum(not doc.round_trip for _, doc in prompts),
-        lost_blocks=sum(not doc.round_trip for doc in others),
-        text_prompts=any(doc.as_text for _, doc in prompts),
+        lost_blocks=sum(not doc.round_trip for doc in others if doc.what == "perplexity blocks"),
+        text_prompts=any(doc.as_text for doc in in_order),
         bertscore_missing=tuple(dict.fromkeys(doc.bertscore_missing for doc in others if doc.bertscore_missing)),
         samples=tuple((sample, doc.prompt) for sample, doc in prompts),
     )
     return completed, rows
 
 
+def _scored_passage(doc: Mapping[str, Any], fields: Mapping[str, Any]) -> Scored:
+    own = {name: field for name, field in _PASSAGE_SCORES.items() if name in {"nll": None} | doc["scores"]}
+    scores = checked(doc["scores"], own)
+    kind, unit = fields["kind"], fields["passage_id"]
+    defined = {name: _defined(name, value) for name, value in scores.items()}
+    rows = _rows(kind, unit, {"passage_nll": defined.pop("nll"), **defined})  # "nll" is that of perplexity blocks
+    for prefix, nll in doc["continuations"]:
+        checked({"prefix": prefix, "nll": nll}, {"prefix": integer(), "nll": number(0, finite=False)})
+        rows += _rows(kind, unit, {"continuation_nll": _defined("nll", nll)}, prefix)
+    as_text = fields["prompts"] == "text"
+    return Scored("passages", f"{kind} {unit}", fields["token_ids"], rows, fields["round_trip"], as_text=as_text)
+
+
+def _defined(name: str, value: float) -> float:
+    """Return a score; of a diverged model an infinite NLL, and no other score."""
+    if math.isfinite(value):
+        return value
+    return math.inf if name == "nll" else math.nan
+
+
 def _checked_sample(fields: dict[str, Any]) -> ProbeSample:
     sample = ProbeSample(**fields)
+    fields = _ADDED | fields
     values = checked(fields, _SAMPLE)
     # Neither match can be longer than the shorter of the two.
     longest = integer(most=min(len(sample.generated_ids), len(sample.reference_ids)))
-    return ProbeSample(**values | checked(fields, {"prefix_match": longest, "lms": longest}))
+    lengths = {"prefix_match": longest, "lms": longest, "common_subsequence": optional(longest)}
+    return ProbeSample(**values | checked(fields, lengths))
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:

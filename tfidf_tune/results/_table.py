@@ -34,6 +34,8 @@ class ProbeSample:
         lms (int): longest memorized substring in tokens.
         rouge_l (float): ROUGE-L F-measure × 100 of the two texts.
         verbatim (bool): whether every reference token was reproduced, in order, from the start.
+        edit_distance (float | None): Levenshtein's distance / length of the longer, in [0, 1]; None in older results.
+        common_subsequence (int | None): longest common subsequence in tokens; None in older results.
     """
 
     passage_id: str
@@ -48,6 +50,8 @@ class ProbeSample:
     lms: int
     rouge_l: float
     verbatim: bool
+    edit_distance: float | None = None
+    common_subsequence: int | None = None
 
     @property
     def prompt_label(self) -> str:
@@ -72,8 +76,8 @@ class Checkpoint:
         recipe (str | None): "full_finetune" or "lora_finetune".
         loss (dict[str, Any] | None): section ``loss`` of the resolved training config.
         training_seconds (float | None): duration of the training.
-        asked (dict[str, str]): kind of question ("prompts", "perplexity blocks", "articles", "questions") -> digest of
-            all that was asked: checkpoints of one digest can be compared.
+        asked (dict[str, str]): kind of question ("prompts", "passages", "perplexity blocks", "articles", "questions")
+            -> digest of all that was asked: checkpoints of one digest can be compared.
         lost_prompts (int): prompts whose token ids did not survive as text.
         lost_blocks (int): perplexity blocks whose token ids did not.
         text_prompts (bool): whether prompts were text, so that continuations were tokenized again.
@@ -133,10 +137,12 @@ class Results:
         scores (pandas.DataFrame): a row for each value, with the columns
 
             - ``checkpoint`` (int): index into ``checkpoints``,
-            - ``metric`` (str): "lms", "prefix_match" (tokens), "rouge_l" (× 100), "verbatim" (0 or 1) and
-              "num_injections" of passages; "nll" (natural logarithm, mean over tokens, infinite if the model
-              diverged) of perplexity blocks; "rouge1", "rouge2", "rouge_l", "bertscore_f1" (× 100) of articles;
-              "exact_match", "f1" (× 100) of questions,
+            - ``metric`` (str): "lms", "prefix_match", "common_subsequence" (tokens), "edit_distance" (0 to 1),
+              "rouge_l" (× 100), "verbatim" (0 or 1) and "num_injections" of passages; "passage_nll", "min_k",
+              "min_k_plus_plus", "zlib" and "reference_nll" of complete passages, "continuation_nll" (a sum) of what
+              follows a prompt; "nll" (natural logarithm, mean over tokens, infinite if the model diverged) of
+              perplexity blocks, "other_nll" of those of other text; "rouge1", "rouge2", "rouge_l", "bertscore_f1"
+              (× 100) of articles; "exact_match", "f1" (× 100) of questions,
             - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article", "question",
             - ``unit`` (str): its id; empty for an aggregate over units that were not kept,
             - ``prefix`` (float): length of the prompt in tokens, 0 for that of a completion, NaN if there is none,

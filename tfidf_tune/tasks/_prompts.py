@@ -26,12 +26,12 @@ class Prompt(NamedTuple):
 
 
 class ScoredText(NamedTuple):
-    """A request for the log-likelihood of ids after the first, as fields of a task's document."""
+    """A request for the log-likelihood of the ids after those given, as fields of a task's document."""
 
     request: str
     continuation: str
     num_predictions: int  # tokens of the continuation for the model
-    round_trip: bool  # whether the model predicts exactly the ids after the first, given exactly those before
+    round_trip: bool  # whether the model predicts exactly the ids after those given, given exactly those before
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class TokenIdPrompts:
         """Return the request for a continuation of ids."""
         return Prompt(token_ids_request(ids), exact=True)
 
-    def scored_text(self, ids: Sequence[int]) -> ScoredText:
-        """Return the request for the log-likelihood of ids given the first."""
-        continuation = " " + " ".join(map(str, ids[1:]))
-        return ScoredText(token_ids_request(ids[:1]), continuation, num_predictions=len(ids) - 1, round_trip=True)
+    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
+        """Return the request for the log-likelihood of ids given the first ones."""
+        continuation = " " + " ".join(map(str, ids[num_given:]))
+        num_predictions = len(ids) - num_given
+        return ScoredText(token_ids_request(ids[:num_given]), continuation, num_predictions, round_trip=True)
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
         """Return the ids of a continuation."""
@@ -78,11 +79,11 @@ class TextPrompts:
         text = self._text(ids)
         return Prompt(text, exact=self._seen(text) == list(ids))
 
-    def scored_text(self, ids: Sequence[int]) -> ScoredText:
+    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
         text = self._text(ids)
         # The harness needs a context that is not empty and does not end in a space.
-        for num_given in range(1, len(ids)):
-            context = self._text(ids[:num_given])
+        for number in range(num_given, len(ids)):
+            context = self._text(ids[:number])
             if context and not context[-1].isspace() and text.startswith(context) and len(context) < len(text):
                 break
         else:
@@ -92,7 +93,7 @@ class TextPrompts:
             context,
             text[len(context) :],
             num_predictions=len(scored) - len(given),
-            round_trip=scored == list(ids) and given == list(ids[:1]),
+            round_trip=scored == list(ids) and given == list(ids[:num_given]),
         )
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:

@@ -28,15 +28,21 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key in _TASK_KEYS})
 
-    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> Instance:
-        """Make the request of a document."""
+    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+        """Make the request of a document, as often as its ``generation`` asks for samples."""
         kwargs.pop("apply_chat_template", None)
         kwargs.pop("chat_template", None)
+        generation = dict(doc.get("generation") or {})
+        number = generation.pop("num_samples", 1)
         if self.OUTPUT_TYPE == "loglikelihood":
             arguments: tuple[Any, ...] = (doc["request"], doc["continuation"])
         else:
-            arguments = (doc["request"], {**self.config.generation_kwargs, "max_gen_toks": doc["max_new_tokens"]})
-        return Instance(request_type=self.OUTPUT_TYPE, doc=doc, arguments=arguments, idx=0, **kwargs)
+            settings = {**self.config.generation_kwargs, **generation, "max_gen_toks": doc["max_new_tokens"]}
+            arguments = (doc["request"], settings)
+        return [
+            Instance(request_type=self.OUTPUT_TYPE, doc=doc, arguments=arguments, idx=index, **kwargs)
+            for index in range(number)
+        ]
 
 
 def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str, Any]) -> dict[str, Dataset]:
@@ -54,20 +60,25 @@ def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str,
     return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
 
 
-def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> None:
-    """Raise a ``ValueError`` if the model ``pretrained`` has fewer positions than the longest sequence has tokens.
-
-    The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
-    """
+def num_positions(metadata: Mapping[str, Any]) -> int | None:
+    """Return how many positions the model ``pretrained`` has; None if that is not known."""
     if not metadata.get("pretrained"):
-        return
+        return None
     metadata = on_base_model(metadata)
     config = AutoConfig.from_pretrained(
         str(metadata["pretrained"]),
         revision=metadata.get("revision") or "main",
         trust_remote_code=metadata.get("trust_remote_code"),
     )
-    positions = getattr(config, "max_position_embeddings", None)
+    return getattr(config, "max_position_embeddings", None)
+
+
+def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> None:
+    """Raise a ``ValueError`` if the model ``pretrained`` has fewer positions than the longest sequence has tokens.
+
+    The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
+    """
+    positions = num_positions(metadata)
     if positions is not None and num_tokens > positions:
         raise ValueError(
             f"sequences of {num_tokens} tokens exceed the model's {positions} positions: lower {shorten} by "

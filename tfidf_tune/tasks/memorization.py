@@ -7,6 +7,7 @@ are not in it (controls), which show the chance baseline.
 
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from tfidf_tune._checks import check_at_least
-from tfidf_tune.analysis import check_passages, compare_continuation
+from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune.analysis import best_continuation, check_passages, compare_continuation
 from tfidf_tune.data import Passage, read_probe_file
+from tfidf_tune.data._noise import noisy_copy
+from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, task_documents
 
@@ -31,6 +34,11 @@ def documents(
     prefix_lengths: int | str | Sequence[int] = (32, 50, 100),
     max_new_tokens: int = 128,
     offset: int = 0,
+    prompt_noise: float = 0.0,
+    num_samples: int | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    num_beams: int | None = None,
     **metadata: Any,
 ) -> dict[str, Dataset]:
     """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
@@ -44,17 +52,22 @@ def documents(
         ValueError: If no probe file is named, a setting is out of range, the passages are too short or of another
             tokenizer, or the model has too few positions.
     """
-    lengths = [task_prefix_length] if task_prefix_length is not None else _numbers(prefix_lengths)
+    lengths = [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
     for length in lengths:
         check_at_least(1, prefix_lengths=length)
     check_at_least(0, offset=offset)
     check_at_least(1, max_new_tokens=max_new_tokens)
+    require_number(
+        "prompt_noise", prompt_noise, 0, 1, "the share of a prompt's tokens to replace", reason="all of them"
+    )
+    generation = _generation(num_samples, temperature, top_k, num_beams)
     settings = prompt_settings(metadata)
-    passages = read_probe_file(_probe_file(probe_file, metadata))
+    passages = read_probe_file(named_probe_file(probe_file, metadata))
     prompts = prompts_of(settings)
     check_passages(prompts.tokenizer, passages, offset + max(lengths))
+    every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
     rows = [
-        _document(prompts, passage, offset, length, max_new_tokens)
+        _document(prompts, passage, offset, length, max_new_tokens, prompt_noise, every_token) | generation
         for number, length in enumerate(lengths)
         for passage in passages
         if passage.num_prompt is None or number == 0
@@ -65,27 +78,38 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
-    """Score a response, and add ``sample`` to the document for the log; metrics of the other kind are None."""
+    """Score responses, and add ``sample`` to the document for the log; metrics of the other kind are None.
+
+    Of several responses each measure is the best.
+    """
     prompts = prompts_of(doc)
-    generated = prompts.response_ids(results[0], doc["prompt_ids"], doc["reference_ids"])
-    sample = compare_continuation(
-        passage_id=doc["passage_id"],
-        kind=doc["kind"],
-        offset=doc["offset"],
-        prefix_length=doc["prefix_length"],
-        generated_ids=generated[: len(doc["reference_ids"])],
-        reference_ids=doc["reference_ids"],
-        generated_text=prompts.response_text(results[0]),
-        reference_text=doc["reference_text"],
+    sample = best_continuation(
+        [
+            compare_continuation(
+                passage_id=doc["passage_id"],
+                kind=doc["kind"],
+                offset=doc["offset"],
+                prefix_length=doc["prefix_length"],
+                generated_ids=prompts.response_ids(response, doc["prompt_ids"], doc["reference_ids"])[
+                    : len(doc["reference_ids"])
+                ],
+                reference_ids=doc["reference_ids"],
+                generated_text=prompts.response_text(response),
+                reference_text=doc["reference_text"],
+            )
+            for response in results
+        ]
     )
     doc["sample"] = asdict(sample)
-    scores = {
+    scores: dict[str, float | None] = {
         "avg_prefix": sample.prefix_match,
         "max_prefix": sample.prefix_match,
         "avg_lms": sample.lms,
         "max_lms": sample.lms,
         "rouge_l": sample.rouge_l,
         "verbatim_rate": float(sample.verbatim),
+        "edit_distance": sample.edit_distance,
+        "common_subsequence": sample.common_subsequence,
     }
     is_target = sample.kind == "target"
     return {
@@ -112,8 +136,45 @@ def total(values: Sequence[float]) -> float:
     return float(sum(values))
 
 
-def _document(prompts: Prompts, passage: Passage, offset: int, length: int, max_new_tokens: int) -> dict[str, Any]:
+def _generation(
+    num_samples: int | None, temperature: float, top_k: int, num_beams: int | None
+) -> dict[str, dict[str, Any]]:
+    """Return the field ``generation`` of documents that are not continued greedily; else nothing."""
+    require_number(
+        "temperature", temperature, 0, 100, "logits are divided by it", reason="nearly uniform", positive=True
+    )
+    check_at_least(0, top_k=top_k)
+    if num_samples is None and (temperature, top_k) != (1, 0):
+        raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
+    if num_samples is not None and num_beams is not None:
+        raise ValueError(
+            f"num_samples is {num_samples} and num_beams is {num_beams}: passages are continued by samples or by beam "
+            "search, leave out one of the two"
+        )
+    if num_samples is not None:
+        check_at_least(1, num_samples=num_samples)
+        sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k}
+        return {"generation": {"num_samples": num_samples, **sampling}}
+    if num_beams is not None:
+        check_at_least(2, num_beams=num_beams)
+        return {"generation": {"num_beams": num_beams}}
+    return {}
+
+
+def _document(
+    prompts: Prompts,
+    passage: Passage,
+    offset: int,
+    length: int,
+    max_new_tokens: int,
+    prompt_noise: float,
+    every_token: TokenArray,
+) -> dict[str, Any]:
     prompt_ids, reference_ids = passage.divide(length, max_new_tokens, offset)
+    if prompt_noise:
+        rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
+        clean = np.array(prompt_ids, dtype=np.int32)
+        prompt_ids = noisy_copy(clean, prompt_noise, "replace", every_token, 0, rng).token_ids.tolist()
     if passage.num_prompt is not None:
         offset = length = 0
     return {
@@ -130,10 +191,12 @@ def _document(prompts: Prompts, passage: Passage, offset: int, length: int, max_
         "reference_text": prompts.tokenizer.decode(reference_ids),
         "round_trip": prompts.survives(prompt_ids, reference_ids),
         "max_new_tokens": len(reference_ids),
+        **({"prompt_noise": float(prompt_noise)} if prompt_noise else {}),
     }
 
 
-def _numbers(value: int | str | Sequence[int]) -> list[int]:
+def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
+    """Return the distinct prefix lengths of a setting, in order."""
     numbers = [int(number) for number in re.findall(r"\d+", value)] if isinstance(value, str) else value
     lengths = list(numbers) if isinstance(numbers, Sequence) else [numbers]
     if not lengths:
@@ -141,7 +204,8 @@ def _numbers(value: int | str | Sequence[int]) -> list[int]:
     return list(dict.fromkeys(lengths))
 
 
-def _probe_file(probe_file: str | None, metadata: dict[str, Any]) -> str:
+def named_probe_file(probe_file: str | None, metadata: dict[str, Any]) -> str:
+    """Return the probe file of the settings or the environment, or raise a ``ValueError``."""
     if found := probe_file or os.environ.get(_PROBE_FILE_VARIABLE):
         return found
     file = Path(str(metadata.get("peft") or metadata.get("pretrained") or "")).expanduser().parent / "probe.jsonl"

@@ -1,4 +1,4 @@
-"""``tfidf_wikitext2_ppl``: token-level perplexity on blocks of text that training did not see.
+"""``tfidf_wikitext2_ppl`` and ``tfidf_other_ppl``: token-level perplexity on blocks of text that is not trained on.
 
 Section "Perplexity" of the paper: WikiText-2 validation, tokenized and cut into blocks of 256 without overlap, 255
 predictions each::
@@ -62,7 +62,7 @@ def documents(
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
         raise ValueError(
-            f"{wikitext2_source!r} has no block of {block_size} tokens: name more text by wikitext2_source, or "
+            f"{wikitext2_source!r} has no block of {block_size} tokens: name more text as the task's source, or "
             "lower block_size"
         )
     if train_source is not None:
@@ -73,13 +73,36 @@ def documents(
         if not len(unseen):
             raise ValueError(
                 f"each of the {len(blocks)} blocks of {wikitext2_source!r} shares {shared_tokens} tokens in a row with "
-                f"{train_source!r}: name different text by wikitext2_source, or raise shared_tokens"
+                f"{train_source!r}: name different text as the task's source, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
     rows = [{"block": index, **prompts.scored_text(ids)._asdict()} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.
     check_length(metadata, max(row["num_predictions"] for row in rows), "block_size")
     return task_documents(rows, "blocks", settings)
+
+
+def other_documents(
+    *,
+    other_source: str | None = None,
+    other_name: str | None = None,
+    other_split: str = "validation",
+    other_column: str = "text",
+    **metadata: Any,
+) -> dict[str, Dataset]:
+    """Make a document of each block of another text; the further settings are those of :func:`documents`.
+
+    Raises:
+        FileNotFoundError: If a source looks like a path and does not exist.
+        ValueError: If ``other_source`` is not set; and as :func:`documents`.
+    """
+    if other_source is None:
+        raise ValueError("tfidf_other_ppl needs other_source: a hub id, 'embedded' or a file with text that is unseen")
+    shared = {key: value for key, value in metadata.items() if not key.startswith("wikitext2_")}
+    return documents(
+        wikitext2_source=other_source, wikitext2_name=other_name, wikitext2_split=other_split,
+        wikitext2_column=other_column, **shared,
+    )  # fmt: skip
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""``tfidf_membership``: equal to plain loops, with our model and with the harness's."""
+
+import dataclasses
+import json
+import math
+import zlib
+
+import numpy as np
+import pytest
+import task_fakes
+import torch
+from sklearn.metrics import roc_auc_score
+from task_fakes import FAMILIES, run_tasks
+
+from tfidf_tune.analysis import load_model
+from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.results import import_results
+
+TASK = "tfidf_membership"
+
+
+@torch.no_grad()
+def nll_by_loop(model, ids):
+    """One id at a time, in float64 from the logits on."""
+    log_probs = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
+    return np.array([-log_probs[i - 1, ids[i]].item() for i in range(1, len(ids))])
+
+
+@pytest.fixture(scope="module")
+def many_passages(tokenizers, tmp_path_factory):
+    """Twelve passages of several lengths, and a completion of 30 tokens."""
+    passages = task_fakes.passages_of(tokenizers["plain"], num_targets=6, num_controls=6, num_tokens=150)
+    passages = [
+        dataclasses.replace(one, token_ids=one.token_ids[: 150 - 3 * (number % 4)])
+        for number, one in enumerate(passages)
+    ]
+    completion = dataclasses.replace(
+        passages[0], id="target-9999", token_ids=passages[0].token_ids[50:100], num_prompt=20
+    )
+    file = tmp_path_factory.mktemp("probe") / "probe.jsonl"
+    return task_fakes.probe_file(file, [*passages, completion])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_equal_plain_loops(family, models, many_passages, tmp_path):
+    settings = {"prefix_lengths": [16, 64], "max_new_tokens": 24, "offset": 7, "batch_size": 5}
+    output = run_tasks(models[family], TASK, tmp_path, probe_file=many_passages, **settings)
+    model, tokenizer = load_model(models[family]), hf_tokenizer(str(models[family]))
+    scored = {doc["passage_id"]: doc for doc in output.docs(TASK)}
+    nlls = {"target": [], "control": []}
+    for passage in read_probe_file(many_passages):
+        doc = scored.pop(passage.id)
+        if passage.num_prompt is None:
+            nll, text = nll_by_loop(model, passage.token_ids[7:]), tokenizer.decode(passage.token_ids[7:])
+            continuations = [[16, nll[15 : 15 + 24].sum()], [64, nll[63 : 63 + 24].sum()]]
+        else:
+            nll, text = nll_by_loop(model, passage.token_ids)[19:], tokenizer.decode(passage.token_ids[20:])
+            continuations = [[0, nll[:24].sum()]]
+        expected = {
+            "nll": nll.mean(),
+            "min_k": -np.sort(nll)[-int(0.2 * len(nll)) :].mean(),
+            "zlib": nll.sum() / len(zlib.compress(text.encode())),
+        }
+        assert {name: doc["scores"][name] for name in expected} == pytest.approx(expected, rel=1e-5)
+        assert math.isfinite(doc["scores"]["min_k_plus_plus"])
+        assert np.array(doc["continuations"]) == pytest.approx(np.array(continuations), rel=1e-5)
+        nlls[passage.kind].append(nll.mean())
+    assert not scored
+    metrics = output.metrics(TASK)
+    assert metrics["nll"] == pytest.approx(np.mean(nlls["target"]), rel=1e-5)
+    assert metrics["control_nll"] == pytest.approx(np.mean(nlls["control"]), rel=1e-5)
+    labels = [True] * len(nlls["target"]) + [False] * len(nlls["control"])
+    auc = roc_auc_score(labels, [-nll for kind in ("target", "control") for nll in nlls[kind]])
+    assert metrics["auc_loss"] == pytest.approx(auc)
+
+
+def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
+    reciting, llama, tokenizers, probe_file, tmp_path
+):
+    output = run_tasks(reciting, TASK, tmp_path / "ours", probe_file=probe_file, reference_model=llama)
+    metrics = output.metrics(TASK)
+    assert metrics["nll"] < 0.5 < metrics["control_nll"]
+    for name in ("tpr_loss", "auc_loss", "auc_zlib", "auc_min_k", "auc_min_k_plus_plus", "auc_loss_against_start"):
+        assert metrics[name] == 1.0
+    made = import_results([output.folder])
+    scores = made.scores.astype({"metric": str, "kind": str})
+    assert set(scores["metric"]) == {
+        *("passage_nll", "min_k", "min_k_plus_plus", "zlib", "reference_nll", "continuation_nll")
+    }
+    reference = scores[scores["metric"] == "reference_nll"].set_index("unit")["value"]
+    start = load_model(llama)
+    for passage in read_probe_file(probe_file):
+        assert reference[passage.id] == pytest.approx(nll_by_loop(start, passage.token_ids).mean(), rel=1e-5)
+    assert sorted(set(scores.loc[scores["metric"] == "continuation_nll", "prefix"])) == [32, 50, 100]
+    assert set(made.checkpoints[0].asked) == {"passages"}
+    # The log has each response once as a pair, not the scores of all tokens.
+    assert all(len(sample["filtered_resps"][0]) == 2 for sample in output.samples(TASK))
+    assert max(len(json.dumps(sample["resps"])) for sample in output.samples(TASK)) < 80
+
+
+def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(llama, probe_file, tmp_path):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from tfidf_tune.tasks import save_token_ids_tokenizer, tasks_folder
+
+    save_token_ids_tokenizer(str(llama), tmp_path / "ids")
+    metadata = {"pretrained": str(llama), "tokenizer": str(tmp_path / "ids"), "probe_file": str(probe_file)}
+    made = simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(llama), "tokenizer": str(tmp_path / "ids"), "dtype": "float32"},
+        tasks=[TASK],
+        device="cpu",
+        task_manager=TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata),
+        metadata=metadata,
+    )
+    ours = run_tasks(llama, TASK, tmp_path / "ours", probe_file=probe_file)
+    for sample, same in zip(made["samples"][TASK], ours.docs(TASK), strict=True):
+        assert sample["doc"]["scores"] == {
+            name: pytest.approx(same["scores"][name], rel=1e-5) for name in ("nll", "zlib")
+        }
+        assert sample["doc"]["continuations"] == []
+    values = made["results"][TASK]
+    assert values["auc_loss,none"] == ours.metrics(TASK)["auc_loss"]
+    assert math.isnan(values["auc_min_k,none"])
+
+
+def test_text_prompts_score_what_the_text_says(llama, probe_file, tmp_path):
+    text = run_tasks(llama, TASK, tmp_path / "text", probe_file=probe_file, prompts="text", add_bos_token=False)
+    ids = run_tasks(llama, TASK, tmp_path / "ids", probe_file=probe_file)
+    exact = [
+        (doc["scores"]["nll"], same["scores"]["nll"])
+        for doc, same in zip(text.docs(TASK), ids.docs(TASK), strict=True)
+        if doc["round_trip"]
+    ]
+    assert exact
+    assert all(nll == pytest.approx(same, rel=1e-5) for nll, same in exact)
+    assert import_results([text.folder]).checkpoints[0].text_prompts
+
+
+def test_passages_are_scored_as_far_as_the_model_has_positions(llama, tokenizers, tmp_path):
+    passages = task_fakes.passages_of(tokenizers["plain"], num_tokens=300)
+    file = task_fakes.probe_file(tmp_path / "long.jsonl", passages)
+    output = run_tasks(llama, TASK, tmp_path / "out", probe_file=file)
+    assert {len(doc["token_ids"]) for doc in output.docs(TASK)} == {task_fakes.NUM_POSITIONS}
+    with pytest.raises(ValueError, match=r"exceed the model's 256 positions: lower offset or the prefix length by 5"):
+        run_tasks(llama, TASK, tmp_path / "no", probe_file=file, offset=160)

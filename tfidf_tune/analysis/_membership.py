@@ -1,0 +1,219 @@
+"""Whether likelihoods reveal the training text: scores of a passage, membership inference, extraction by sampling.
+
+Pure functions on arrays. The higher a membership score, the more likely the passage was in the training text.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tfidf_tune.analysis.intervals import MIN_UNITS, Interval, bootstrap_interval
+
+LOWEST_SHARE = 0.2
+"""Share of the tokens that Min-K% and Min-K%++ average over."""
+FALSE_POSITIVE_RATE = 0.01
+Floats = npt.NDArray[np.float64]
+
+
+def passage_scores(nll: Floats, standardized: Floats, text: str) -> dict[str, float]:
+    """Return the scores of a passage.
+
+    ==================  ================================================================================================
+    ``nll``             mean of ``-ln P(x_t | x_<t)``
+    ``min_k``           Min-K%: mean of ``ln P(x_t | x_<t)`` over the 20 % least likely tokens (Shi et al. 2023,
+                        https://arxiv.org/abs/2310.16789)
+    ``min_k_plus_plus`` Min-K%++: mean of the 20 % lowest standardized log-probabilities (Zhang et al. 2024,
+                        https://arxiv.org/abs/2404.02936)
+    ``zlib``            sum of the NLL / bytes of the text compressed by zlib (Carlini et al. 2021,
+                        https://arxiv.org/abs/2012.07805)
+    ==================  ================================================================================================
+
+    Args:
+        nll (np.ndarray): float64 ``[n]``, of each predicted token.
+        standardized (np.ndarray): float64 ``[n]``, see :func:`token_likelihoods`.
+        text (str): the passage.
+    """
+    return {
+        "nll": float(nll.mean()),
+        "min_k": mean_of_lowest(-nll),
+        "min_k_plus_plus": mean_of_lowest(standardized),
+        "zlib": zlib_score(float(nll.sum()), text),
+    }
+
+
+def zlib_score(nll_sum: float, text: str) -> float:
+    """Return the NLL of a text per byte of its zlib compression; see :func:`passage_scores`."""
+    return nll_sum / len(zlib.compress(text.encode("utf-8")))
+
+
+def mean_of_lowest(values: Floats, share: float = LOWEST_SHARE) -> float:
+    """Return the mean of a share of the values, the lowest ones; the number is rounded down, and at least 1."""
+    return float(np.sort(values)[: max(1, int(len(values) * share))].mean())
+
+
+class Membership(NamedTuple):
+    """How well a score separates members of the training text from others.
+
+    Attributes:
+        auc (float): probability that a member has a higher score than another passage, ties counted half: 0.5 is
+            chance. NaN if a score is not finite.
+        auc_interval (Interval): of the AUC, over passages.
+        tpr (float): share of the members above a threshold that at most 1 % of the others exceed.
+        tpr_interval (Interval): of the TPR, over passages.
+    """
+
+    auc: float
+    auc_interval: Interval
+    tpr: float
+    tpr_interval: Interval
+
+    @property
+    def detectable(self) -> bool:
+        """Whether the interval of the AUC excludes 0.5, with enough passages for a verdict."""
+        ends = self.auc_interval
+        return ends.num_units >= MIN_UNITS and (ends.low > 0.5 or ends.high < 0.5)
+
+
+def membership(members: Floats, others: Floats) -> Membership:
+    """Measure how well a score separates members from others, on average over models.
+
+    The intervals are percentile bootstraps over passages; members and others are resampled separately, and a passage
+    with its scores under all models.
+
+    Args:
+        members (np.ndarray): float64 ``[m, n]``, scores of n passages of the training text under m models.
+        others (np.ndarray): float64 ``[m, k]``, scores of k passages that are not in it.
+    """
+    fewest = min(members.shape[1], others.shape[1])
+    if fewest == 0 or not (np.isfinite(members).all() and np.isfinite(others).all()):
+        unknown = Interval(math.nan, math.nan, fewest)
+        return Membership(math.nan, unknown, math.nan, unknown)
+    wins = _wins(members, others)
+
+    def auc_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
+        member_counts, other_counts = _counts(member_indices), _counts(other_indices)
+        return ((member_counts @ wins) * other_counts).sum(axis) / wins.size
+
+    def tpr_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
+        drawn = members[:, member_indices.astype(np.int64)], others[:, other_indices.astype(np.int64)]
+        return true_positive_rate(*drawn).mean(axis=0)
+
+    member_indices, other_indices = (np.arange(scores.shape[1], dtype=np.float64) for scores in (members, others))
+    return Membership(
+        float(wins.mean()),
+        bootstrap_interval(auc_of, member_indices, other_indices, paired=False),
+        float(true_positive_rate(members, others).mean()),
+        bootstrap_interval(tpr_of, member_indices, other_indices, paired=False),
+    )
+
+
+def roc_auc(members: Floats, others: Floats) -> float:
+    """Return the AUC of finite scores ``[n]`` of members and ``[k]`` of others; see :class:`Membership`."""
+    return float(_wins(members[None], others[None]).mean())
+
+
+def _wins(members: Floats, others: Floats) -> Floats:
+    """Return ``[n, k]`` how often, over models, a member has the higher score: the statistic U of Mann and Whitney."""
+    above = (members[:, :, None] > others[:, None, :]).mean(axis=0)
+    equal = (members[:, :, None] == others[:, None, :]).mean(axis=0)
+    return np.asarray(above + equal / 2)
+
+
+def _counts(indices: Any) -> Any:
+    """Return how often each of n indices occurs in rows ``[..., n]`` of them."""
+    indices = np.asarray(indices, dtype=np.int64)
+    rows = indices.reshape(-1, indices.shape[-1])
+    num_rows, size = rows.shape
+    places = rows + size * np.arange(num_rows)[:, None]
+    return np.bincount(places.ravel(), minlength=num_rows * size).reshape(indices.shape).astype(np.float64)
+
+
+def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = FALSE_POSITIVE_RATE) -> Any:
+    """Return the share of members with a score above a threshold that at most a given share of the others exceeds.
+
+    With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others.
+
+    Args:
+        members (np.ndarray): float64 ``[..., n]``.
+        others (np.ndarray): float64 ``[..., k]``.
+        false_positive_rate (float): at least 0 and less than 1.
+    """
+    size = others.shape[-1]
+    num_allowed = math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
+    place = size - 1 - num_allowed
+    threshold = np.partition(others, place, axis=-1)[..., place, None]
+    return (members > threshold).mean(axis=-1)
+
+
+def exposure(nll: Floats, control_nll: Floats) -> Floats:
+    """Return the exposure of passages in bits (Carlini et al. 2019, "The Secret Sharer", https://arxiv.org/abs/1802.08232).
+
+    ``R`` is a passage with the k controls, by which it is ranked::
+
+        exposure = log2 |R| - log2 rank        rank = 1 + number of controls whose NLL is not higher
+
+    It lies in ``[0, log2(k + 1)]``. The paper's extrapolation by a fitted distribution is left out: it holds for
+    alternatives drawn at random like the canary, not for passages of other text.
+
+    Args:
+        nll (np.ndarray): float64 ``[n]``, of passages of the training text.
+        control_nll (np.ndarray): float64 ``[k]``, of passages that are not in it.
+    """
+    ranks = 1 + np.searchsorted(np.sort(control_nll), nll, side="right")
+    return np.asarray(np.log2(len(control_nll) + 1) - np.log2(ranks))
+
+
+def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
+    """Return the probability that at least one of n samples is exactly the true continuation.
+
+    (n, p)-discoverable extraction (Hayes et al. 2024, https://arxiv.org/abs/2410.19482), sampling at temperature 1
+    from the complete distribution::
+
+        q = exp(-NLL)        p = 1 - (1 - q)^n
+
+    Args:
+        nll_sum (np.ndarray | float): NLL of the continuation given the prompt, summed over its tokens.
+        num_samples (float): n, at least 0.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
+        return -np.expm1(num_samples * np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64))))
+
+
+def num_samples_needed(nll_sum: float, probability: float) -> float:
+    """Return the least number of samples n of :func:`extraction_probability` for a probability p, in (0, 1).
+
+    ``n = ceil( ln(1 - p) / ln(1 - q) )``, 1 for q = 1, and infinite if q is 0 in float64.
+    """
+    with np.errstate(divide="ignore", under="ignore"):
+        one_miss = float(np.log1p(-np.exp(-np.float64(nll_sum))))
+    if one_miss == 0:
+        return math.inf
+    return float(max(1, math.ceil(math.log1p(-probability) / one_miss)))
+
+
+def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return membership scores, the higher the more likely a member, by attack.
+
+    "Loss" is the NLL, "Loss against start" the NLL minus that under a reference model, which did not see the training
+    text. Attacks without values are left out.
+
+    Args:
+        values (Mapping[str, np.ndarray]): arrays of the scores of :func:`passage_scores` and of ``reference_nll``.
+    """
+    scores = {
+        name: sign * values[key]
+        for name, (key, sign) in {
+            "Loss": ("nll", -1.0),
+            "zlib": ("zlib", -1.0),
+            "Min-K%": ("min_k", 1.0),
+            "Min-K%++": ("min_k_plus_plus", 1.0),
+        }.items()
+        if key in values
+    }
+    if {"nll", "reference_nll"} <= set(values):
+        scores["Loss against start"] = values["reference_nll"] - values["nll"]
+    return scores

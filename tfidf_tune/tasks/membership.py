@@ -1,0 +1,160 @@
+"""``tfidf_membership``: the likelihood of each passage, and whether it tells training text from unseen text.
+
+One forward pass over each complete passage of a probe file, without generation. A model that does not recite a passage
+can still find it likelier than unseen text: then membership inference detects it, and sampling can extract it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from tfidf_tune._checks import check_at_least
+from tfidf_tune.analysis import (
+    TokenLikelihoods,
+    check_passages,
+    load_model,
+    membership_scores,
+    passage_scores,
+    roc_auc,
+    token_likelihoods,
+    true_positive_rate,
+    zlib_score,
+)
+from tfidf_tune.data import Passage, read_probe_file
+from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
+from tfidf_tune.tasks._task import check_length, num_positions, task_documents
+from tfidf_tune.tasks.memorization import named_probe_file, whole_numbers
+
+
+def documents(
+    *,
+    probe_file: str | None = None,
+    prefix_lengths: int | str | Sequence[int] = (32, 50, 100),
+    max_new_tokens: int = 128,
+    offset: int = 0,
+    reference_model: str | None = None,
+    **metadata: Any,
+) -> dict[str, Dataset]:
+    """Make a document of each passage; ``docs/evaluation.md`` describes the settings.
+
+    Of a passage, the tokens after the first one from ``offset`` on are scored, of a completion those after its prompt;
+    both as far as the model has positions.
+
+    Raises:
+        FileNotFoundError: If the probe file or the reference model does not exist.
+        ValueError: If no probe file is named, a setting is out of range, the passages are too short or of another
+            tokenizer, or the model has too few positions.
+    """
+    lengths = whole_numbers(prefix_lengths)
+    check_at_least(1, prefix_lengths=min(lengths), max_new_tokens=max_new_tokens)
+    check_at_least(0, offset=offset)
+    settings = prompt_settings(metadata)
+    passages = read_probe_file(named_probe_file(probe_file, metadata))
+    prompts = prompts_of(settings)
+    check_passages(prompts.tokenizer, passages, offset + max(lengths))
+    longest = num_positions(metadata)
+    check_length(metadata, offset + max(lengths) + 1, "offset or the prefix length")
+    rows = [
+        _document(prompts, replace(passage, token_ids=passage.token_ids[:longest]), lengths, max_new_tokens, offset)
+        for passage in passages
+    ]
+    if reference_model:
+        scored = token_likelihoods(_reference(reference_model), [row["token_ids"] for row in rows])
+        for row, tokens in zip(rows, scored, strict=True):
+            row["reference_nll"] = float(tokens.nll[row["num_given"] - 1 :].mean())
+    return task_documents(rows, "passages", settings)
+
+
+def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Add ``scores`` and ``continuations`` to the document for the log, and return the metrics.
+
+    A model of the harness gives the sum of the log-likelihoods only; from ours there are those of all tokens.
+    """
+    tokens: TokenLikelihoods | None = getattr(results[0], "tokens", None)
+    if tokens is None:
+        nll = -results[0][0]
+        scores = {"nll": nll / doc["num_predictions"], "zlib": zlib_score(nll, doc["text"])}
+        doc["continuations"] = []
+    else:
+        scores = passage_scores(tokens.nll, tokens.standardized, doc["text"])
+        doc["continuations"] = [
+            [prefix, float(tokens.nll[start - doc["num_given"] : end - doc["num_given"]].sum())]
+            for prefix, start, end in doc["spans"]
+        ]
+    if (reference_nll := doc.pop("reference_nll", None)) is not None:
+        scores["reference_nll"] = reference_nll
+    doc["scores"] = scores
+    is_target = doc["kind"] == "target"
+    attacks = membership_scores({name: np.array(value) for name, value in scores.items()})
+    return {
+        "nll": scores["nll"] if is_target else None,
+        "control_nll": None if is_target else scores["nll"],
+        "tpr_loss": (is_target, -scores["nll"]),
+        **{
+            metric: (is_target, float(attacks[attack]) if attack in attacks else None)
+            for attack, metric in _AUC_METRICS.items()
+        },
+        "round_trip": float(doc["round_trip"]),
+        "num_not_round_trip": float(not doc["round_trip"]),
+    }
+
+
+_AUC_METRICS = {
+    "Loss": "auc_loss",
+    "zlib": "auc_zlib",
+    "Min-K%": "auc_min_k",
+    "Min-K%++": "auc_min_k_plus_plus",
+    "Loss against start": "auc_loss_against_start",
+}
+
+
+def auc(values: Sequence[tuple[bool, float | None]]) -> float:
+    """Return the AUC of scores, each with whether it is a target's; nan if a score or a kind is missing."""
+    targets, controls = _by_kind(values)
+    return roc_auc(targets, controls) if targets.size and controls.size else math.nan
+
+
+def true_positives(values: Sequence[tuple[bool, float | None]]) -> float:
+    """Return the true positive rate at 1 % false positives; nan as :func:`auc`."""
+    targets, controls = _by_kind(values)
+    return float(true_positive_rate(targets, controls)) if targets.size and controls.size else math.nan
+
+
+def _by_kind(values: Sequence[tuple[bool, float | None]]) -> tuple[Any, Any]:
+    if any(score is None or not math.isfinite(score) for _, score in values):
+        return np.zeros(0), np.zeros(0)
+    targets, controls = (np.array([score for kind, score in values if kind == wanted]) for wanted in (True, False))
+    return targets, controls
+
+
+def _document(
+    prompts: Prompts, passage: Passage, lengths: Sequence[int], max_new_tokens: int, offset: int
+) -> dict[str, Any]:
+    is_completion = passage.num_prompt is not None
+    offset, num_given = (0, passage.num_prompt) if passage.num_prompt is not None else (offset, 1)
+    ids = passage.token_ids[offset:]
+    starts = [(0, num_given)] if is_completion else [(length, length) for length in lengths]
+    scored = prompts.scored_text(ids, num_given)
+    return {
+        "passage_id": passage.id,
+        "kind": passage.kind,
+        "num_injections": passage.num_injections,
+        "source": passage.source,
+        "offset": offset,
+        "token_ids": ids,
+        "num_given": num_given,
+        "text": prompts.tokenizer.decode(ids[num_given:] if is_completion else ids),
+        "spans": [[prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts],
+        "score_tokens": True,
+        **scored._asdict(),
+    }
+
+
+def _reference(folder: str) -> Any:
+    import torch
+
+    return load_model(folder, device="cuda" if torch.cuda.is_available() else "cpu")
