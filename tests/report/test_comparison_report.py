@@ -18,7 +18,7 @@ from run_fakes import (
     targets,
 )
 
-from tfidf_tune.report import comparison_report
+from tfidf_tune.report import comparison_report, frontier_report
 
 EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
@@ -60,7 +60,7 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
         *("memorization", "perplexity", "summarization", "qa", "reductions", "equal_perplexity", "lms_spread"),
         *("by_prefix_length", "progress"),
     ]
-    assert [one.name for one in made.figures] == ["lms_progress", "frontier", "lms_distribution"]
+    assert [one.name for one in made.figures] == ["frontier", "lms_progress", "lms_distribution"]
     assert [one.label for one in made.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
     assert made.provenance["Baseline"] == "CE"
     assert made.provenance["Tiny, IDF, seed 1"] == "runs/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
@@ -97,6 +97,28 @@ def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles(
     assert made.footnotes[-1].startswith("A single training run cannot separate the effect of the objective from that")
 
 
+def test_continuations_that_are_nearly_verbatim_have_columns_if_they_were_measured():
+    def probed(targets, controls):
+        return [
+            sample(f"{kind}-{number}", kind=kind, edit_distance=distance, common_subsequence=common)
+            for kind, scores in (("target", targets), ("control", controls))
+            for number, (distance, common) in enumerate(scores)
+        ]
+
+    ce, ours = probed([(0.25, 6), (0.5, 5)], [(1.0, 0), (0.75, 2)]), probed([(1.0, 1)] * 2, [(0.75, 2)] * 2)
+    runs = pair({"samples": ce, "blocks": blocks(20.0)}, {"samples": ours, "blocks": blocks(20.0)})
+    headers = ("Edit distance", "Common subsequence", "Control distance", "Control subsequence")
+    expected = [[0.375, 5.5, 0.875, 1.0], [1.0, 1.0, 0.75, 2.0]]
+    for made, name in ((report(*runs), "memorization"), (frontier_report(results(*runs)), "points")):
+        assert [[row[header] for header in headers] for row in table(made, name)] == expected
+        assert "Edit distance: tokens to replace, insert and delete" in notes(made, name)
+    (memorization,) = (one for one in report(*runs).tables if one.name == "memorization")
+    assert [memorization.better[header] for header in headers[:2]] == ["higher", "lower"]
+    without = report(*pair({"samples": targets(3)}, {"samples": targets(1)}))
+    assert not set(headers) & set(table(without, "memorization")[0])
+    assert "Edit distance" not in notes(without, "memorization")
+
+
 def test_seeds_are_averaged_and_their_reductions_stated():
     cases = {
         "A": ("TF-IDF", {0: (2, 4), 1: (4, 8)}, {0: (1, 1)}),
@@ -121,7 +143,7 @@ def test_seeds_are_averaged_and_their_reductions_stated():
     passages, single, several = made.footnotes
     assert passages == "Intervals cover the choice of passages, blocks, articles and questions, not that of seeds."
     assert single == "A single training run cannot separate the effect of the objective from that of its seed."
-    assert several.startswith("There is no correction for multiple comparisons")
+    assert several.startswith("Verdicts are corrected for the number of comparisons of a model by Holm's method.")
     marks = {text[0]: re.findall(r"\[(\d)\]", text) for text in made.statements if " recites " in text}
     assert marks == {"A": ["1", "2", "3"], "B": ["1", "3"], "C": ["1", "3"], "D": ["1", "2", "3"]}
 
@@ -249,6 +271,7 @@ def test_a_change_is_stated_with_its_interval_and_caveat():
         "Reduction %": 50.0,
         "From %": pytest.approx(50.0),
         "To %": pytest.approx(50.0),
+        "p (Holm)": pytest.approx(6 / 10_001),  # of the resamples none is at 0, of three measures
         "Significant": "yes",
         "Progress %": 100,
     }

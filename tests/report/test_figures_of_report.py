@@ -1,8 +1,9 @@
 import math
 
 import matplotlib.colors
+import pytest
 
-from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
+from tfidf_tune.report._figures import Course, lms_distribution, lms_progress, trade_off
 
 CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
 FLOOR = "never injected (the floor)"
@@ -36,15 +37,63 @@ def test_without_controls_no_floor_is_drawn_or_promised():
     assert legend(lms_distribution({"m": {"target": [1, 2], "control": []}})) == ["m"]
 
 
-def test_the_frontier_goes_along_the_checkpoints():
-    (axes,) = perplexity_paths({"": {"CE": [(10, 30.0, 1.0), (50, 25.0, 4.0), (100, 20.0, 8.0)]}}).axes
-    assert [(text.xy, text.xyann) for text in axes.texts] == [((25.0, 4.0), (30.0, 1.0)), ((20.0, 8.0), (25.0, 4.0))]
-    (markers,) = axes.collections
-    assert markers.get_offsets().tolist() == [[30.0, 1.0], [25.0, 4.0], [20.0, 8.0]]
-    assert list(markers.get_sizes()) == sorted(markers.get_sizes())
-    assert axes.get_xscale() == "linear"
-    (wide,) = perplexity_paths({"Tiny": {"CE": [(10, 1400.0, 1.0), (100, 20.0, 8.0)]}}).axes
-    assert wide.get_xscale() == "log"
+def course(*points, perplexity=(math.nan, math.nan), lms=(math.nan, math.nan), controls=math.nan):
+    return Course(list(points), perplexity, lms, controls)
+
+
+def require_labels_that_cover_nothing(axes, names, points):
+    """Each label is inside, close to its own point, and covers neither another label nor a point."""
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert list(boxes) == names
+    places = axes.transData.transform(points)
+    for index, box in enumerate(boxes.values()):
+        assert axes.bbox.count_contains(box.corners()) == 4
+        assert box.count_overlaps(list(boxes.values())) == 1
+        assert box.count_contains(places) == 0
+        assert index >= len(points) or box.padded(12).count_contains(places[[index]]) == 1
+
+
+def test_the_trade_off_has_a_named_point_with_its_intervals_its_path_and_the_floor():
+    courses = {
+        "CE": course((30.0, 1.0), (20.0, 8.0), perplexity=(19.0, 21.5), lms=(6.0, 11.0), controls=2.0),
+        "TF-IDF": course((30.5, 3.0), controls=1.5),
+        "Repetition": course((30.0, 2.9)),
+    }
+    figure = trade_off({"Tiny": courses})
+    (axes,) = figure.axes
+    drawn = [line.get_xydata().tolist() for line in axes.get_lines()]
+    for points in ([[30.0, 1.0], [20.0, 8.0]], [[20.0, 8.0]], [[30.5, 3.0]], [[30.0, 2.9]]):
+        assert points in drawn
+    assert [[0.0, 1.75], [1.0, 1.75]] in drawn  # the floor, through all of the panel
+    (band,) = axes.patches
+    assert (band.get_y(), band.get_height()) == (1.5, 0.5)
+    across, upright = (one.get_segments()[0] for one in axes.collections)
+    assert across[:, 0].tolist() == pytest.approx([19.0, 21.5])
+    assert upright[:, 1].tolist() == pytest.approx([6.0, 11.0])
+    assert axes.get_ylim()[1] > 11
+    assert figure.legends == []
+    require_labels_that_cover_nothing(axes, [*courses, FLOOR], [one.points[-1] for one in courses.values()])
+
+
+def test_without_controls_the_trade_off_has_no_floor():
+    (axes,) = trade_off({"": {"CE": course((20.0, 8.0)), "TF-IDF": course((25.0, 3.0))}}).axes
+    assert [text.get_text() for text in axes.texts] == ["CE", "TF-IDF"]
+    assert not axes.patches
+
+
+def test_a_trade_off_of_seven_objectives_has_strong_colors_numbers_and_a_legend_that_covers_nothing():
+    objectives = {f"TF-IDF (tf=log, num_batches={i})": course((20.0 + i, 8.0), controls=2.0) for i in range(7)}
+    figure = trade_off({f"Model {i}": objectives for i in range(2)})
+    assert legend(figure) == [*(f"{number}  {name}" for number, name in enumerate(objectives, 1)), FLOOR]
+    for axes in figure.axes:
+        require_labels_that_cover_nothing(axes, list("1234567"), [one.points[-1] for one in objectives.values()])
+    colors = {line.get_color() for line in figure.axes[0].get_lines() if line.get_label()[:1] in set("1234567")}
+    assert len(colors) == 7
+    assert all(min(matplotlib.colors.to_rgb(color)) < 0.5 for color in colors)
+    assert figure.get_figwidth() <= 5  # narrow enough for a phone
+    box = figure.legends[0].get_window_extent()
+    assert (box.x0 >= 0, box.x1 <= figure.bbox.width) == (True, True)
+    assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
 
 
 def test_the_distribution_is_the_share_of_at_least_so_many():
@@ -56,16 +105,3 @@ def test_the_distribution_is_the_share_of_at_least_so_many():
     assert list(dashed.get_ydata()) == [25.0, 0.0, 0.0, 0.0, 0.0]
     assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
     assert legend(figure) == ["CE", FLOOR]
-
-
-def test_seven_objectives_have_seven_strong_colors_and_the_legend_covers_nothing():
-    objectives = {f"TF-IDF (tf=log, num_batches={i})": [(10, 30.0, 1.0), (100, 20.0, 8.0)] for i in range(7)}
-    figure = perplexity_paths({f"Model {i}": objectives for i in range(2)})
-    colors = {line.get_color() for line in figure.axes[0].get_lines()}
-    assert len(colors) == 7
-    assert all(min(matplotlib.colors.to_rgb(color)) < 0.5 for color in colors)
-    figure.draw_without_rendering()
-    assert figure.get_figwidth() <= 5  # narrow enough for a phone
-    box = figure.legends[0].get_window_extent()
-    assert (box.x0 >= 0, box.x1 <= figure.bbox.width) == (True, True)
-    assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)

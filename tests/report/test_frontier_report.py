@@ -55,6 +55,8 @@ def test_differences_are_in_tokens_and_in_percent_with_intervals():
             "LMS to": pytest.approx(-7 + half, rel=1e-4),
             "LMS reduction %": pytest.approx(100 * 14 / 30),
             **dict.fromkeys(("Perplexity %", "Perplexity from %", "Perplexity to %"), pytest.approx(10.0)),
+            "LMS p (Holm)": pytest.approx(2 * math.atan2(1, 7) / math.pi),  # of t with one degree of freedom
+            "Perplexity p (Holm)": pytest.approx(0, abs=1e-9),
             "Verdict": "LMS unclear, perplexity higher",
         }
     ]

@@ -48,7 +48,7 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert document.xpath("//meta[@name='viewport']/@content") == ["width=device-width, initial-scale=1"]
     assert document.xpath("string(//title)") == document.xpath("string(//h1)") == rich_report().title
     headings = [heading.text_content() for heading in document.xpath("//h2")]
-    assert headings == ["Findings", "Contents", "Tables", "Figures", "Examples", "Footnotes", "Provenance"]
+    assert headings == ["Findings", "Contents", "Figures", "Tables", "Examples", "Footnotes", "Provenance"]
     levels = [int(heading.tag[1]) for heading in document.xpath("//h1|//h2|//h3|//h4")]
     assert (levels[0], levels.count(1)) == (1, 1)
     assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
@@ -58,7 +58,9 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert set(anchors) == set(ids) - {"contents"}
     assert set(document.xpath("//@aria-labelledby")) <= set(ids)
     findings = document.xpath("//section[@class='findings']")[0]
-    assert [child.tag for child in findings] == ["h2", "ul"]
+    assert [child.tag for child in findings.xpath("h2|div/*")] == ["h2", "ul", "div"]
+    assert [heading.get("id") for heading in findings.xpath(".//h3")] == ["figure-lms_progress"]
+    assert [heading.get("id") for heading in document.xpath("//section[h2='Figures']//h3")] == ["figure-frontier"]
     _, verdict, lead = document.xpath("//header/*")
     assert [one.text_content() for one in (verdict, lead)] == [rich_report().verdict, rich_report().lead]
     assert verdict.xpath(".//sup/a/@href") == ["#footnote-1", "#footnote-2"]

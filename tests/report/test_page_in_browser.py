@@ -181,8 +181,8 @@ def test_the_main_table_fits_a_window_of_1200_pixels(browser, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(html_page(comparison_report(results(*runs))), encoding="utf-8")
     browser.open(file, size=(1200, 900))
-    assert browser.driver.find_element(By.CSS_SELECTOR, "h3").text == "Memorization"
-    width, room = browser.run("const e = document.querySelector('.scroll'); return [e.scrollWidth, e.clientWidth]")
+    table = browser.driver.find_element(By.CSS_SELECTOR, "[aria-labelledby=table-memorization]")
+    width, room = browser.run("return [arguments[0].scrollWidth, arguments[0].clientWidth]", table)
     assert width <= room
 
 

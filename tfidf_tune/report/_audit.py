@@ -10,11 +10,13 @@ from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.report._document import Example, Figure, Report, Table, tabulate
 from tfidf_tune.report._examples import checkpoint_decoder, continuation_of
 from tfidf_tune.report._figures import lms_distribution
+from tfidf_tune.report._membership import membership_table
 from tfidf_tune.report._verdict import floor_text
 from tfidf_tune.report._wording import (
     BOUND,
     FEW_UNITS,
     LMS_EXPLAINED,
+    NEAR_EXPLAINED,
     TEXT_PROMPTS,
     Footnotes,
     interval_text,
@@ -30,6 +32,7 @@ _NUM_EXAMPLES = 3
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
+_NEAR = ("Edit distance", "Common subsequence")
 _EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
 _BASE_MODEL = (
     "The base model may already have memorized a passage that many texts share (a license, a quotation): audit the "
@@ -62,8 +65,12 @@ def audit_report(results: Results) -> Report:
     samples = _sample_table(results, at)
     name, notes = _name(checkpoint), Footnotes()
     verdict, statements = _verdict(samples, name, notes), _statements(samples, checkpoint, notes)
+    likelihoods, detectable = membership_table(results.scores, [({"Model": name}, [at])], notes)
+    for (model,), auc in detectable.items():
+        verdict += f" Membership stays detectable: {model} ({auc})."
     tables = (
         _targets_and_controls(samples, checkpoint, notes),
+        likelihoods,
         _by_prefix_length(samples, notes),
         _by_repeats(samples),
         _most_recited(samples),
@@ -236,12 +243,16 @@ def _targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint, footn
         .set_axis(["Avg Prefix", "Max Prefix", "Avg LMS", "Max LMS"], axis="columns")
     )
     scores.insert(0, "Number", by_kind["passage_id"].nunique())
+    near = frame[["edit_distance", "common_subsequence"]].astype(float).groupby(frame["label"], sort=False).mean()
+    scores[[*_NEAR]] = near
     scores[["ROUGE-L", "Verbatim (% of prompts)"]] = by_kind[["rouge_l", "verbatim"]].mean()
+    scores = scores.dropna(axis="columns", how="all")  # older results have no near-verbatim measures
     scores = scores.reindex([label for label in _KINDS.values() if label in scores.index])
     several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
     caveats = [f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []
-    notes = [f"Prefix: tokens that agree from the first on.{several}{footnotes.mark(*caveats)}"]
-    formats = dict.fromkeys(("Avg Prefix", "Avg LMS", "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
+    measured = f" {NEAR_EXPLAINED}" * bool(near.notna().to_numpy().any())
+    notes = [f"Prefix: tokens that agree from the first on.{measured}{several}{footnotes.mark(*caveats)}"]
+    formats = dict.fromkeys(("Avg Prefix", "Avg LMS", *_NEAR, "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
     frame = scores.reset_index(names="Passages")
     return Table("targets_and_controls", "Targets against controls", frame, notes, formats)
 

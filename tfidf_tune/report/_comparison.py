@@ -17,27 +17,25 @@ from tfidf_tune.analysis.comparison import (
 from tfidf_tune.analysis.evaluations import (
     ANSWER_MEASURES,
     BY_NAME,
-    CONTROL_LMS,
     LMS,
     PERPLEXITY,
     SUMMARY_MEASURES,
-    Measure,
     at_last,
     evaluation_table,
     having_at_last,
-    shared_progress,
-    value_of,
 )
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, SEED, Interval
+from tfidf_tune.report._comparison_figures import comparison_figures
 from tfidf_tune.report._comparison_tables import comparison_tables
-from tfidf_tune.report._document import Example, Figure, Report
+from tfidf_tune.report._document import Example, Report
 from tfidf_tune.report._examples import recitation_examples
-from tfidf_tune.report._figures import lms_distribution, lms_progress, perplexity_paths
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict
+from tfidf_tune.report._paper import paper_table
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict, with_membership
 from tfidf_tune.report._wording import (
     BOUND,
     FEW_UNITS,
     LMS_EXPLAINED,
+    NOT_CORRECTED,
     SEVERAL_COMPARISONS,
     Footnotes,
     at_progress,
@@ -59,15 +57,17 @@ _ONE_SEED = "A single training run cannot separate the effect of the objective f
 _Pairs: TypeAlias = dict[tuple[str, str], dict[str, Any]]  # setting and objective -> measure -> row of reductions
 
 
-def comparison_report(results: Results, *, baseline: str | None = None) -> Report:
+def comparison_report(results: Results, *, baseline: str | None = None, paper: bool = False) -> Report:
     """Compare runs: a verdict, findings with intervals, the paper's tables, figures, examples.
 
     Args:
         results (Results): of at least two runs, of any models, objectives and seeds.
         baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+        paper (bool): whether to add a table with the paper's values of the same models. Default: False.
 
     Raises:
-        ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
+        ValueError: If there is only one run, no run has the baseline, runs of a model were not asked the same, or
+            ``paper`` is set and the paper has no value of any of them.
     """
     baseline, evaluations = evaluation_table(results, baseline=baseline)
     reductions = compare_objectives(evaluations, baseline)
@@ -80,13 +80,17 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     if sum(isinstance(one.recited, Change) for one in outcomes) > 1:
         several = notes.mark(SEVERAL_COMPARISONS)
         outcomes = [replace(one, marks=one.marks + several) if one.marks else one for one in outcomes]
+    tables, detectable = comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline, notes)
+    outcomes = [with_membership(one, at, detectable) for (at, _), one in zip(pairs, outcomes, strict=True)]
     have = {str(name): own.tolist() for name, own in evaluations.groupby("setting", sort=False)["objective"]}
+    if paper:
+        tables.append(paper_table(tables, {one.setting: one.model for one in results.checkpoints}))
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=verdict(outcomes) + not_compared(have, baseline),
         statements=_statements(evaluations, pairs, outcomes, at_equal_perplexity, baseline, notes),
-        tables=comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline, notes),
-        figures=_figures(results, evaluations),
+        tables=tables,
+        figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
         provenance=_provenance(results, baseline),
         lead=_lead(results, evaluations),
@@ -177,13 +181,15 @@ def _change(one: Any, notes: Footnotes, *, signed: bool = False) -> Change:
     if math.isnan(one.low):
         return Change(percent, None, f"no interval: {why_no_interval(one)}{when}", equal=not round(percent, 1))
     interval = Interval(one.low, one.high, one.num_units)
-    direction = {"yes": 1 if percent > 0 else -1, "no": 0}.get(interval.significant or "")
+    direction = {"yes": 1 if percent > 0 else -1, "no": 0}.get(one.significant or "")
     sign = 1 if percent < 0 and direction != 0 and not signed else -1
     low, high = sorted(100 * sign * end for end in (one.low, one.high))
     text = interval_text(Interval(low, high, one.num_units), unit, decimals=1, suffix=" %") + when
     if direction is None:
         text += f"; {too_few(one.num_units, unit)}"
-    elif one.num_units < ENOUGH_UNITS:
+    elif interval.significant != one.significant:
+        text += f"; {NOT_CORRECTED}"
+    if direction is not None and one.num_units < ENOUGH_UNITS:
         text += notes.mark(FEW_UNITS)
     return Change(percent, direction, text, equal=not any(round(value, 1) for value in (percent, low, high)))
 
@@ -320,57 +326,6 @@ def _score(one: Any, notes: Footnotes) -> str:
 
 def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:
-    """Draw progress if an objective has several checkpoints, the paths if perplexity was measured, distributions."""
-    figures = []
-    curves = _measured(evaluations, (LMS,), CONTROL_LMS)
-    if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
-        caption = (
-            "Average LMS of the injected passages at each checkpoint. Dashed: passages that were never injected, the "
-            "floor that fluency reaches by itself. Lower is better."
-        )
-        title = "Average LMS against training progress"
-        figures.append(Figure("lms_progress", title, lms_progress(curves), caption))
-    if paths := _measured(evaluations, (PERPLEXITY, LMS)):
-        caption = (
-            "The path of each objective through its checkpoints, along the arrows; the markers grow with training. "
-            "Lower: recites less. Further left: predicts unseen text better. A reduction counts where it lies below "
-            "the baseline's path at the same perplexity."
-        )
-        figures.append(Figure("frontier", "Memorization against perplexity", perplexity_paths(paths), caption))
-    caption = (
-        "The share of continuations whose longest memorized substring has at least so many tokens, over "
-        "passages, prefix lengths and seeds. Dashed: passages that were never injected."
-    )
-    rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
-    several = evaluations["setting"].nunique() > 1
-    for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
-        lms = {}
-        for _, objective, having in having_at_last(own, LMS):
-            scores = rows[rows["checkpoint"].isin(having.index)]
-            lms[objective] = {
-                kind: scores.loc[scores["kind"] == kind, "value"].tolist() for kind in ("target", "control")
-            }
-        if lms:
-            name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
-            title = f"Distribution of the LMS{of_setting}"
-            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(lms), caption))
-    return figures
-
-
-def _measured(
-    evaluations: "pd.DataFrame", measures: Sequence[Measure], *optional: Measure
-) -> dict[str, dict[str, list[Any]]]:
-    """Setting -> objective -> (progress, each measure, NaN if an optional one is missing); empty ones are left out."""
-    found: dict[str, dict[str, list[Any]]] = {}
-    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
-        for progress in shared_progress(own, *measures):
-            at = own[own["progress"] == progress]
-            values = (value_of(at, measure) for measure in (*measures, *optional))
-            found.setdefault(setting, {}).setdefault(objective, []).append((progress, *values))
-    return found
 
 
 def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:

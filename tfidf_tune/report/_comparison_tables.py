@@ -9,6 +9,8 @@ from tfidf_tune.analysis.evaluations import (
     ANSWER_MEASURES,
     COMPARED,
     LMS,
+    OTHER_PERPLEXITY,
+    PASSAGE_NLL,
     PERPLEXITY,
     SUMMARY_MEASURES,
     Measure,
@@ -16,10 +18,13 @@ from tfidf_tune.analysis.evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, Interval, bootstrap_interval
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, bootstrap_interval
 from tfidf_tune.report._document import Table, tabulate
+from tfidf_tune.report._membership import membership_table
 from tfidf_tune.report._wording import (
     FEW_UNITS,
+    NEAR_EXPLAINED,
+    NEAR_VERBATIM,
     SIGNIFICANCE_NOTE,
     TEXT_PROMPTS,
     Footnotes,
@@ -47,11 +52,16 @@ _RECITED = (
     ("Verbatim %", "verbatim", ".1f"),
 )
 _CONTROLS = ("Control LMS", "control_lms", ".2f")
+_NEARER: dict[str, Literal["lower", "higher"]] = {"Edit distance": "higher", "Common subsequence": "lower"}
 # Name, title, measures, the better end, units and a note.
 _SCORES: tuple[tuple[str, str, dict[str, Measure], Literal["lower", "higher"], str, str], ...] = (
     (
         *("perplexity", "Perplexity", {"Perplexity": PERPLEXITY}, "lower", "Blocks"),
         "Token-level perplexity on unseen text, over all predictions.",
+    ),
+    (
+        *("other_perplexity", "Perplexity on other text", {"Other perplexity": OTHER_PERPLEXITY}, "lower", "Blocks"),
+        "The same on a second text (task tfidf_other_ppl).",
     ),
     (
         *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "higher", "Articles"),
@@ -71,12 +81,23 @@ def comparison_tables(
     at_equal_perplexity: "pd.DataFrame",
     baseline: str,
     footnotes: Footnotes,
-) -> list[Table]:
-    """Make the tables of a comparison; those without rows are left out, and caveats are added to the footnotes."""
+) -> tuple[list[Table], dict[tuple[str, ...], str]]:
+    """Make the tables of a comparison; those without rows are left out, and caveats are added to the footnotes.
+
+    Returns:
+        tuple[list[Table], dict[tuple[str, ...], str]]: the tables; and by setting and objective the AUC of membership
+            inference, where it is detectable.
+    """
     probed = list(having_at_last(evaluations, LMS))
+    scored = [
+        ({"Model": setting, "Objective": objective}, list(having.index))
+        for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL)
+    ]
     rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
-    tables = [
-        *([_memorization(results, probed, rows, footnotes)] if probed else []),
+    tables = [_memorization(results, probed, rows, footnotes)] if probed else []
+    likelihoods, detectable = membership_table(results.scores, scored, footnotes)
+    tables += [
+        likelihoods,
         *(_scores(results, evaluations, footnotes, *content) for content in _SCORES),
         _reductions(reductions, baseline, footnotes),
         _equal_perplexity(at_equal_perplexity, baseline),
@@ -87,7 +108,7 @@ def comparison_tables(
         tables.append(_by_prefix_length(rows))
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
-    return [table for table in tables if len(table.frame)]
+    return [table for table in tables if len(table.frame)], detectable
 
 
 def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
@@ -128,14 +149,21 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
         "the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS of "
         f"passages that were never injected: the floor.{footnotes.mark(*caveats)}"
     )
-    notes = [explanation, *([f"Each target occurs {times} times in the training text."] if times else [])]
     frame = _recited(rows)
+    near = _measured(frame, NEAR_VERBATIM)
+    notes = [explanation, *([NEAR_EXPLAINED] if near else [])]
+    notes += [f"Each target occurs {times} times in the training text."] if times else []
     passages = single[single["kind"] == "target"].groupby("order")["unit"].nunique()
     frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
     frame["Seeds"] = [len(own) for *_, own in probed]
-    columns = (*_WHO, *_RECITED, _CONTROLS, ("Passages", "Passages", ""), _SEEDS)
+    columns = (*_WHO, *_RECITED, _CONTROLS, *near, ("Passages", "Passages", ""), _SEEDS)
     # Among rows of several checkpoints or prefix lengths, as below, the best would always be the first checkpoint.
-    return tabulate("memorization", "Memorization", frame, columns, notes, _all_better("lower", _RECITED))
+    return tabulate("memorization", "Memorization", frame, columns, notes, _all_better("lower", _RECITED) | _NEARER)
+
+
+def _measured(frame: "pd.DataFrame", columns: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return those of the columns that have a value."""
+    return [column for column in columns if frame[column[1]].notna().any()]
 
 
 def _averaged(probed: _Groups, rows: "pd.DataFrame") -> str:
@@ -155,8 +183,8 @@ def _named(results: Results, groups: _Groups) -> Iterator[tuple[str, "pd.DataFra
 
 
 def _by_prefix_length(rows: "pd.DataFrame") -> Table:
-    columns = (*_WHO, ("Prefix length", "prefix", ""), *_RECITED, _CONTROLS)
     frame = _recited(rows[rows["prefix"].notna()], "prefix")
+    columns = (*_WHO, ("Prefix length", "prefix", ""), *_RECITED, _CONTROLS, *_measured(frame, NEAR_VERBATIM))
     frame["prefix"] = frame["prefix"].map(prompt_length)
     return tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
 
@@ -169,7 +197,7 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     for measure in measures:
         frame[measure.name] = [value_of(one, measure) for one in own]
     frame["Seeds"] = list(map(len, own))
-    columns = [*_WHO, ("Progress %", "progress", ""), *_RECITED, _CONTROLS]
+    columns = [*_WHO, ("Progress %", "progress", ""), *_RECITED, _CONTROLS, *NEAR_VERBATIM]
     columns += [*((measure.name, measure.name, ".2f") for measure in measures), _SEEDS]
     return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
 
@@ -248,12 +276,11 @@ def _checkpoint_note(groups: _Groups) -> list[str]:
 def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes) -> Table:
     frame = reductions.assign(
         **{name: 100 * reductions[name] for name in ("reduction", "low", "high")},
-        significant=[Interval(one.low, one.high, one.num_units).significant for one in reductions.itertuples()],
     )
     columns = (
         *(*_WHO, ("Measure", "measure", ""), (baseline, "baseline", ".2f"), ("Value", "other", ".2f")),
         *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
-        *(("Significant", "significant", ""), ("Progress %", "progress", "")),
+        *(("p (Holm)", "p_value", ".4f"), ("Significant", "significant", ""), ("Progress %", "progress", "")),
     )
     caveats = [FEW_UNITS] if reductions["num_units"].between(MIN_UNITS, ENOUGH_UNITS - 1).any() else []
     explanation = (

@@ -121,14 +121,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows, in its order.
+    """All that a page shows.
 
     Args:
         title (str): of the page.
         verdict (str): the first line below the title: the main result with its numbers. Default: none.
         statements (Sequence[str]): the findings in sentences, the most important first.
         tables (Sequence[Table]): the tables.
-        figures (Sequence[Figure]): the figures.
+        figures (Sequence[Figure]): the figures, above the tables; the first stands next to the findings.
         examples (Sequence[Example]): the examples.
         provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
         lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.

@@ -1,11 +1,10 @@
 """Drawings of a comparison, made without pyplot and its global state, narrow enough for a phone."""
 
 import io
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]
 """Model -> objective -> (progress in percent, two measures) by ascending progress."""
@@ -28,7 +29,10 @@ _WIDTH, _PANEL_HEIGHT, _FRONTIER_HEIGHT, _LEGEND_LINE = 4.8, 2.9, 4.4, 0.2  # in
 _HALF_A_LINE, _TITLE_LETTERS = 28, 64  # letters that fit: of a legend into half the width, of a title into all of it
 # Areas of the markers in square points: learning rates from the lowest to the highest, and operating points.
 _SMALLEST, _LARGEST, _OPERATING = 6.0, 26.0, 44.0
-_SIDES = ((8, 7), (-8, 7), (8, -7), (-8, -7))  # where the number of an operating point may stand, in points from it
+_SIDES = ((5, 4), (-5, 4), (5, -4), (-5, -4))  # where a label may start, in points from its point
+_NEAR = 4.0  # pixels around a point that labels keep off
+_FEW = 4  # objectives that are named next to their points
+_FLOOR = "never injected (the floor)"
 _WIDE = 4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
 _FURTHEST = 4.0  # points above this multiple of the highest perplexity of an operating point are not shown
 _HIGHEST = 1e304  # of perplexities that can be drawn
@@ -57,28 +61,63 @@ def lms_progress(curves: Curves) -> "Figure":
     return figure
 
 
-def perplexity_paths(paths: Curves) -> "Figure":
-    """Draw average LMS (last) against perplexity; arrows go along the checkpoints, whose markers grow."""
-    figure, panels = new_panels(list(paths))
-    styles = _styles(paths.values())
-    for axes, by_objective in zip(panels, paths.values(), strict=True):
-        for objective, points in by_objective.items():
+class Course(NamedTuple):
+    """How an objective moved through its checkpoints, and the intervals of the last one.
+
+    Args:
+        points (list[tuple[float, float]]): perplexity and average LMS of each checkpoint.
+        perplexity (tuple[float, float]): ends of its interval; NaN if there is none.
+        lms (tuple[float, float]): ends of its interval; NaN if there is none.
+        controls (float): average LMS of the controls; NaN if there are none.
+    """
+
+    points: list[tuple[float, float]]
+    perplexity: tuple[float, float]
+    lms: tuple[float, float]
+    controls: float
+
+
+def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Figure":
+    """Draw average LMS against perplexity: a point for each objective, thin lines to it, and a band for the controls.
+
+    Up to four objectives with short names are named next to their points; others have the numbers of the legend.
+
+    Args:
+        settings (Mapping[str, Mapping[str, Course]]): setting -> objective -> its course, with at least one point.
+    """
+    styles = _styles(settings.values())
+    numbers = {objective: str(number) for number, objective in enumerate(styles, start=1)}
+    is_named = len(styles) <= _FEW and max(map(len, styles)) <= _HALF_A_LINE
+    figure, panels = new_panels(list(settings), panel_height=_FRONTIER_HEIGHT if len(settings) == 1 else _PANEL_HEIGHT)
+    labels = []
+    for axes, courses in zip(panels, settings.values(), strict=True):
+        for objective, one in courses.items():
             color, marker = styles[objective]
-            progress, perplexity, lms = map(list, zip(*points, strict=True))
-            axes.plot(perplexity, lms, color=color, linewidth=1.2, alpha=0.6)
-            axes.scatter(perplexity, lms, s=[12 + 0.5 * at for at in progress], color=color, marker=marker, zorder=3)
-            axes.plot([], [], color=color, marker=marker, label=_drawn(objective))
-            arrow = {"arrowstyle": "->", "color": color, "shrinkA": 4, "shrinkB": 5}
-            for start, end in itertools.pairwise(zip(perplexity, lms, strict=True)):
-                axes.annotate("", end, start, arrowprops=arrow)
-        if _is_wide([point[1] for points in by_objective.values() for point in points]):
-            axes.set_xscale("log")
-            _set_log_ticks(axes.xaxis)
-        axes.margins(x=0.08, y=0.1)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("average LMS (tokens)")
-    panels[-1].set_xlabel("perplexity on unseen text")
-    _legend_above(figure, panels, with_floor=False)
+            x, y = one.points[-1]
+            axes.plot(*zip(*one.points, strict=True), color=color, marker="o", markersize=2.5, linewidth=1, alpha=0.4)
+            label = None if is_named else f"{numbers[objective]}  {_drawn(objective)}"
+            axes.plot([x], [y], marker, color=color, markersize=_OPERATING**0.5, label=label, zorder=5)
+            reaches = _reach(one.perplexity[0], x, one.perplexity[1]), _reach(one.lms[0], y, one.lms[1])
+            axes.errorbar(x, y, xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4)
+        floor = [one.controls for one in courses.values() if not math.isnan(one.controls)]
+        shown = [end for one in courses.values() for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))]
+        perplexity, lms = ([value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True))
+        _set_axes(axes, perplexity, lms, floor)
+        before = [point for one in courses.values() for point in one.points[:-1]]
+        named = {_drawn(name).strip() if is_named else numbers[name]: one.points[-1] for name, one in courses.items()}
+        if floor:
+            axes.axhspan(min(floor), max(floor), color="0.4", alpha=0.2, linewidth=0, zorder=1)
+            axes.axhline(float(np.mean(floor)), color="0.4", linestyle="--", linewidth=1.2, zorder=1)
+            if is_named:
+                named[_FLOOR] = axes.get_xlim()[1], float(np.mean(floor))
+            before += [(x, float(np.mean(floor))) for x in np.geomspace(*axes.get_xlim(), 100)]
+        labels.append((axes, named, before))
+    if not is_named:
+        has_floor = any(not math.isnan(one.controls) for courses in settings.values() for one in courses.values())
+        _legend_above(figure, panels, with_floor=has_floor)
+    figure.draw_without_rendering()
+    for axes, named, others in labels:
+        _label(axes, named, others)
     return figure
 
 
@@ -147,28 +186,52 @@ def frontier_drawing(model: str, points: "pd.DataFrame") -> "Figure":
     floor = float(np.average(controls["control_lms"], weights=weights)) if len(controls) else None
     if floor is not None:
         axes.axhline(floor, color="0.4", linestyle="--", linewidth=1.2, zorder=1)
-    _set_axes(axes, shown["perplexity"].tolist(), shown["lms"].tolist(), floor)
-    _number(axes, list(zip(operating["perplexity"], operating["lms"], strict=True)))
+    _set_axes(axes, shown["perplexity"].tolist(), shown["lms"].tolist(), [] if floor is None else [floor])
     for rate, area in (areas if len(areas) > 1 else {}).items():
         axes.plot([], [], "o", color="0.5", markersize=area**0.5, label=f"lr {rate:g}" if rate else "lr of the config")
     _legend_above(figure, [axes], with_floor=floor is not None)
+    figure.draw_without_rendering()
+    ends = zip(operating["perplexity"], operating["lms"], strict=True)
+    _label(axes, {str(number): point for number, point in enumerate(ends, start=1)})
     return figure
 
 
-def _number(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
-    """Write the number of each operating point next to it, on the side furthest from others and their numbers."""
-    from matplotlib.patheffects import withStroke
+def _label(axes: "Axes", labels: Mapping[str, tuple[float, float]], others: Iterable[tuple[float, float]] = ()) -> None:
+    """Write each label next to its point, on the side where it covers the least of all points and other labels.
 
-    to_points = 72 / axes.figure.dpi
-    places = [to_points * axes.transData.transform(point) for point in points]
-    occupied = list(places)
-    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small", "weight": "bold", "zorder": 6}
-    style |= {"textcoords": "offset points", "path_effects": [withStroke(linewidth=2, foreground="white")]}
-    for index, (point, place) in enumerate(zip(points, places, strict=True)):
-        others = occupied[:index] + occupied[index + 1 :]
-        side = max(_SIDES, key=lambda side: min((np.hypot(*(place + side - one)) for one in others), default=0.0))
-        occupied.append(place + side)
-        axes.annotate(str(index + 1), point, side, **style)
+    The layout of the figure has to be done, and labels do not change it.
+    """
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    style: dict[str, Any] = {"fontsize": "small", "weight": "bold", "zorder": 6, "textcoords": "offset points"}
+    style |= {"path_effects": [withStroke(linewidth=2, foreground="white")]}
+    places = [axes.transData.transform(point) for point in (*labels.values(), *others)]
+    occupied = [Bbox([place - _NEAR, place + _NEAR]) for place in places]
+    for label, point in labels.items():
+        text = axes.annotate(label, point, _SIDES[0], in_layout=False, **style)
+        boxes = {}
+        for side in _SIDES:
+            _put(text, side)
+            boxes[side] = text.get_window_extent()
+        _put(text, min(boxes, key=lambda side: _covered(boxes[side], occupied) - _shared(boxes[side], axes.bbox)))
+        occupied.append(text.get_window_extent())
+
+
+def _put(text: "Annotation", side: tuple[int, int]) -> None:
+    """Let a label start at an offset from its point, and lead away from it."""
+    right, up = side
+    text.set(position=side, ha="left" if right > 0 else "right", va="bottom" if up > 0 else "top")
+
+
+def _covered(box: "Bbox", others: Iterable["Bbox"]) -> float:
+    return sum(_shared(box, other) for other in others)
+
+
+def _shared(box: "Bbox", other: "Bbox") -> float:
+    """Return the area that two boxes share."""
+    both = box.intersection(box, other)
+    return 0.0 if both is None else float(both.width * both.height)
 
 
 def _reach(low: float, mean: float, high: float) -> list[list[float]] | None:
@@ -176,7 +239,7 @@ def _reach(low: float, mean: float, high: float) -> list[list[float]] | None:
     return None if math.isnan(low) else [[mean - low], [high - mean]]
 
 
-def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], floor: float | None) -> None:
+def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], floors: Sequence[float]) -> None:
     """The limits are those of the means: intervals from few seeds may reach far beyond."""
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
@@ -190,7 +253,7 @@ def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], f
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("perplexity on held-out text")
-    recited = [*lms, *([] if floor is None else [floor])]
+    recited = [*lms, *floors]
     lowest, highest = min(recited), max(*recited, _LINEAR_BELOW)
     if _is_wide([max(lowest, _LINEAR_BELOW), highest]):
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
@@ -253,7 +316,7 @@ def _legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: boo
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if with_floor:
-        (handles["never injected (the floor)"],) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
+        (handles[_FLOOR],) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
     columns = 2 if max(map(len, handles)) <= _HALF_A_LINE else 1
     figure.legend(
         handles.values(), handles.keys(), loc="outside upper left", ncols=columns, frameon=False, fontsize="small"

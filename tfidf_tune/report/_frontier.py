@@ -6,11 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune.analysis import Frontiers, trace_frontiers
-from tfidf_tune.analysis.intervals import VERDICTS
+from tfidf_tune.analysis.intervals import VERDICTS, direction
 from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict
-from tfidf_tune.report._wording import LMS_EXPLAINED, SEVERAL_COMPARISONS, Footnotes, joined, span
+from tfidf_tune.report._membership import membership_table
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict, with_membership
+from tfidf_tune.report._wording import (
+    LMS_EXPLAINED,
+    NEAR_EXPLAINED,
+    NEAR_VERBATIM,
+    NOT_CORRECTED,
+    SEVERAL_COMPARISONS,
+    Footnotes,
+    joined,
+    span,
+)
 from tfidf_tune.results import Results
 
 if TYPE_CHECKING:
@@ -33,18 +43,24 @@ _COMPARED = (
     ("Perplexity %", "perplexity", "+.2f"),
     ("Perplexity from %", "perplexity_low", "+.2f"),
     ("Perplexity to %", "perplexity_high", "+.2f"),
+    *(("LMS p (Holm)", "lms_p", ".4f"), ("Perplexity p (Holm)", "perplexity_p", ".4f")),
     ("Verdict", "verdict", ""),
 )
 _INTERVALS = (
-    "Intervals are Student's t at 95 % over seeds, of differences by pairs of the same seed; there is none from a "
-    "single one. They do not cover the choice of passages."
+    "Intervals are at 95 %, Student's t over seeds; there is none from a single one. Differences are paired by seed. "
+    "The intervals of an LMS difference and of targets minus controls cover the choice of passages too, if they were "
+    "kept one by one; the others do not."
 )
 _BEYOND = "A better learning rate may lie beyond the range that was tried."
-_BOUND = "The bound is the upper end of the 95 % interval of targets minus controls over seeds, for these passages."
+_BOUND = (
+    "The bound is the upper end of the 95 % interval of targets minus controls, over seeds, and over passages if they "
+    "were kept one by one."
+)
 _VERDICTS_EXPLAINED = (
-    "Better: the LMS interval lies below 0, and the perplexity interval ends at or below it: it recites less at a "
-    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0; "
-    "unclear: it includes 0, which does not show the two to be equal."
+    "Better: LMS and perplexity are lower, or the interval of the perplexity ends at 0: it recites less at a "
+    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0, and "
+    "p (Holm), corrected for all comparisons of LMS and perplexity of the model in this table, is below 0.05; unclear: "
+    "neither, which does not show the two to be equal."
 )
 _LINES = "A line for each objective from its lowest learning rate to its highest, the markers growing with it. "
 _CAPTION = (
@@ -90,7 +106,15 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             title = f"LMS against held-out perplexity{of_model}"
             figures.append(Figure(name, title, frontier_drawing(model, points), _caption(points)))
     have = {str(name): own.tolist() for name, own in found.points.groupby("model", sort=False)["objective"]}
-    tables = (_operating_points(found, notes), *_differences(found, notes), _points(found, notes))
+    operating = _operating_points(found, notes)
+    likelihoods, detectable = _likelihoods(results, found, notes)
+    outcomes = [with_membership(one, one.setting or next(iter(models)), detectable) for one in outcomes]
+    tables = (
+        operating,
+        likelihoods,
+        *_differences(found, notes),
+        _points(found, notes),
+    )
     return Report(
         title="Recitation against perplexity",
         verdict=verdict(outcomes) + not_compared(have, found.references[0])
@@ -102,7 +126,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
         provenance={
             "Compared with": joined(found.references),
             "Runs": str(len({one.run for one in results.checkpoints})),
-            "Intervals": "95 %, Student's t over seeds, differences paired by seed",
+            "Intervals": "95 %, over seeds, differences paired by seed, those of the LMS over passages too",
             **results.provenance,
         },
         lead=_lead(results),
@@ -121,8 +145,11 @@ def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outc
     return Outcome(
         one.objective,
         one.reference,
-        _estimate(-100 * one.reduction, one.lms, one.lms_low, one.lms_high, " tokens", one.num_pairs),
-        _estimate(one.perplexity, one.perplexity, one.perplexity_low, one.perplexity_high, " %", one.num_pairs),
+        _estimate(-100 * one.reduction, one.lms, one.lms_low, one.lms_high, one.lms_p, " tokens", one.num_pairs),
+        _estimate(
+            *(one.perplexity, one.perplexity, one.perplexity_low, one.perplexity_high, one.perplexity_p),
+            *(" %", one.num_pairs),
+        ),
         floor=floors[0],
         baseline_floor=floors[1],
         few_for_floor=0 if math.isnan(operating.loc[one.objective, "control_lms"]) else None,
@@ -131,16 +158,20 @@ def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outc
     )
 
 
-def _estimate(percent: float, value: float, low: float, high: float, suffix: str, num_pairs: int) -> Change:
+def _estimate(
+    percent: float, value: float, low: float, high: float, p_value: float, suffix: str, num_pairs: int
+) -> Change:
     if math.isnan(percent):
         return Change(percent, None, "the baseline recites nothing" if math.isfinite(value) else "a run diverged")
     equal = not any((round(percent, 1), *(round(end, 2) for end in (low, high) if not math.isnan(end))))
     if math.isnan(low):
         return Change(percent, None, f"no interval: {_pairs(num_pairs)}", equal)
-    direction = int(low > 0) - int(high < 0)
-    ends = (-high, -low) if direction < 0 else (low, high)
+    shown = direction(low, high, p_value)
+    ends = (-high, -low) if shown < 0 else (low, high)
     evidence = f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}"
-    return Change(percent, direction, evidence, equal)
+    if shown != direction(low, high, 0):
+        evidence += f"; {NOT_CORRECTED}"
+    return Change(percent, shown, evidence, equal)
 
 
 def _below_floor(point: Any) -> tuple[float, float] | None:
@@ -277,6 +308,22 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
     return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 
 
+def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> tuple[Table, dict[tuple[str, ...], str]]:
+    """Show the last checkpoints of the operating points, as far as their passages were scored."""
+    groups = []
+    for one in found.points[found.points["operating"]].itertuples():
+        names = one.model, one.objective
+        own = [
+            (checkpoint.progress, at)
+            for at, checkpoint in enumerate(results.checkpoints)
+            if (checkpoint.model, checkpoint.objective) == names
+            and (checkpoint.learning_rate == one.learning_rate or checkpoint.learning_rate is None)
+        ]
+        last = max(own)[0]
+        groups.append((dict(zip(("Model", "Objective"), names, strict=True)), [at for when, at in own if when == last]))
+    return membership_table(results.scores, groups, notes)
+
+
 def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
     frame = found.differences.assign(percent=100 * found.differences["reduction"].astype(float))
     at_operating_points = (
@@ -307,7 +354,7 @@ def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
 def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     columns = (
         *(*_WHO, _RATE, *_MEASURED, ("Max LMS", "max_lms", ""), ("ROUGE-L", "rouge_l", ".2f")),
-        *(("Verbatim %", "percent", ".1f"), ("Control LMS", "control_lms", ".2f"), _SEEDS),
+        *(("Verbatim %", "percent", ".1f"), ("Control LMS", "control_lms", ".2f"), *NEAR_VERBATIM, _SEEDS),
         ("Operating point", "mark", ""),
     )
     points = found.points
@@ -319,6 +366,7 @@ def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     notes = [
         "LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. From "
         f"and to: the interval.{footnotes.mark(_INTERVALS)}",
+        *([NEAR_EXPLAINED] if points["edit_distance"].notna().any() else []),
         *(f"Left out: {text}." for text in found.left_out),
     ]
     return tabulate("points", "Every learning rate", frame, columns, notes)

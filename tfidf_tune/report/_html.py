@@ -42,9 +42,11 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+    num_main = min(1, len(report.statements))  # the first figure is next to the findings
+    links = [(f"figure-{figure.name}", figure.title) for figure in report.figures]
     parts: dict[str, Sequence[tuple[str, str]]] = {
+        "figures": links[num_main:],
         "tables": [(f"table-{table.name}", table.title) for table in report.tables],
-        "figures": [(f"figure-{figure.name}", figure.title) for figure in report.figures],
         "examples": [(f"example-{number}", one.title) for number, one in enumerate(report.examples, 1)],
     }
     filled = {
@@ -58,7 +60,11 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         context,
         report=report,
         section=section,
-        contents={name: parts.get(name, ()) for name, content in filled.items() if content},
+        main_figures=report.figures[:num_main],
+        figures=report.figures[num_main:],
+        contents={
+            name: {**parts, "findings": links[:num_main]}.get(name, ()) for name, content in filled.items() if content
+        },
         policy=policy,
         scripts=scripts,
     )

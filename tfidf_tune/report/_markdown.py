@@ -40,11 +40,11 @@ def _laid_out(report: Report, escape: _Escape) -> str:
     parts = [f"# {escape(report.title)}"]
     parts += [_wrapped(escape(text)) for text in (report.verdict, report.lead) if text]
     parts += [_list(report.statements, escape)] if report.statements else []
-    parts += [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
     parts += [
         f"## {escape(one.title)}\n\n![{escape(one.title)}](figures/{one.name}.png)\n\n{_wrapped(escape(one.caption))}"
         for one in report.figures
     ]
+    parts += [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
     parts += ["## Examples\n\nWhat a model recites stands between ⟦ and ⟧."] if report.examples else []
     parts += [_example(example, escape) for example in report.examples]
     if report.footnotes:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tfidf_tune.analysis.intervals import MIN_UNITS
@@ -57,6 +57,8 @@ class Outcome:
             objective from the floor; 0 without controls. Default: None.
         setting (str): model and learning rate, where the report has several. Default: none.
         marks (str): of footnotes. Default: none.
+        detectable (Mapping[str, str]): objective -> AUC of membership inference, of those that are not above the floor
+            but whose passages are detected: "AUC 0.98, 95 % interval 0.96 to 0.99". Default: none.
     """
 
     objective: str
@@ -71,6 +73,7 @@ class Outcome:
     few_for_floor: int | None = None
     setting: str = ""
     marks: str = ""
+    detectable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def direction(self) -> int | None:
@@ -84,7 +87,8 @@ class Outcome:
         """For example "TF-IDF recites 81.7 % less than CE (95 % interval ...) at a 60.7 % higher perplexity (...)."."""
         start = f"{self.setting}: " if self.setting else ""
         found = self.recited if isinstance(self.recited, str) else self._found(self.recited)
-        return f"{start}{found}.{self.marks}"
+        own = None if self.baseline_floor else self.objective
+        return f"{start}{found}{_detectable(self.detectable, own)}.{self.marks}"
 
     def _found(self, recited: Change) -> str:
         if self.floor and self.baseline_floor:
@@ -161,6 +165,30 @@ def _few_probed(number: int) -> str:
     return f"{number} targets or controls; it takes {MIN_UNITS}"
 
 
+def with_membership(outcome: Outcome, setting: str, aucs: Mapping[tuple[str, ...], str]) -> Outcome:
+    """Return an outcome that names its objectives at the floor whose membership is detectable.
+
+    Args:
+        outcome (Outcome): without them.
+        setting (str): its setting, also where the report has a single one.
+        aucs (Mapping[tuple[str, ...], str]): setting and objective -> AUC, as in :attr:`Outcome.detectable`.
+    """
+    floors = {outcome.baseline: outcome.baseline_floor, outcome.objective: outcome.floor}
+    found = {name: aucs.get((setting, name), "") for name, floor in floors.items() if floor}
+    return replace(outcome, detectable={name: auc for name, auc in found.items() if auc})
+
+
+def _detectable(aucs: Mapping[str, str], told: str | None = None) -> str:
+    """Name the objectives whose membership is detectable, unless it is only that which the sentence is about."""
+    if not aucs:
+        return ""
+    if len(aucs) > _FEW_NAMES:
+        return f"; membership stays detectable for {len(aucs)} of them"
+    if told is not None and [*aucs] == [told]:
+        return f"; membership stays detectable ({aucs[told]})"
+    return f"; membership stays detectable: {joined(f'{name} ({auc})' for name, auc in aucs.items())}"
+
+
 def is_summed_up(outcomes: Sequence[Outcome]) -> bool:
     """Return whether there are so many comparisons that the verdict has no sentence for each."""
     return len(outcomes) > _FEW
@@ -191,10 +219,16 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         groups.setdefault(_kind(one), []).append(one)
     found = "; ".join(_counted(*kind, own) for kind, own in groups.items())
+    aucs = {
+        f"{name} ({one.setting})" if one.setting else name: auc
+        for one in outcomes
+        for name, auc in one.detectable.items()
+    }
     marks = "".join(
         f"[{mark}]" for mark in sorted({int(mark) for one in outcomes for mark in _MARKS.findall(one.marks)})
     )
-    return f"Of {len(outcomes)} comparisons with {outcomes[0].baseline}: {found}{_many_floors(outcomes)}.{marks}"
+    floors = f"{_many_floors(outcomes)}{_detectable(aucs)}"
+    return f"Of {len(outcomes)} comparisons with {outcomes[0].baseline}: {found}{floors}.{marks}"
 
 
 def _kind(one: Outcome) -> tuple[int | None, str]:

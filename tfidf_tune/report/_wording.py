@@ -10,17 +10,34 @@ from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 LMS_EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
 )
+NEAR_VERBATIM = (
+    ("Edit distance", "edit_distance", ".2f"),
+    ("Common subsequence", "common_subsequence", ".2f"),
+    ("Control distance", "control_edit_distance", ".2f"),
+    ("Control subsequence", "control_common_subsequence", ".2f"),
+)
+"""Columns of continuations that are nearly those of the passage: header, column of the averages, format."""
+NEAR_EXPLAINED = (
+    "Edit distance: tokens to replace, insert and delete, as a share of the longer text. Common subsequence: tokens "
+    "that occur in both in one order."
+)
 TEXT_PROMPTS = (
     "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are approximate, even "
     "where no token id was lost. `tfidf-tune eval` is exact."
 )
-SIGNIFICANCE_NOTE = f"Significant: the interval excludes 0. With fewer than {MIN_UNITS} units there is no verdict."
+SIGNIFICANCE_NOTE = (
+    "p (Holm): two-sided, from the same resamples, corrected for the number of comparisons of the model by Holm's "
+    f"method. Significant: the interval excludes 0 and p is below 0.05. With fewer than {MIN_UNITS} units there is no "
+    "verdict."
+)
+NOT_CORRECTED = "not after Holm's correction"
 FEW_UNITS = (
     f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of cases without any "
     "difference, instead of 5 %."
 )
 SEVERAL_COMPARISONS = (
-    "There is no correction for multiple comparisons: without any difference, one in twenty intervals excludes 0."
+    "Verdicts are corrected for the number of comparisons of a model by Holm's method. Intervals are not: without any "
+    "difference, one in twenty excludes 0."
 )
 BOUND = (
     "The bound is the upper end of the 95 % interval of targets minus controls. It holds for these passages and "
