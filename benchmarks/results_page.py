@@ -18,12 +18,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from measuring import markdown_table  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import Frontiers, over_seeds, run_table, trace_frontiers
 from tfidf_tune.analysis.comparison import compare_objectives
 from tfidf_tune.analysis.evaluations import evaluation_table
 from tfidf_tune.report import frontier_drawing
+from tfidf_tune.report._membership import membership_table
+from tfidf_tune.report._wording import Footnotes
 from tfidf_tune.results import Results, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -34,6 +37,13 @@ PAGES = {PAGE: RESULTS} | {
 }
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned
+_DEDUPLICATED = "CE MinHash dedup"
+# The arms and settings of the first table and figure.
+_ARMS = [
+    *("CE", "CE lower lr", "TF-IDF", "Goldfish"),
+    *(_DEDUPLICATED, "Repetition", "Repetition, MinHash dedup"),
+]
+_COPIES = ["exact", "fuzzy 10%"]
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -69,6 +79,113 @@ def _provenance(file: Path) -> str:
     return str(markdown_table(("", ""), [list(row) for row in rows.items()]))
 
 
+def _summary(file: Path) -> str:
+    """What the main arms recite and cost where copies are exact and where they differ."""
+    points = _trace(file, _DEDUPLICATED).points.set_index(["objective", "model"])
+    membership = _membership(file)
+    shown: list[tuple[str, Callable[[Any], str]]] = [
+        ("recited above the floor", lambda at: _interval(*_ends(points.loc[at], "excess"))),
+        ("perplexity", lambda at: _interval(*_ends(points.loc[at], "perplexity"))),
+        ("membership AUC", lambda at: _auc(membership, at)),
+    ]
+    rows = [
+        [
+            objective,
+            *(
+                text((objective, model)) if (objective, model) in points.index else ""
+                for _, text in shown
+                for model in _COPIES
+            ),
+        ]
+        for objective in _ARMS
+    ]
+    return str(markdown_table(["objective", *(f"{name}, {model}" for name, _ in shown for model in _COPIES)], rows))
+
+
+def _settings(file: Path) -> str:
+    """Each arm in each setting: recitation, perplexity on text of two kinds, and verdicts."""
+    found = _trace(file, _DEDUPLICATED)
+    against = {(one.model, one.objective, one.reference): one for one in found.differences.itertuples()}
+    others = _other_perplexity(file)
+    parts = []
+    for model, points in found.points.groupby("model", sort=False):
+        rows = []
+        for one in points.itertuples():
+            to = [against.get((model, one.objective, name)) for name in (_BASELINE, _DEDUPLICATED)]
+            rows.append(
+                [
+                    *(one.objective, str(len(one.seeds)), _interval(*_ends(one, "lms")), f"{one.max_lms:.0f}"),
+                    *(_interval(*_ends(one, "perplexity")), others.get((model, one.objective), "")),
+                    *("" if difference is None else difference.verdict for difference in to),
+                ]
+            )
+        columns = [
+            *("objective", "seeds", "LMS", "largest", "perplexity", "of other text"),
+            *(f"against {name}" for name in (_BASELINE, _DEDUPLICATED)),
+        ]
+        floor = points["control_lms"].mean()
+        parts.append(f"**{model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
+    return "\n\n".join(parts)
+
+
+def _other_perplexity(file: Path) -> dict[tuple[str, str], str]:
+    """Model and objective -> geometric mean over seeds of the perplexity on other text."""
+    results = _read(file)
+    rows = results.scores[results.scores["metric"] == "other_nll"]
+    sums = rows.assign(sum=rows["value"] * rows["count"]).groupby("checkpoint")[["sum", "count"]].sum()
+    means = run_table(results)[["model", "objective"]].join((sums["sum"] / sums["count"]).rename("nll"), how="inner")
+    return {names: f"{math.exp(own['nll'].mean()):.1f}" for names, own in means.groupby(["model", "objective"])}
+
+
+def _likelihoods(file: Path) -> str:
+    """Likelihood and membership of each arm in each setting."""
+    frame = _membership(file)
+    names = {
+        "NLL of targets": ".2f",
+        "NLL of controls": ".2f",
+        "AUC": "",
+        "AUC zlib": ".2f",
+        "AUC Min-K%": ".2f",
+        "AUC Min-K%++": ".2f",
+        "AUC Loss against start": ".2f",
+        "TPR at 1 % FPR (%)": ".0f",
+        "Exposure (bits)": ".2f",
+        "Extracted by 1,000 samples (%)": ".1f",
+    }
+    shown = {name: form for name, form in names.items() if name in frame}
+    rows = [
+        [
+            *(one["Model"], one["Objective"]),
+            *(
+                _auc(frame, (one["Objective"], one["Model"])) if not form else f"{one[name]:{form}}"
+                for name, form in shown.items()
+            ),
+        ]
+        for _, one in frame.iterrows()
+    ]
+    return str(markdown_table(["setting", "objective", *shown], rows))
+
+
+def _auc(membership: Any, at: tuple[str, str]) -> str:
+    own = membership[(membership["Objective"] == at[0]) & (membership["Model"] == at[1])]
+    if own.empty:
+        return ""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*own[["AUC", "AUC from", "AUC to"]].iloc[0])
+
+
+@cache
+def _membership(file: Path) -> Any:
+    """The table of likelihood and membership of a file's last checkpoints."""
+    results = _read(file)
+    runs = run_table(results)
+    runs = runs[runs["progress"] == runs.groupby("model")["progress"].transform("max")]
+    groups = [
+        (dict(zip(("Model", "Objective"), names, strict=True)), own.index.tolist())
+        for names, own in runs.groupby(["model", "objective"], sort=False)
+    ]
+    return membership_table(results.scores, groups, Footnotes())[0].frame
+
+
 def _operating_points(file: Path) -> str:
     """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
     found, runs = _trace(file), run_table(_read(file))
@@ -92,7 +209,17 @@ def _operating_points(file: Path) -> str:
             )
         floor = runs.loc[runs["model"] == model, "control_lms"].mean()
         parts.append(f"**{model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _on_an_edge(found)])
+
+
+def _on_an_edge(found: Frontiers) -> str:
+    """List the operating points that are the lowest or the highest of several learning rates."""
+    points = found.points[found.points["operating"] & found.points["range_end"].isin(["lowest", "highest"])]
+    named = [
+        f"{model}: {', '.join(f'{one.objective} ({one.range_end})' for one in own.itertuples())}"
+        for model, own in points.groupby("model", sort=False)
+    ]
+    return f"Operating points at an end of the learning rates tried: {'; '.join(named) or 'none'}."
 
 
 def _curves(file: Path) -> str:
@@ -205,6 +332,9 @@ def _audit(file: Path) -> str:
 
 _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
+    "summary": _summary,
+    "settings": _settings,
+    "likelihoods": _likelihoods,
     "operating_points": _operating_points,
     "curves": _curves,
     "paper": _paper,
@@ -222,8 +352,8 @@ def _read(file: Path) -> Results:
 
 
 @cache
-def _trace(file: Path) -> Frontiers:
-    return trace_frontiers(_read(file), baseline=_BASELINE, references=[_PEER])
+def _trace(file: Path, peer: str = _PEER) -> Frontiers:
+    return trace_frontiers(_read(file), baseline=_BASELINE, references=[peer])
 
 
 def _rate(point: Any) -> str:
@@ -249,11 +379,42 @@ def _change(one: Any) -> str:
     return f"{lms}{one.perplexity:+.1f} %"
 
 
+def draw_summary(file: str = "evidence.jsonl") -> None:
+    """Draw the main arms where copies are exact and where they differ, into the folder of that file."""
+    from matplotlib.figure import Figure
+
+    points = _trace(RESULTS / file, _DEDUPLICATED).points.set_index(["model", "objective"])
+    figure = Figure(figsize=(8.4, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    styles = zip(
+        _ARMS, "oosDsPP", ("#000000", "0.55", "#CC79A7", "#E69F00", "#0072B2", "#D55E00", "#009E73"), strict=True
+    )
+    for axes, model in zip(panels, _COPIES, strict=True):
+        axes.set_title(f"{model} copies", loc="left", fontsize="medium")
+        axes.axhline(
+            points.loc[model, "control_lms"].mean(), color="0.4", linestyle="--", label="never seen: the floor"
+        )
+    for objective, marker, color in styles:
+        for axes, model in zip(panels, _COPIES, strict=True):
+            at = points.loc[model, objective]
+            reach = {
+                error: [[at[name] - at[f"{name}_low"]], [at[f"{name}_high"] - at[name]]]
+                for error, name in (("xerr", "perplexity"), ("yerr", "lms"))
+            }
+            axes.errorbar(at["perplexity"], at["lms"], **reach, fmt=marker, color=color, label=objective)
+    for axes in panels:
+        axes.set(yscale="log", xlabel="perplexity on unseen text", yticks=[2, 5, 10, 20, 40])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("recited tokens (LMS)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(RESULTS / "summary.svg", metadata={"Date": None})
+
+
 def draw_figures(file: str = "frontier.jsonl") -> None:
     """Draw the frontier of each model of a results file, into the folder of that file."""
-    import matplotlib
-
-    matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
     for model, points in _trace(RESULTS / file).points.groupby("model", sort=False):
         if points["operating"].any():
             name = model.lower().replace(" ", "-")
@@ -261,6 +422,8 @@ def draw_figures(file: str = "frontier.jsonl") -> None:
 
 
 if __name__ == "__main__":
+    matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
+    draw_summary()
     draw_figures()
     for page, folder in PAGES.items():
         page.write_text(filled(page.read_text(encoding="utf-8"), folder), encoding="utf-8")

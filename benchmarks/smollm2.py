@@ -1,4 +1,4 @@
-"""SmolLM2-135M fine-tuned with LoRA on text that it cannot know, under CE and TF-IDF; docs/smollm2.md.
+"""SmolLM2-135M fine-tuned on text that it cannot know, with LoRA and fully, under five objectives; docs/smollm2.md.
 
     make smollm2    # or: python benchmarks/smollm2.py; continues where it was stopped
 
@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -137,7 +138,7 @@ def evaluate_start(experiment: Experiment, folder: Path) -> None:
             temporary,
             metadata=experiment.eval.metadata | {"probe_file": str(probe_file)},
             batch_size=experiment.eval.batch_size,
-            device="cpu",
+            device=experiment.overrides["device"],
         )
 
 
@@ -155,10 +156,10 @@ def speed(run: Path) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Lay out the speed of the runs as Markdown."""
     rows = [
-        [run["objective"], f"{run['steps']}", f"{run['minutes']:.1f}", f"{run['tokens_per_second']:,.0f}"]
+        [run["model"], run["objective"], f"{run['steps']}", f"{run['minutes']:.1f}", f"{run['tokens_per_second']:,.0f}"]
         for run in result["runs"]
     ]
-    return str(markdown_table(["objective", "steps", "minutes", "tokens/s"], rows))
+    return str(markdown_table(["model", "objective", "steps", "minutes", "tokens/s"], rows))
 
 
 def main() -> None:
@@ -171,11 +172,13 @@ def main() -> None:
     folder = Path(experiment.output_dir)
     start, comparison = (folder.with_name(f"{folder.name}_{name}") for name in ("start", "report"))
     evaluate_start(experiment, start)
-    models = [f"{name}:Start={start}" for name in experiment.models]
+    # A folder for each model, because a report has the results of a folder once.
+    copies = {name: start.with_name(f"{start.name}_{number}") for number, name in enumerate(experiment.models)}
+    models = [f"{name}:Start={shutil.copytree(start, to, dirs_exist_ok=True)}" for name, to in copies.items()]
     compare_command([str(folder), *models, "--output-dir", str(comparison)])
     packages = ("torch", "torchtune", "transformers", "gguf", "lm_eval", "tfidf-tune")
     runs = [speed(file.parent) for file in sorted(folder.glob("*/*/seed*/trained.json"))]
-    result = record(options, "cpu", packages, runs=runs, load_average=load_average)
+    result = record(options, experiment.overrides["device"], packages, runs=runs, load_average=load_average)
     print(f"{heading(result)}; load average {load_average:.1f} on {os.cpu_count()} cores\n\n{table(result)}")
     write_result(result, comparison / "speed.json")
 

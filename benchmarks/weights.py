@@ -1,4 +1,4 @@
-"""Only the computation of TF-IDF weights: its time and memory, how they grow, and the paper's authors' way.
+"""Only the computation of weights: time and memory of TF-IDF, how they grow, the authors' way; repetition weights.
 
     python benchmarks/weights.py                                            # one core of this CPU
     python benchmarks/weights.py --device cuda
@@ -35,7 +35,7 @@ from measuring import (  # type: ignore[import-not-found]
 from torch import Tensor
 
 from tfidf_tune.training import available_memory, format_bytes
-from tfidf_tune.weighting import TFIDFWeighting
+from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting, TokenWeighting
 
 Shape = tuple[int, int]
 Turn = Callable[[], object]
@@ -58,6 +58,7 @@ class Sizes:
     sweep_windows: tuple[int, ...]
     large_shape: Shape
     large_vocab_sizes: tuple[int, ...]
+    repetition_shapes: tuple[Shape, ...]
 
 
 FULL = Sizes(
@@ -70,6 +71,7 @@ FULL = Sizes(
     sweep_windows=(16, 128, 1024),
     large_shape=(8, 4096),
     large_vocab_sizes=(32_000, 128_256),
+    repetition_shapes=((8, 256), (2, 2048)),
 )
 QUICK = Sizes(
     base_shape=(2, 32),
@@ -81,6 +83,7 @@ QUICK = Sizes(
     sweep_windows=(2, 8),
     large_shape=(2, 64),
     large_vocab_sizes=(100,),
+    repetition_shapes=((2, 32),),
 )
 
 
@@ -102,6 +105,7 @@ def main() -> None:
         base_case = measure_base_case(sizes, options.device)
         authors = measure_authors(sizes, options.rounds, options.device)
         sweep = [row for shape in sizes.sweep_shapes for row in sweep_windows(shape, sizes, options)]
+        repetition = [row for shape in sizes.repetition_shapes for row in repetition_rows(shape, sizes, options)]
         longest = [row for row in sweep if row["num_batches"] == sizes.sweep_windows[-1]]
         result = record(
             options,
@@ -114,6 +118,7 @@ def main() -> None:
             window_ratio=longest[-1]["ratio_to_smallest_window"],
             bytes_per_token=max(row["window_bytes_per_token"] for row in sweep),
             authors=authors,
+            repetition=repetition,
         )
     report(result)
     write_result(result, options.output)
@@ -289,6 +294,30 @@ def sweep_windows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> li
     return rows
 
 
+def repetition_rows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time and memory of repetition weights, and of TF-IDF, on one shape of batches, taking turns."""
+    weightings: dict[str, TokenWeighting] = {
+        OURS: TFIDFWeighting(),
+        "RepetitionWeighting()": RepetitionWeighting(),
+        "RepetitionWeighting(h=4, k=4, span=1, sample=1)": RepetitionWeighting(h=4, k=4, span=1, sample=1),
+    }
+    batches = list(islice(label_batches(shape, sizes.base_vocab_size, options.device), WARMUP + options.rounds))
+    weigh = {name: partial(one, vocab_size=sizes.base_vocab_size) for name, one in weightings.items()}
+    ways = {name: turns(one, batches) for name, one in weigh.items()}
+    seconds = take_turns(ways, rounds=options.rounds, warmup=WARMUP, device=options.device)
+    return [
+        {
+            "weighting": name,
+            "batch_size": shape[0],
+            "seq_len": shape[1],
+            "median_ms": 1e3 * statistics.median(seconds[name]),
+            "state_bytes": sum(tensor.nbytes for tensor in weighting.state_dict().values()),
+            "transient_bytes": transient_bytes(partial(weigh[name], batches[0]), options.device),
+        }
+        for name, weighting in weightings.items()
+    ]
+
+
 def transient_bytes(turn: Turn, device: str) -> int:
     """The median peak of memory during a turn."""
     measured = []
@@ -341,8 +370,19 @@ def report(result: Mapping[str, Any]) -> None:
     print(markdown_table(["", "ours, ms", "authors' way, ms", "ratio", "presence tensor"], rows))
     print(
         f"\nThe authors' way takes turns with ours in the first row and has a single call in the others. The two ways' "
-        f"weights differ by {authors['largest_relative_difference']:.1e} of a weight at most."
+        f"weights differ by {authors['largest_relative_difference']:.1e} of a weight at most.\n"
     )
+    rows = [
+        [
+            row["weighting"],
+            f"{row['batch_size']} x {row['seq_len']}",
+            f"{row['median_ms']:.3f}",
+            format_bytes(row["state_bytes"]),
+            f"{row['transient_bytes'] / 2**20:.2f}",
+        ]
+        for row in result["repetition"]
+    ]
+    print(markdown_table(["", "batch", "ms", "state", "peak, MiB"], rows))
 
 
 def _case(case: Mapping[str, Any]) -> str:

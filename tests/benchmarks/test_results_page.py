@@ -6,12 +6,14 @@ import math
 import re
 import statistics
 
+import numpy as np
 import pytest
 import results_page
 from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from tfidf_tune.analysis import run_table
+from tfidf_tune.analysis.intervals import over_seeds_and_passages
 from tfidf_tune.report import comparison_report
 from tfidf_tune.results import read_results, write_results
 
@@ -36,6 +38,14 @@ def records_of(file):
     return list(run_table(results_page._read(results_page.RESULTS / file)).itertuples())
 
 
+def lms_of_passages(file):
+    """Checkpoint -> the LMS of each target."""
+    scores = results_page._read(results_page.RESULTS / file).scores
+    targets = scores[(scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["unit"] != "")]
+    assert targets.groupby("checkpoint")["count"].nunique().eq(1).all()  # equal weights
+    return {number: own.sort_values("unit")["value"].to_numpy() for number, own in targets.groupby("checkpoint")}
+
+
 FILES = sorted(set(re.findall(r"<!-- table: \w+ (\S+) -->", PAGE)))
 
 
@@ -50,52 +60,102 @@ def test_the_tables_of_the_pages_are_those_of_the_records(page):
     assert results_page.filled(text, results_page.PAGES[page]) == text
 
 
-def operating_points(model):
-    """Objective -> its records at the learning rate of the lowest mean log perplexity, by plain arithmetic."""
-    groups = {}
-    for one in records_of("frontier.jsonl"):
+def arms(model, num_seeds=5):
+    """Objective -> its records in a setting of the experiment evidence, one for each seed."""
+    found = {}
+    for one in records_of("evidence.jsonl"):
         if one.model == model:
-            groups.setdefault(one.objective, {}).setdefault(one.learning_rate, []).append(one)
-    return {
-        objective: min(by_rate.values(), key=lambda own: statistics.mean(one.log_perplexity for one in own))
-        for objective, by_rate in groups.items()
-    }
+            found.setdefault(one.objective, []).append(one)
+    assert {tuple(sorted(run.seed for run in own)) for own in found.values()} == {tuple(range(num_seeds))}
+    return found
+
+
+def perplexity(own):
+    return math.exp(statistics.mean(one.log_perplexity for one in own))
 
 
 def test_the_table_of_needs_in_the_readme_follows_from_the_records():
     section = README.split("## Which objective for which need")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| [^|]+\| `(\w+)`[^|]*\| +([\d.]+) \| +([\d.]+) \|$", section, re.MULTILINE)
-    names = {"CrossEntropyLoss": "CE", "TFIDFCrossEntropyLoss": "TF-IDF", "TokenDropWeighting": "Token drop"}
-    points = operating_points("Llama high")
-    chance = []
-    for component, lms, perplexity in rows:
-        own = points[names.get(component, component.removesuffix("Weighting"))]
-        assert len(own) == 5  # seeds
-        assert f"{statistics.mean(one.lms for one in own):.1f}" == lms
-        assert f"{math.exp(statistics.mean(one.log_perplexity for one in own)):.1f}" == perplexity
-        chance += [one.control_lms for one in own]
+    rows = re.findall(r"^\| [^|]+\| `(\w+)`([^|]*)\|(.*)\|$", section, re.MULTILINE)
+    names = {"CrossEntropyLoss": "CE", "TFIDFCrossEntropyLoss": "TF-IDF"}
+    exact, fuzzy = arms("exact"), arms("fuzzy 10%")
+    for component, more, cells in rows:
+        name = names.get(component, component.removesuffix("Weighting"))
+        if "deduplicate: minhash" in more:
+            name = {"CE": "CE MinHash dedup", "Repetition": "Repetition, MinHash dedup"}[name]
+        expected = [statistics.mean(one.lms for one in of[name]) for of in (exact, fuzzy)]
+        expected += [perplexity(of[name]) for of in (exact, fuzzy)]
+        assert [cell.strip() for cell in cells.split("|")] == [f"{value:.1f}" for value in expected]
     assert len(rows) == 6
-    assert f"{statistics.mean(chance):.1f} are chance" in " ".join(section.split())
+    chance = statistics.mean(one.control_lms for own in exact.values() for one in own)
+    assert f"{chance:.1f} are chance" in " ".join(section.split())
 
 
-def test_the_bound_of_repetition_weights_in_the_summary_is_the_highest_of_the_settings_with_copies():
-    models = {one.model for one in records_of("frontier.jsonl") if one.objective == "Repetition"} - {"Llama epochs"}
-    bounds = []
-    for model in models:
-        excess = [one.lms - one.control_lms for one in operating_points(model)["Repetition"]]
-        bounds.append(stats.ttest_1samp(excess, 0).confidence_interval().high)
-    assert len(bounds) == 7
-    assert f"cannot be told from the floor (at most {max(bounds):.2f} tokens above it, 95 %)" in " ".join(PAGE.split())
+def test_the_sentences_of_the_first_screen_follow_from_the_records():
+    exact, fuzzy = arms("exact"), arms("fuzzy 10%")
+    said = " ".join(PAGE.split("## How it was measured")[0].split())
+
+    def above(own):
+        return statistics.mean(one.lms - one.control_lms for one in own)
+
+    def more(one, other):
+        return f"{100 * (perplexity(one) / perplexity(other) - 1):.0f} %"
+
+    def auc(own):
+        """By counting pairs, for each seed."""
+        scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
+        rows = scores[(scores["metric"] == "passage_nll") & scores["checkpoint"].isin([one.Index for one in own])]
+        shares = []
+        for _, of_run in rows.groupby("checkpoint"):
+            targets, controls = (of_run.loc[of_run["kind"] == kind, "value"] for kind in ("target", "control"))
+            shares.append(statistics.mean((a < b) + (a == b) / 2 for a in targets for b in controls))
+        return statistics.mean(shares)
+
+    deduplicated, ours, both = (exact[name] for name in ("CE MinHash dedup", "Repetition", "Repetition, MinHash dedup"))
+    assert abs(above(deduplicated)) < 0.5
+    assert f"at a perplexity of {perplexity(deduplicated):.1f}. No loss does better" in said
+    assert perplexity(deduplicated) == min(perplexity(exact[name]) for name in exact if name != "CE exact dedup")
+    assert f"MinHash finds no copies: CE recites {above(fuzzy['CE MinHash dedup']):.1f} tokens above the floor" in said
+    assert f"no more than the floor ({above(fuzzy['Repetition']):.1f}, 95 %" in said
+    assert f"at a perplexity {more(fuzzy['Repetition'], fuzzy['CE'])[1:]} below that of CE" in said
+    assert f"AUC of {auc(ours):.2f} (exact) and {auc(fuzzy['Repetition']):.2f} (fuzzy) under repetition weights" in said
+    assert all(round(auc(of[name]), 2) == 1 for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF", "Focal"))
+    assert f"sees each passage once, it is {auc(exact['CE exact dedup, equal epochs']):.2f};" in said
+    assert (
+        f"is {more(ours, deduplicated)} above that of CE on deduplicated text, and {more(both, deduplicated)} ab"
+        in said
+    )
+    assert f"recites {above(exact['TF-IDF']):.1f} tokens above the floor instead of {above(exact['CE']):.1f}" in said
+    assert f"perplexity {more(exact['TF-IDF'], exact['CE'])} above that of CE" in said
+    assert f"does more, at {more(exact['CE lower lr'], exact['CE'])}." in said
+    assert above(exact["CE lower lr"]) < above(exact["TF-IDF"])
+    for model, words in (("once", "Without copies it is {} above"), ("boilerplate", "not learned either: {} with")):
+        assert words.format(more(arms(model, 3)["Repetition"], arms(model, 3)["CE"])) in said
+    rest = " ".join(PAGE.split("## Every arm")[1].split("## Likelihood and membership")[0].split())
+    once, epochs = arms("once", 3), arms("epochs", 3)
+    assert f"cost {100 * (perplexity(once['Repetition']) / perplexity(once['CE']) - 1):.1f} %." in rest
+    assert abs(perplexity(epochs["Repetition"]) / perplexity(epochs["CE"]) - 1) < 0.01
+    noisy = arms("fuzzy 20%", 3)
+    assert f"recite {above(noisy['Repetition']):.1f} tokens more, CE {above(noisy['CE']):.1f}." in rest
+    assert f"contexts recite {above(fuzzy['Repetition plain']):.1f} tokens above the floor" in rest
+    assert f"it recites {above(fuzzy['Goldfish']):.1f} tokens above the floor" in rest
+    for model in ("fuzzy 5%", "fuzzy 10% mixed", "repeated answers"):
+        assert above(arms(model, 3)["Repetition"]) < 0.1
 
 
 def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_record():
     (file,) = (results_page.RESULTS.parents[1] / "benchmarks" / "results").glob("*_demo/results.jsonl")
     verdict = comparison_report(read_results(file)).verdict
-    lms, perplexity = map(float, re.findall(r"([\d.]+) % (?:less|higher)", verdict))
-    assert f"recites {lms:.0f} % less at a perplexity {perplexity:.0f} % higher" in " ".join(README.split())
-    assert "at equal perplexity it recites more than CE, no gain" in verdict
+    lms, higher, ours, lower = (round(float(x)) for x in re.findall(r"([\d.]+) % (?:less|higher|lower)", verdict))
+    said = " ".join(README.split())
+    assert (
+        f"it recites {lms} % less at a perplexity {higher} % higher. Repetition weights recite {ours} % less," in said
+    )
+    assert f"at a perplexity {lower} % lower." in said
+    assert "what it recites cannot be told from the floor" in verdict
     quoted = re.search(r"^> .*(?:\n> .*)*", (results_page.PAGE.parent / "quickstart.md").read_text(), re.MULTILINE)[0]
-    assert " ".join(quoted.replace("> ", "").split()) == re.sub(r"\[\d\]", "", verdict)
+    of_tfidf = re.sub(r"\[\d\]", "", verdict).partition(" Repetition recites")[0]
+    assert " ".join(quoted.replace("> ", "").split()) == of_tfidf
 
 
 def test_all_records_are_used_and_all_tables_have_rows():
@@ -123,7 +183,7 @@ def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
 @pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
     """Computed independently from the records."""
-    records = records_of(file)
+    records, passages = records_of(file), lms_of_passages(file)
     models = re.split(r"^\*\*(.+?)\*\* .*$", _block("operating_points", file), flags=re.MULTILINE)[1:]
     assert models[::2] == list(dict.fromkeys(record.model for record in records))
     for model, table in zip(models[::2], models[1::2], strict=True):
@@ -140,18 +200,28 @@ def test_operating_points_and_intervals_follow_from_the_records(file):
             assert common
             of_common = {rate: [r.log_perplexity for r in runs if r.seed in common] for rate, runs in by_rate.items()}
             best = min(of_common, key=lambda rate: statistics.fmean(of_common[rate]))
-            points[objective] = {r.seed: (r.lms, r.log_perplexity) for r in by_rate[best]}
+            points[objective] = {r.seed: (passages[r.Index], r.log_perplexity) for r in by_rate[best]}
             assert rate.split(" ")[0] == f"{best:g}"
             assert lms == _interval([r.lms for r in by_rate[best]])
             assert perplexity == _interval([r.log_perplexity for r in by_rate[best]], math.exp)
-        for objective, *_, against_ce, against_goldfish in (row for row in rows[2:] if row[0] != START):
-            for reference, verdict in (("CE", against_ce), ("Goldfish", against_goldfish)):
-                assert verdict == _verdict(points[objective], points.get(reference)) or objective == reference
+        told = {
+            (row[0], reference): row[-2 + at]
+            for row in rows[2:]
+            if row[0] != START
+            for at, reference in enumerate(("CE", "Goldfish"))
+            if row[0] != reference and reference in points
+        }
+        assert told == _verdicts(points, told)
+        edges = re.search(
+            rf"^Operating points at an end .*{re.escape(model)}: (.*?)(?:;|\.$)", _block("operating_points", file), re.M
+        )
+        marked = [f"{row[0]} ({end[1]})" for row in rows[2:] if (end := re.search(r"\((lowest|highest)\)", row[1]))]
+        assert (edges[1].split(", ") if edges else []) == marked
 
 
 @pytest.mark.parametrize("file", files_of("paper"))
 def test_what_is_said_of_the_paper_follows_from_the_records(file):
-    records = records_of(file)
+    records, passages = records_of(file), lms_of_passages(file)
     rows = _cells(_block("paper", file))[2:]
     assert rows
     for model, rate, *cells in rows:
@@ -164,7 +234,9 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
         assert cells[:2] == [f"{value:.2f}" for value in recited]
         if seeds == ce.keys() == ours.keys():
             assert cells[2] == f"{100 * (1 - recited[1] / recited[0]):.0f} %"
-        assert cells[3] == _interval([ours[seed].lms - ce[seed].lms for seed in seeds], form="{:+.1f}")
+        differences = [passages[ours[seed].Index] - passages[ce[seed].Index] for seed in seeds]
+        lms = over_seeds_and_passages(np.array(differences))
+        assert cells[3] == f"{lms.mean:+.1f}" + (f" ({lms.low:+.1f} to {lms.high:+.1f})" if len(seeds) > 1 else "")
         differences = [ours[seed].log_perplexity - ce[seed].log_perplexity for seed in seeds]
         assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
 
@@ -221,16 +293,26 @@ def test_tables_of_made_up_records(tmp_path, monkeypatch):
     assert [row[:2] for row in rows] == [[name, at] for at in ("50 %", "100 %") for name in objectives]
 
 
-def _verdict(ours, theirs):
-    """In the words of the report, from the intervals of the paired t-test."""
-    seeds = ours.keys() & (theirs or {}).keys()
-    if len(seeds) < 2:
-        return "no verdict: fewer than two pairs" if theirs else ""
-    signs = []
-    for measure in range(2):
-        low, high = _ends([ours[seed][measure] - theirs[seed][measure] for seed in seeds])
-        signs.append((low > 0) - (high < 0))
-    return VERDICTS[tuple(signs)]
+def _verdicts(points, pairs):
+    """In the words of the report, from both intervals, p-values corrected by Holm's method over all pairs."""
+    estimates = {}
+    for objective, reference in pairs:
+        ours, theirs = points[objective], points[reference]
+        differences = [[a - b for a, b in zip(ours[seed], theirs[seed], strict=True)] for seed in ours.keys() & theirs]
+        if len(differences) > 1:
+            recited, logs = (np.array(values) for values in zip(*differences, strict=True))
+            lms, test = over_seeds_and_passages(recited), stats.ttest_1samp(logs, 0)
+            ends = [(lms.low, lms.high), test.confidence_interval()]
+            estimates[objective, reference] = (*zip(ends, (lms.p_value, test.pvalue), strict=True),)
+    values = [p for own in estimates.values() for _, p in own]
+    found = {}
+    for pair in pairs:
+        signs = []
+        for (low, high), own in estimates.get(pair, ()):
+            adjusted = max((len(values) - sum(q < p for q in values)) * p for p in values if p <= own)
+            signs.append((int(low > 0) - int(high < 0)) * (adjusted < 0.05))
+        found[pair] = VERDICTS[tuple(signs)] if signs else "no verdict: fewer than two pairs"
+    return found
 
 
 def _cells(text):

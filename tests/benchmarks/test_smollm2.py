@@ -17,6 +17,7 @@ import smollm2
 import torch
 import transformers
 from fork_jobs import ForkExecutor
+from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tfidf_tune.data import hf_tokenizer, load_documents
@@ -193,9 +194,14 @@ def test_all_is_made_trained_evaluated_and_compared_once(inputs, tmp_path, monke
     small = [
         "overrides.dataset.num_base=12", "overrides.dataset.num_targets=2", "overrides.dataset.num_repeats=2",
         "eval.metadata.num_blocks=2", "eval.metadata.shared_tokens=256", "overrides.lr_scheduler.num_warmup_steps=0",
-        "eval.metadata.max_new_tokens=16",
+        "eval.metadata.max_new_tokens=16", "seeds=[0]", "overrides.max_steps=2",
     ]  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    content = OmegaConf.load(smollm2.EXPERIMENT)
+    for key, kept in (("models", ["LoRA exact", "full fuzzy 10%"]), ("objectives", ["CE", "Repetition"])):
+        content[key] = {name: content[key][name] for name in kept}
+    OmegaConf.save(content, tmp_path / "few.yaml")
+    monkeypatch.setattr(smollm2, "EXPERIMENT", tmp_path / "few.yaml")
     monkeypatch.setattr(sys, "argv", ["smollm2.py", *small])
     monkeypatch.setattr(smollm2, "download", lambda folder: shutil.copytree(inputs, folder, dirs_exist_ok=True))
     monkeypatch.setattr(smollm2, "_PASSAGE_CHARACTERS", 700)
@@ -209,12 +215,13 @@ def test_all_is_made_trained_evaluated_and_compared_once(inputs, tmp_path, monke
 
     assert made == {file: file.stat().st_mtime_ns for file in Path("runs").rglob("*.safetensors")}
     results = read_results(Path("runs/smollm2_report/results.jsonl"))
-    assert [(one.objective, one.progress) for one in results.checkpoints] == [
-        ("CE", 100), ("TF-IDF", 100), ("Start", 100),
-    ]  # fmt: skip
+    arms = [(model, objective) for model in content.models for objective in content.objectives]
+    assert {(one.model, one.objective) for one in results.checkpoints} == {
+        *arms, *((model, "Start") for model in content.models),
+    }  # fmt: skip
     speed = json.loads(Path("runs/smollm2_report/speed.json").read_text())
-    assert [(run["objective"], run["steps"]) for run in speed["runs"]] == [("CE", 2), ("TF-IDF", 2)]
-    assert re.search(r"^\| TF-IDF +\| +2 \|", first, re.MULTILINE)
+    assert {(run["model"], run["objective"], run["steps"]) for run in speed["runs"]} == {(*arm, 2) for arm in arms}
+    assert re.search(r"^\| full fuzzy 10% +\| Repetition +\| +2 \|", first, re.MULTILINE)
     texts = {file.stem: load_documents(str(file)) for file in Path("runs/smollm2_inputs/text").glob("*.jsonl")}
     parts = {name: set(documents) for name, documents in texts.items()}
     assert set.union(*parts.values()) == {section(number).strip() for number in range(240)}
