@@ -38,7 +38,7 @@ STEPS = (
     Step("weights", 0, "gpu_checks:weights"),
     *(Step(f"loss {dtype}", 0, "gpu_checks:losses", dtype) for dtype in ("fp32", "bf16", "fp16")),
     Step("cuda graph", 0, "gpu_checks:cuda_graph"),
-    Step("compiled weights", 0, "gpu_checks:compiled", seconds=300),
+    Step("compiled weights", 0, "gpu_checks:compiled", seconds=480),
     *(Step(f"recipe {name}", 0, "gpu_recipes:against_cpu", name, seconds=240) for name in _RECIPES),
     Step("resume", 0, "gpu_recipes:resume"),
     Step("monitor", 0, "gpu_recipes:monitor"),

@@ -1,7 +1,7 @@
 """Rung 0 of ``gpu.py``: weights, losses, graphs and compiled weightings on the device against the CPU."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
@@ -43,16 +43,29 @@ _WEIGHTINGS: dict[str, Callable[[], TokenWeighting]] = {
     "focal": FocalWeighting,
     "power law": PowerLawWeighting,
     "repetition": RepetitionWeighting,
+    "repetition, short contexts": partial(
+        RepetitionWeighting, h=2, k=1, span=5, min_length=1, sample=1, num_buckets=2**16
+    ),
     "Goldfish x TF-IDF": lambda: ProductWeighting(GoldfishWeighting(), TFIDFWeighting()),
 }
+_CAPTURED = ("TF-IDF", "TF-IDF log, capped", "Goldfish", "power law", "repetition", "repetition, short contexts")
+_COMPILED = (
+    "TF-IDF", "Goldfish", "Goldfish static", "token dropping", "MiLe", "focal", "power law", "repetition",
+    "repetition, short contexts",
+)  # fmt: skip
 
 
 def batches(setting: Setting, *, same_shape: bool = False) -> Iterator[TokenBatch]:
-    """Draw mini-batches on the CPU: full ones, with documents, shorter, with nothing in it, all with ignored labels."""
-    shape, vocab_size = ((3, 40), 50) if setting.tiny else ((8, 256), 32_000)
+    """Draw mini-batches on the CPU: full ones, with documents, shorter, with nothing in it, all with ignored labels.
+
+    Only the first row has no ignored labels. It is the same in each, so that repetition weights meet a copy.
+    """
+    shape, vocab_size = ((3, 60), 50) if setting.tiny else ((8, 256), 32_000)
     generator = torch.Generator().manual_seed(0)
+    passage = torch.randint(vocab_size, shape[1:], generator=generator)
     for number, labels in zip(range(24), label_batches(shape, vocab_size, "cpu"), strict=False):
         labels[torch.rand(shape, generator=generator) < 0.1] = IGNORED
+        labels[0] = passage
         if number == 3:
             labels.fill_(IGNORED)
         if number == 5 and not same_shape:
@@ -78,12 +91,20 @@ def weights(setting: Setting, _: str) -> Outcome:
         here, there = make(), make()
         for each in (here, there):
             each.set_special_tokens([0, 1])
-        compared = []
-        for number, batch in enumerate(batches(setting)):
+        compared, stream = [], list(batches(setting))
+        for number, batch in enumerate(stream):
             is_training = number < 16
             compared.append((here.train(is_training)(batch), there.train(is_training)(moved(batch, setting.device))))
         checks += same_weights(name, compared) + same_state(name, here.state_dict(), there.state_dict())
+        checks.append(not_constant(name, stream, [pair[0] for pair in compared]))
     return Outcome(checks)
+
+
+def not_constant(name: str, stream: Sequence[TokenBatch], found: Sequence[Tensor]) -> Check:
+    """Some mini-batch has labels of different weights; otherwise the comparison says nothing."""
+    of_labels = [one.cpu()[batch.labels.cpu() != IGNORED] for batch, one in zip(stream, found, strict=True)]
+    varies = any(bool((one != one[0]).any()) for one in of_labels if one.numel())
+    return Check(f"{name}: all labels of every mini-batch weigh the same, so nothing was compared", not varies, 0)
 
 
 def same_weights(name: str, compared: list[tuple[Tensor, Tensor]], rtol: float = _WEIGHT_RTOL) -> list[Check]:
@@ -147,18 +168,18 @@ def relative_error(found: Tensor | None, exact: Tensor | None) -> float:
 
 
 def cuda_graph(setting: Setting, _: str) -> Outcome:
-    """TF-IDF captured in a CUDA graph: weights and state of every replay, bit for bit those without a graph."""
+    """Weightings captured in a CUDA graph: weights and state of every replay, bit for bit those without a graph."""
     if setting.device == "cpu":
         raise NotPossible("a CUDA graph needs a GPU")
     checks = []
-    for name in ("TF-IDF", "TF-IDF log, capped"):
+    for name in _CAPTURED:
         eager, captured = _WEIGHTINGS[name](), _WEIGHTINGS[name]()
         stream = [
             moved(batch, setting.device)._replace(document_ids=None) for batch in batches(setting, same_shape=True)
         ]
         first, *others = stream
         expected = [eager(batch).clone() for batch in stream][1:]
-        # Warm-up on a stream of its own, as torch.cuda.graph asks for, lays out the tables.
+        # Warm-up on a stream of its own, as torch.cuda.graph asks for, lays out the tables or moves them.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -175,6 +196,7 @@ def cuda_graph(setting: Setting, _: str) -> Outcome:
             compared.append((weights_of_batch, weights_of_static.clone()))
         checks += same_weights(name, compared, rtol=0.0)
         checks += same_state(name, eager.state_dict(), captured.state_dict())
+        checks.append(not_constant(name, others, expected))
     return Outcome(checks)
 
 
@@ -183,15 +205,16 @@ def compiled(setting: Setting, _: str) -> Outcome:
     if setting.device == "cuda" and importlib.util.find_spec("triton") is None:
         raise NotPossible("torch.compile needs triton on a GPU: carry its wheel along")
     checks = []
-    for name in ("TF-IDF", "Goldfish static", "token dropping", "MiLe", "focal"):
+    for name in _COMPILED:
         torch._dynamo.reset()
         plain, module = _WEIGHTINGS[name](), _WEIGHTINGS[name]()
         graph = torch.compile(module, fullgraph=True, backend="aot_eager" if setting.tiny else "inductor")
-        compared = []
-        for batch in batches(setting, same_shape=True):
+        compared, stream = [], list(batches(setting, same_shape=True))
+        for batch in stream:
             given = moved(batch, setting.device)._replace(document_ids=None)
             arguments = given._asdict()
             labels = arguments.pop("labels")
             compared.append((plain(given), graph(labels, **arguments)))
         checks += same_weights(name, compared) + same_state(name, plain.state_dict(), module.state_dict())
+        checks.append(not_constant(name, stream, [pair[0] for pair in compared]))
     return Outcome(checks)

@@ -24,13 +24,15 @@ _PASSAGE_CHARACTERS = 1500  # most texts of this length have 256 tokens
 _CHARACTERS_OF_A_BLOCK = 256 * 5
 _BASE_BLOCKS = 20_000
 _MOST_CHARACTERS = 60_000_000  # of installed texts; reading them takes a minute or two
+_TARGETS, _REPEATS, _BATCH_SIZE = 100, 10, 8  # of gpu.yaml
+_MODELS = ("exact", "fuzzy 10%")
 _JOBS = 4  # runs that share a GPU: one of this size does not fill it
 _TINY_MODEL = {
     "vocab_size": 1024, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "embed_dim": 64, "intermediate_dim": 128,
 }  # fmt: skip
 _TINY = (
-    *(f"models[Llama 34M].overrides.model.{name}={size}" for name, size in _TINY_MODEL.items()),
-    "models[Llama 34M].start.epochs=1", "models[Llama 34M].start.num_warmup_steps=0",
+    *(f"models[{model}].overrides.model.{name}={size}" for model in _MODELS for name, size in _TINY_MODEL.items()),
+    *(f"models[{model}].start.{name}" for model in _MODELS for name in ("epochs=1", "num_warmup_steps=0")),
     "overrides.max_steps=2", "overrides.lr_scheduler.num_warmup_steps=0", "overrides.dataset.num_targets=1",
     "overrides.dataset.num_repeats=2", "learning_rates=[1.0e-3]", "seeds=[0]", "eval.metadata.num_blocks=2",
 )  # fmt: skip
@@ -93,10 +95,11 @@ def own_model(setting: Setting, _: str) -> Outcome:
     blocks = 8 if setting.tiny else min(_BASE_BLOCKS, characters["train"] // _CHARACTERS_OF_A_BLOCK)
     overrides = [
         f"output_dir={folder}",
-        f"models[Llama 34M].start.source={texts}/start.jsonl",
-        f"models[Llama 34M].start.device={setting.device}",
+        *(f"models[{model}].start.source={texts}/start.jsonl" for model in _MODELS),
+        *(f"models[{model}].start.device={setting.device}" for model in _MODELS),
         f"overrides.device={setting.device}",
         f"overrides.dataset.num_base={blocks}",
+        f"overrides.max_steps={(blocks + _TARGETS * _REPEATS) // _BATCH_SIZE}",  # one epoch with the copies
         f"overrides.dataset.source={texts}/train.jsonl",
         f"overrides.dataset.target_source={texts}/passages.jsonl",
         f"eval.metadata.wikitext2_source={texts}/held_out.jsonl",

@@ -41,7 +41,7 @@ _DEDUPLICATED = "CE MinHash dedup"
 # The arms and settings of the first table and figure.
 _ARMS = [
     *("CE", "CE lower lr", "TF-IDF", "Goldfish"),
-    *(_DEDUPLICATED, "Repetition", "Repetition, MinHash dedup"),
+    *(_DEDUPLICATED, "CE MinHash 0.35", "Repetition", "Repetition, MinHash dedup"),
 ]
 _COPIES = ["exact", "fuzzy 10%"]
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -167,6 +167,8 @@ def _likelihoods(file: Path) -> str:
 
 
 def _auc(membership: Any, at: tuple[str, str]) -> str:
+    if membership.empty:
+        return ""
     own = membership[(membership["Objective"] == at[0]) & (membership["Model"] == at[1])]
     if own.empty:
         return ""
@@ -284,24 +286,31 @@ def _trajectory(file: Path) -> str:
 
 
 def _recitation(file: Path) -> str:
-    """Targets and controls of each objective, and the change against plain cross-entropy."""
+    """Targets and controls of each objective in each setting, and the change against plain cross-entropy."""
     results = _read(file)
-    verbatim = results.scores[(results.scores["metric"] == "verbatim") & (results.scores["kind"] == "target")]
     reductions = compare_objectives(evaluation_table(results, baseline=_BASELINE)[1], _BASELINE)
-    change = {(one.objective, one.measure): one for one in reductions.itertuples()}
-    rows = []
-    for number, one in run_table(results).iterrows():
-        share = verbatim.loc[verbatim["checkpoint"] == number, "value"].mean()
-        changes = [change.get((one["objective"], measure)) for measure in ("Avg LMS", "Perplexity")]
-        rows.append(
-            [
-                *(one["objective"], f"{one['lms']:.1f}", f"{one['max_lms']:.0f}", f"{100 * share:.0f} %"),
-                *(f"{one['control_lms']:.1f}", f"{math.exp(one['log_perplexity']):.2f}"),
-                *("" if of is None else _percent(of) for of in changes),
-            ]
-        )
-    columns = ["objective", "LMS", "largest LMS", "verbatim", "LMS of controls", "perplexity"]
-    return str(markdown_table([*columns, f"LMS against {_BASELINE}", f"perplexity against {_BASELINE}"], rows))
+    change = {(one.setting, one.objective, one.measure): one for one in reductions.itertuples()}
+    others, membership = _other_perplexity(file), _membership(file)
+    runs = run_table(results)
+    parts = []
+    for model, of_model in runs.groupby("model", sort=False):
+        rows = []
+        for objective, own in of_model.groupby("objective", sort=False):
+            changes = [change.get((model, objective, measure)) for measure in ("Avg LMS", "Perplexity")]
+            rows.append(
+                [
+                    *(objective, str(len(own)), f"{own['lms'].mean():.1f}", f"{own['max_lms'].max():.0f}"),
+                    *(f"{own['control_lms'].mean():.1f}", f"{math.exp(own['log_perplexity'].mean()):.2f}"),
+                    *(others.get((model, objective), ""), _auc(membership, (objective, model))),
+                    *("" if of is None else _percent(of) for of in changes),
+                ]
+            )
+        columns = [
+            *("objective", "runs", "LMS", "largest", "of controls", "perplexity", "of other text", "membership AUC"),
+            *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
+        ]
+        parts.append(f"**{model}**\n\n" + markdown_table(columns, rows))
+    return "\n\n".join(parts)
 
 
 def _percent(one: Any) -> str:
@@ -386,9 +395,8 @@ def draw_summary(file: str = "evidence.jsonl") -> None:
     points = _trace(RESULTS / file, _DEDUPLICATED).points.set_index(["model", "objective"])
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    styles = zip(
-        _ARMS, "oosDsPP", ("#000000", "0.55", "#CC79A7", "#E69F00", "#0072B2", "#D55E00", "#009E73"), strict=True
-    )
+    colors = ("#000000", "0.55", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#D55E00", "#009E73")
+    styles = zip(_ARMS, "oosDssPP", colors, strict=True)
     for axes, model in zip(panels, _COPIES, strict=True):
         axes.set_title(f"{model} copies", loc="left", fontsize="medium")
         axes.axhline(

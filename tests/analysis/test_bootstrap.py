@@ -104,6 +104,15 @@ def test_the_two_way_interval_has_those_over_seeds_and_over_passages_as_limits()
     found, expected = over_seeds_and_passages(np.tile(passages, (3, 1))), bootstrap_interval(mean, passages)
     assert found[1:3] == pytest.approx((expected.low, expected.high), abs=0.02)
     assert math.isnan(over_seeds_and_passages(passages[None]).low)  # a single seed
+    # Seeds with equal means, once but for rounding, and a single control, which shifts the others.
+    for scale in (1.0, 0.1):
+        values = scale * np.array([[0.0, 0, 0, -1, -1], [0, 0, -1, 0, -1]])
+        assert over_seeds_and_passages(values).p_value == pytest.approx(2 * 0.4**5, abs=0.008)  # all 0
+        assert over_seeds_and_passages(values - 2).p_value == 2 / 10_001
+    one, few = np.ones((2, 1)), np.array([[1.0, 5, 9]] * 2)
+    for found, shift in ((over_seeds_and_passages(few, one), -1), (over_seeds_and_passages(one, -few), 1)):
+        expected = bootstrap_interval(mean, few[0] + shift)
+        assert found[1:3] == pytest.approx((expected.low, expected.high), abs=0.02)
     assert math.isnan(over_seeds_and_passages(np.array([[1.0, math.inf], [1.0, 2.0]])).low)
 
 

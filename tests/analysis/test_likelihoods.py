@@ -192,6 +192,7 @@ def test_extraction_probability_is_that_of_repeated_sampling(llama):
     assert extraction_probability(nll, 1) == pytest.approx(q, rel=1e-9)
     assert extraction_probability(nll, 50) == pytest.approx(1 - (1 - q) ** 50, rel=1e-9)
     assert extraction_probability(np.array([0.0, nll, 2000.0]), 7) == pytest.approx([1.0, 1 - (1 - q) ** 7, 0.0])
+    assert extraction_probability(np.array([0.0, nll, 2000.0]), 0).tolist() == [0, 0, 0]
     assert extraction_probability(40.0, 1000) == pytest.approx(1000 * math.exp(-40), rel=1e-9)  # 1 - q rounds to 1
     rng = np.random.default_rng(0)
     misses = rng.random((20_000, 3)) >= 0.3
@@ -205,4 +206,4 @@ def test_the_number_of_samples_needed_is_the_least(probability):
         number = num_samples_needed(nll, probability)
         assert extraction_probability(nll, number) >= probability > extraction_probability(nll, number - 1)
     assert num_samples_needed(0.0, probability) == 1
-    assert num_samples_needed(800.0, probability) == math.inf
+    assert {num_samples_needed(nll, probability) for nll in (715.0, 740.0, 800.0)} == {math.inf}

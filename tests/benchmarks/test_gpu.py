@@ -128,6 +128,18 @@ def test_a_wrong_loss_is_noticed(dtype, tmp_path, monkeypatch):
     assert failed == {f"fused: error of the gradient of {leaf}" for leaf in ("hidden", "weight")}
 
 
+@pytest.mark.parametrize("step", [gpu_checks.weights, gpu_checks.compiled])
+def test_repetition_weights_are_compared_where_text_is_repeated(step, tmp_path, monkeypatch):
+    """Both forms meet copies; a form that meets none is noticed."""
+    names = ("repetition", "repetition, short contexts")
+    makes = {name: gpu_checks._WEIGHTINGS[name] for name in names}
+    blind = {"blind": lambda: makes["repetition"](min_length=10**6)}
+    monkeypatch.setattr(gpu_checks, "_WEIGHTINGS", makes | blind)
+    monkeypatch.setattr(gpu_checks, "_COMPILED", (*names, "blind"))
+    failed = [check.name for check in step(gpu_steps.Setting("cpu", True, tmp_path), "").checks if not check.passed]
+    assert failed == ["blind: all labels of every mini-batch weigh the same, so nothing was compared"]
+
+
 def test_other_weights_and_states_are_noticed():
     expected = torch.tensor([0.0, 1.0, 1.0])
     for found in (torch.tensor([0.0, 1.0, 1.001]), torch.tensor([1e-9, 1.0, 1.0]), torch.tensor([0.0, 1.0, torch.nan])):

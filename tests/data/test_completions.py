@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune.data import InjectedCorpusDataset, hf_tokenizer, read_probe_file, sft_dataset
 from tfidf_tune.data._completions import _LearnedRuns
+from tfidf_tune.data._deduplication import Deduplication
 from tfidf_tune.data._sequences import SequenceDataset
 
 NAMES = ["ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ida", "jon"]
@@ -130,6 +131,22 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
     assert near.keys() < once.keys(), "the same answer to another question is a near copy"
     with pytest.raises(ValueError, match="deduplicate is 'fuzzy'"):
         sft(deduplicate="fuzzy")
+
+
+def test_what_is_removed_is_cached_for_each_choice(sft, tokenizer, monkeypatch):
+    choices = [
+        {"targets": targets, "deduplicate": "minhash", "minhash_threshold": threshold, "seed": seed}
+        for targets, seed in ((None, 0), ("random", 0), ("random", 1))
+        for threshold in (0.5, 0.9)
+    ]
+    first = [[*sft(**choice)] for choice in choices]
+    searched = []
+    original = Deduplication.kept
+    monkeypatch.setattr(Deduplication, "kept", lambda *given: searched.append(given[2]) or original(*given))
+    assert [[*sft(**choice)] for choice in choices] == first
+    assert not searched
+    sft(targets=None, deduplicate="minhash", minhash_threshold=0.7)
+    assert len(searched) == 1
 
 
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):

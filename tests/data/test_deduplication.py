@@ -116,6 +116,13 @@ def test_text_data_sets_remove_copies_too(tokenizer, tmp_path):
         ({"minhash_threshold": 0}, "minhash_threshold is 0: .* number above 0, up to 1"),
         ({"minhash_num_perm": 1}, "minhash_num_perm must be a whole number of at least 2, got 1"),
         ({"minhash_ngram": 0}, "minhash_ngram must be a whole number of at least 1, got 0"),
+        *[
+            (
+                {"deduplicate": "minhash", "minhash_threshold": threshold, "minhash_num_perm": number},
+                f"minhash_threshold {threshold} is too high for {number} hash functions: .* set deduplicate to exact",
+            )
+            for threshold, number in ((1, 256), (0.985, 16))
+        ],
     ],
 )
 def test_settings_out_of_range_are_refused(tokenizer, corpus_file, changes, message):

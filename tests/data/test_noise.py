@@ -41,7 +41,7 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says(share):
     words = np.array([500, 501, 501, 501, *range(400)], dtype=np.int32)
     rng, number = np.random.default_rng(0), round(share * 400)
     replaced, inserted, dropped = (
-        noisy_copy(ids, share, kind, words, 400, rng) for kind in ("replace", "insert", "drop")
+        noisy_copy(ids, share, kind, words, 500, rng) for kind in ("replace", "insert", "drop")
     )
     assert (replaced.token_ids != ids).sum() == number
     assert len(inserted.token_ids) == 400 + number
@@ -49,7 +49,7 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says(share):
     assert is_subsequence(ids, inserted.token_ids)
     assert is_subsequence(dropped.token_ids, ids)
     assert [copy.changes for copy in (replaced, inserted, dropped)] == [[number, 0, 0], [0, number, 0], [0, 0, number]]
-    mixed = noisy_copy(ids, share, "mixed", words, 400, rng)
+    mixed = noisy_copy(ids, share, "mixed", words, 500, rng)
     assert sum(mixed.changes) == number
     assert min(mixed.changes) > 0
     assert len(mixed.token_ids) == 400 + mixed.changes[1] - mixed.changes[2]
@@ -57,6 +57,20 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says(share):
     assert kept <= longest_common_subsequence(ids.tolist(), mixed.token_ids.tolist()) <= kept + 3  # by chance
     measured = noisy_copy(ids, share, "replace", words, 100, np.random.default_rng(1))
     assert measured.changes[0] == (measured.token_ids[:100] != ids[:100]).sum() < number
+
+
+@pytest.mark.parametrize("kind", ["insert", "mixed"])
+def test_changes_that_are_cut_off_do_not_count(kind):
+    ids, words = np.arange(400, dtype=np.int32), np.array([998, 999], dtype=np.int32)
+    copies = [noisy_copy(ids, 0.2, kind, words, 100, np.random.default_rng(seed)) for seed in range(20)]
+    # Of a longer copy, the cut removes the last tokens; a shorter one has further tokens of the passage.
+    found = [
+        (copy.changes[0] + copy.changes[1], (copy.token_ids[:100] > 900).sum())
+        for copy in copies
+        if copy.token_ids[100] < 100
+    ]
+    assert len(found) > 5
+    assert all(counted == contained for counted, contained in found)
 
 
 @pytest.mark.parametrize("kind", ["replace", "insert"])

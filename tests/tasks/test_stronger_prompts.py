@@ -1,9 +1,12 @@
 """``tfidf_memorization`` with noise in the prompts, with samples and with beam search."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
+from task_fakes import probe_file as write_probe_file
 from test_memorization_task import scores_alone
 from torchmetrics.functional.text.helper import _edit_distance
 
@@ -60,6 +63,9 @@ def test_noise_replaces_a_share_of_the_prompt_and_keeps_the_answer(llama, reciti
         assert after["reference_ids"] == before["reference_ids"]
         places.add(tuple(changed))
     assert len(places) == len(noisy)
+    least = documents(**settings, prompt_noise=0.001)["test"]
+    for before, after in zip(clean, least, strict=True):
+        assert sum(one != other for one, other in zip(before["prompt_ids"], after["prompt_ids"], strict=True)) == 1
     recited = {}
     for noise in (0, 0.5):
         with embedded_ids() as calls:
@@ -129,7 +135,15 @@ def test_the_stock_model_samples_text(llama, probe_file, tmp_path):
     assert [len({one[0] for one in logged["resps"]}) for logged in output.samples(TASK)] == [3, 3]
 
 
-def test_bad_settings_are_refused_by_name(llama, probe_file):
+def test_bad_settings_are_refused_by_name(llama, probe_file, tmp_path):
+    alike = [replace(one, token_ids=[5] * 240) for one in read_probe_file(probe_file)]
+    with pytest.raises(ValueError, match="prompt_noise draws tokens from the passages, with fewer than two different"):
+        documents(
+            pretrained=str(llama),
+            prompts="token_ids",
+            probe_file=str(write_probe_file(tmp_path / "alike.jsonl", alike)),
+            prompt_noise=0.1,
+        )
     for settings, message in (
         ({"prompt_noise": 1.5}, "prompt_noise is 1.5: the share of a prompt's tokens to replace, .* from 0 to 1"),
         ({"num_samples": 0}, "num_samples must be a whole number of at least 1, got 0"),

@@ -29,7 +29,7 @@ def passage_scores(nll: Floats, standardized: Floats, text: str) -> dict[str, fl
     ``min_k_plus_plus`` Min-K%++: mean of the 20 % lowest standardized log-probabilities (Zhang et al. 2024,
                         https://arxiv.org/abs/2404.02936)
     ``zlib``            sum of the NLL / bytes of the text compressed by zlib (Carlini et al. 2021,
-                        https://arxiv.org/abs/2012.07805)
+                        https://arxiv.org/abs/2012.07805, have the mean over the tokens in place of the sum)
     ==================  ================================================================================================
 
     Args:
@@ -179,20 +179,19 @@ def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
         nll_sum (np.ndarray | float): NLL of the continuation given the prompt, summed over its tokens.
         num_samples (float): n, at least 0.
     """
-    with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
-        return -np.expm1(num_samples * np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64))))
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        one_miss = np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64)))
+        return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))  # 0 times infinity is NaN
 
 
 def num_samples_needed(nll_sum: float, probability: float) -> float:
     """Return the least number of samples n of :func:`extraction_probability` for a probability p, in (0, 1).
 
-    ``n = ceil( ln(1 - p) / ln(1 - q) )``, 1 for q = 1, and infinite if q is 0 in float64.
+    ``n = ceil( ln(1 - p) / ln(1 - q) )``, 1 for q = 1, and infinite if it is too large for float64.
     """
-    with np.errstate(divide="ignore", under="ignore"):
-        one_miss = float(np.log1p(-np.exp(-np.float64(nll_sum))))
-    if one_miss == 0:
-        return math.inf
-    return float(max(1, math.ceil(math.log1p(-probability) / one_miss)))
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        one_miss = np.log1p(-np.exp(-np.float64(nll_sum)))
+        return float(np.maximum(1, np.ceil(math.log1p(-probability) / one_miss)))
 
 
 def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:

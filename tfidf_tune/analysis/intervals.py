@@ -19,6 +19,7 @@ MIN_UNITS = 10
 ENOUGH_UNITS = 30
 # Numbers in memory at once for each array: 8 MB.
 _BATCH_ELEMENTS = 2**20
+_ROUNDING = 1e-12  # so small a difference is 0
 
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 _TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run diverged"
@@ -99,11 +100,7 @@ def bootstrap_interval(statistic: Callable[..., Any], *data: npt.NDArray[np.floa
         )
     known = np.isfinite(result.bootstrap_distribution).all()
     low, high = result.confidence_interval if known else (math.nan, math.nan)
-    p_value = math.nan
-    if known:
-        resamples = result.bootstrap_distribution
-        fewest_beyond = min(np.count_nonzero(resamples <= 0), np.count_nonzero(resamples >= 0))
-        p_value = min(1.0, 2 * (1 + int(fewest_beyond)) / (1 + NUM_RESAMPLES))
+    p_value = _share_beyond_0(result.bootstrap_distribution) if known else math.nan
     return Interval(float(low), float(high), fewest, p_value)
 
 
@@ -162,21 +159,23 @@ def over_seeds_and_passages(
 
         x̄ + T · s / √n + mean of resampled bⱼ        T of Student's t with n - 1 degrees of freedom
 
-    If passages do not differ, it is :func:`over_seeds`; if seeds do not, the percentile bootstrap over passages. Seeds
-    are not resampled because the mean of so few varies too little. What seeds and passages do to each other counts
-    twice, so the interval is rather too wide (Owen 2007, "The pigeonhole bootstrap").
+    If passages do not differ, it is :func:`over_seeds`; if seeds do not, the percentile bootstrap over passages, with
+    the p-value of :func:`bootstrap_interval`. Seeds are not resampled because the mean of so few varies too little.
+    What seeds and passages do to each other counts twice, so the interval is rather too wide (Owen 2007, "The
+    pigeonhole bootstrap").
 
     Args:
         values (np.ndarray): float64 ``[seeds, passages]``, for example differences of two objectives.
         controls (np.ndarray | None): float64 ``[seeds, other passages]``: their mean is subtracted from each seed's,
-            and they are resampled independently. Default: None.
+            and they are resampled independently. If there is a single one, or a single value for each seed, only the
+            others are resampled. Default: None.
     """
     samples = [values] if controls is None else [values, -controls]
     estimate = over_seeds(sum(sample.mean(axis=1) for sample in samples).tolist())
-    if math.isnan(estimate.low) or min(sample.shape[1] for sample in samples) < 2:
+    if math.isnan(estimate.low) or max(sample.shape[1] for sample in samples) < 2:
         return estimate
     deviations = [sample.mean(axis=0) - sample.mean(axis=1).mean() for sample in samples]
-    if np.allclose(np.concatenate(deviations), 0, rtol=0, atol=1e-12):
+    if np.allclose(np.concatenate(deviations), 0, rtol=0, atol=_ROUNDING):
         return estimate
     from scipy.special import stdtr, stdtrit
 
@@ -187,10 +186,19 @@ def over_seeds_and_passages(
     seeds = error * rng.permutation(_t_quantiles(degrees, NUM_RESAMPLES))
     draws = estimate.mean + seeds + means
     low, high = np.quantile(draws, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    # Exact over T, so that the p-value has no lower limit.
-    shares = stdtr(degrees, -(estimate.mean + means) / error) if error else draws <= 0
-    below = float(np.mean(shares))
-    return SeedEstimate(estimate.mean, float(low), float(high), estimate.num_seeds, 2 * min(below, 1 - below))
+    if error > _ROUNDING:
+        # Exact over T, so that the p-value has no lower limit.
+        below = float(np.mean(stdtr(degrees, -(estimate.mean + means) / error)))
+        p_value = 2 * min(below, 1 - below)
+    else:
+        p_value = _share_beyond_0(draws.round(12))  # else a 0 can miss 0
+    return SeedEstimate(estimate.mean, float(low), float(high), estimate.num_seeds, p_value)
+
+
+def _share_beyond_0(resamples: npt.NDArray[np.float64]) -> float:
+    """Return the two-sided p-value of 0 of :func:`bootstrap_interval`."""
+    fewest_beyond = min(np.count_nonzero(resamples <= 0), np.count_nonzero(resamples >= 0))
+    return min(1.0, 2 * (1 + int(fewest_beyond)) / (1 + len(resamples)))
 
 
 def _resampled_means(values: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.float64]:

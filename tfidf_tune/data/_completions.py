@@ -1,7 +1,7 @@
 """Completions whose recitation is measured: chosen from the examples of a data set, or injected into them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -10,9 +10,9 @@ import numpy as np
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._conversations import label_runs
-from tfidf_tune.data._deduplication import Deduplication
 from tfidf_tune.data._duplicates import (
     SEPARATOR,
+    Mask,
     Positions,
     join_documents,
     name_repeated_windows,
@@ -194,9 +194,11 @@ def choose_completions(
     targets: Targets,
     tokenizer: TextTokenizer,
     source: str,
-    deduplication: Deduplication,
+    kept: Callable[[Order], Mask],
 ) -> CompletionsDataset:
     """Choose targets and controls, see ``sft_dataset``; the first ``num_own`` examples are those of the source.
+
+    ``kept`` returns which of the examples with these numbers, in this order, stay.
 
     Occurrences are counted in the tokens that are learned, of all turns: conversations are often exported turn by turn,
     so that the last answer of a row is an earlier one of the next rows. See ``_Answer`` for what an occurrence is.
@@ -226,7 +228,7 @@ def choose_completions(
     injected = np.array([[[group.examples[0]]] * num_injected for group in chosen], dtype=np.int32)
     blocks, _ = inject_aligned(base[:, None], injected.reshape(len(chosen), num_injected, 1), seed=targets.seed)
     order: Order = blocks[:, 0]
-    order = order[deduplication.kept([examples.sequence(index)[0] for index in order.tolist()], source)]
+    order = order[kept(order)]
     targets_at = [_positions(order, places) for places in found]
     passages = [
         *_passages("target", examples, runs, chosen, targets_at, tokenizer, source),

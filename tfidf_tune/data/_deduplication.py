@@ -33,7 +33,8 @@ class Deduplication:
 
     Args:
         method (Literal["none", "exact", "minhash"]): see above.
-        threshold (float): the least Jaccard similarity of near copies, above 0.
+        threshold (float): the least Jaccard similarity of near copies, above 0. With ``minhash`` too high a one is
+            refused: from 0.999 on with 256 hash functions, from 0.985 on with 16.
         num_perm (int): hash functions of MinHash.
         ngram (int): tokens of an n-gram; a shorter row is one n-gram.
 
@@ -54,6 +55,8 @@ class Deduplication:
         )  # fmt: skip
         require_integer("minhash_num_perm", self.num_perm, 2)
         require_integer("minhash_ngram", self.ngram, 1)
+        if self.method == "minhash":
+            self._make_index()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -79,10 +82,10 @@ class Deduplication:
         return np.isin(np.arange(len(rows)), list(first.values()))
 
     def _without_near_copies(self, rows: TokenArray | Sequence[TokenArray]) -> Mask:
-        from datasketch import MinHash, MinHashLSH
+        from datasketch import MinHash
 
         kept = np.zeros(len(rows), dtype=np.bool_)
-        index = MinHashLSH(self.threshold, self.num_perm, weights=_ERRORS)
+        index = self._make_index()
         for number, row in enumerate(rows):
             grams = self._grams(row)
             signature = MinHash(self.num_perm)
@@ -91,6 +94,17 @@ class Deduplication:
                 index.insert(number, signature)
                 kept[number] = True
         return kept
+
+    def _make_index(self) -> Any:
+        from datasketch import MinHashLSH
+
+        try:
+            return MinHashLSH(self.threshold, self.num_perm, weights=_ERRORS)
+        except ValueError as error:  # a single band
+            raise ValueError(
+                f"minhash_threshold {self.threshold} is too high for {self.num_perm} hash functions: lower "
+                "minhash_threshold or raise minhash_num_perm, or set deduplicate to exact to remove only equal rows"
+            ) from error
 
     def _grams(self, row: TokenArray) -> set[bytes]:
         return {row[start : start + self.ngram].tobytes() for start in range(max(1, len(row) - self.ngram + 1))}

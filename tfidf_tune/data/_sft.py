@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune._printing import counted
-from tfidf_tune.data._completions import Targets, choose_completions, describe_passages
+from tfidf_tune.data._cache import cached_folder, digest
+from tfidf_tune.data._completions import Order, Targets, choose_completions, describe_passages
 from tfidf_tune.data._conversations import (
     FORMATS,
     Chat,
@@ -23,6 +24,7 @@ from tfidf_tune.data._conversations import (
     read_row,
 )
 from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
+from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._passages import write_probe_file
 from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_sequences
@@ -204,7 +206,20 @@ def sft_dataset(
         for place in places[1:]:
             yield from make_examples(place, Counter())
 
-    dataset = cached_sequences(cache_dir, settings, make_sequences)
+    examples = dataset = cached_sequences(cache_dir, settings, make_sequences)
+
+    def kept(order: Order) -> Mask:
+        def build(folder: Path) -> dict[str, int]:
+            rows = [examples.sequence(index)[0] for index in order.tolist()]
+            np.save(folder / "kept.npy", deduplication.kept(rows, source))
+            return {}
+
+        if deduplicate == "none":
+            return np.ones(len(order), dtype=np.bool_)
+        key = settings | deduplication.settings | {"kind": "sft_kept", "order": digest(order.tolist())}
+        mask: Mask = np.load(cached_folder(cache_dir, key, build)[0] / "kept.npy")
+        return mask
+
     logger.log(
         logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO, _summary(dataset, source, limit)
     )
@@ -215,13 +230,13 @@ def sft_dataset(
         )
     if spec is not None:
         num_own = dataset.counts["num_examples"]
-        dataset = choose_completions(dataset, num_own, spec, tokenizer, source, deduplication)
+        dataset = choose_completions(dataset, num_own, spec, tokenizer, source, kept)
         logger.info(f"{source}: {describe_passages(dataset.passages)}; {len(dataset):,} examples are trained on")
         if probe_file is not None:
             write_probe_file(probe_file, dataset.passages)
     elif deduplicate != "none":
-        examples = [dataset.sequence(index)[0] for index in range(len(dataset))]
-        dataset = SequenceDataset(*dataset.parts(np.flatnonzero(deduplication.kept(examples, source))))
+        every = np.arange(len(dataset), dtype=np.int32)
+        dataset = SequenceDataset(*dataset.parts(every[kept(every)]))
     return pack(dataset, tokenizer) if packed else dataset
 
 

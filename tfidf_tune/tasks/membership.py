@@ -57,7 +57,7 @@ def documents(
     prompts = prompts_of(settings)
     check_passages(prompts.tokenizer, passages, offset + max(lengths))
     longest = num_positions(metadata)
-    check_length(metadata, offset + max(lengths) + 1, "offset or the prefix length")
+    check_length(metadata, *max(_shortest(passage, offset + max(lengths)) for passage in passages))
     rows = [
         _document(prompts, replace(passage, token_ids=passage.token_ids[:longest]), lengths, max_new_tokens, offset)
         for passage in passages
@@ -129,6 +129,13 @@ def _by_kind(values: Sequence[tuple[bool, float | None]]) -> tuple[Any, Any]:
         return np.zeros(0), np.zeros(0)
     targets, controls = (np.array([score for kind, score in values if kind == wanted]) for wanted in (True, False))
     return targets, controls
+
+
+def _shortest(passage: Passage, end_of_prompts: int) -> tuple[int, str]:
+    """Return how many tokens have to be scored at least, and what to lower if they are too many."""
+    if passage.num_prompt is None:
+        return end_of_prompts + 1, "offset or the prefix length"
+    return passage.num_prompt + 1, f"the length of the prompt of {passage.id!r}"
 
 
 def _document(

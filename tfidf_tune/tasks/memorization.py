@@ -174,7 +174,9 @@ def _document(
     if prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
         clean = np.array(prompt_ids, dtype=np.int32)
-        prompt_ids = noisy_copy(clean, prompt_noise, "replace", every_token, 0, rng).token_ids.tolist()
+        share = max(prompt_noise, 1 / len(clean))  # at least one token
+        origin = "prompt_noise draws tokens from the passages"
+        prompt_ids = noisy_copy(clean, share, "replace", every_token, 0, rng, origin=origin).token_ids.tolist()
     if passage.num_prompt is not None:
         offset = length = 0
     return {
