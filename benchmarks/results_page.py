@@ -315,7 +315,7 @@ def _recitation(file: Path) -> str:
 
 def _percent(one: Any) -> str:
     """Return a change in percent with its interval over passages or blocks."""
-    value, low, high = (-100 * end for end in (one.reduction, one.high, one.low))
+    value, low, high = (0 - 100 * end for end in (one.reduction, one.high, one.low))  # not -0
     return f"{value:+.1f} %" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
 
 

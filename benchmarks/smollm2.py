@@ -143,12 +143,11 @@ def evaluate_start(experiment: Experiment, folder: Path) -> None:
 
 
 def speed(run: Path) -> dict[str, Any]:
-    """Read steps, minutes and tokens per second off a run's folder."""
+    """Read steps and tokens per second off a run's folder."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         **json.loads((run / "cell.json").read_text(encoding="utf-8")),
         "steps": lines[-1]["step"],
-        "minutes": json.loads((run / "trained.json").read_text(encoding="utf-8"))["seconds"] / 60,
         "tokens_per_second": statistics.median(line["tokens_per_second_per_gpu"] for line in lines),
     }
 
@@ -156,10 +155,10 @@ def speed(run: Path) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Lay out the speed of the runs as Markdown."""
     rows = [
-        [run["model"], run["objective"], f"{run['steps']}", f"{run['minutes']:.1f}", f"{run['tokens_per_second']:,.0f}"]
+        [run["model"], run["objective"], f"{run['steps']}", f"{run['tokens_per_second']:,.0f}"]
         for run in result["runs"]
     ]
-    return str(markdown_table(["model", "objective", "steps", "minutes", "tokens/s"], rows))
+    return str(markdown_table(["model", "objective", "steps", "tokens/s"], rows))
 
 
 def main() -> None:

@@ -266,22 +266,30 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
     tables = re.findall(r"<!-- table: (\w+) (\S+) -->\n(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
     cells = {name: _cells(text)[2:] for name, _, text in tables}
     files = {name: results_page.PAGES[page] / file for name, file, _ in tables}
-    rows = files["recitation"].read_text(encoding="utf-8").splitlines()[1:]
-    mean = {}
-    for row in map(json.loads, rows):
-        own = {}
+    of_page = re.split(r"^\*\*(.+?)\*\*$", tables[0][2], flags=re.MULTILINE)[1:]
+    lines = {
+        name: {line[0]: line for line in _cells(text)[2:]}
+        for name, text in zip(of_page[::2], of_page[1::2], strict=True)
+    }
+    scores = {}
+    for row in map(json.loads, files["recitation"].read_text(encoding="utf-8").splitlines()[1:]):
+        own = scores.setdefault(row["model"], {}).setdefault(row["objective"], {})
         for metric, kind, _prefix, _, values, _ in row["scores"]:
             own.setdefault((metric, kind), []).extend(values if len(values) > 1 else ())
-        nll = statistics.fmean(own["nll", "block"])
-        mean[row["objective"]] = [statistics.fmean(own["lms", "target"]), math.exp(nll)]
-        (line,) = (line for line in cells["recitation"] if line[0] == row["objective"])
-        control = statistics.fmean(own["lms", "control"])
-        assert [line[1], line[4], line[5]] == [f"{mean[line[0]][0]:.1f}", f"{control:.1f}", f"{math.exp(nll):.2f}"]
-    assert mean.keys() == {"CE", "TF-IDF", "Start"}
-    for name, *_, lms, perplexity in cells["recitation"]:
-        if name != "CE":
-            changes = (100 * (one / ce - 1) for one, ce in zip(mean[name], mean["CE"], strict=True))
-            assert [of.split(" %")[0] for of in (lms, perplexity)] == [f"{change:+.1f}" for change in changes]
+    assert lines.keys() == scores.keys()
+    for model, arms_of_model in scores.items():
+        mean = {
+            name: [statistics.fmean(own["lms", "target"]), math.exp(statistics.fmean(own["nll", "block"]))]
+            for name, own in arms_of_model.items()
+        }
+        assert mean.keys() == lines[model].keys() >= {"CE", "CE MinHash dedup", "Goldfish", "TF-IDF", "Repetition"}
+        for name, own in arms_of_model.items():
+            line = lines[model][name]
+            control = statistics.fmean(own["lms", "control"])
+            assert [line[2], line[4], line[5]] == [f"{mean[name][0]:.1f}", f"{control:.1f}", f"{mean[name][1]:.2f}"]
+            if name != "CE":
+                changes = (100 * (one / ce - 1) for one, ce in zip(mean[name], mean["CE"], strict=True))
+                assert [of.split(" %")[0] for of in line[-2:]] == [f"{change:+.1f}" for change in changes]
     ways = json.loads(files["implementations"].read_text(encoding="utf-8"))["implementations"]
     assert [row[1] for row in cells["implementations"]] == [f"{way['tokens_per_second']:,.0f}" for way in ways.values()]
 
