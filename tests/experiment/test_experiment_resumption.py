@@ -228,9 +228,8 @@ def test_runs_are_done_at_the_same_time_with_progress_in_complete_lines(experime
     lines = capsys.readouterr().out.splitlines()[1:]
     assert len(lines) == 2 * len(ALL)
     assert all(map(PROGRESS.fullmatch, lines)), lines
-    assert [line.partition("(full)")[2] for line in lines[:2]] == [
-        ", CE, seed 0: training  (6 of 6 left, 0 s so far)", ", TF-IDF, seed 0: training  (6 of 6 left, 0 s so far)",
-    ]  # fmt: skip
+    assert lines[0].startswith("begun ")
+    assert " (6 of 6 left, " in lines[0]
     assert " (0 of 6 left, " in lines[-1]
     assert "step 1 of 1" in (run_folder / "train.log").read_text()
 
@@ -366,6 +365,7 @@ def test_a_command_that_is_ended_ends_its_jobs_and_the_next_one_continues(
     process, printed = start_command(file, "--jobs", "2")
     wait_for(lambda: not process.is_alive() or (listed.exists() and len(listed.read_text().split()) == num_hanging))
     assert process.is_alive(), printed.read_text()
+    wait_for(lambda: printed.read_text().count("done    ") == len(ALL) - len(repeated))
     with pytest.raises(BlockingIOError, match="another experiment"):
         stubbed(file)
     os.kill(process.pid, sent)

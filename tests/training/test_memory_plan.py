@@ -123,7 +123,9 @@ def stored_bytes(tensor):
     ],
     ids=str,
 )
-def test_the_plan_agrees_with_the_allocations_of_a_real_step(kind, dtype, is_checkpointed, num_batches, head):
+def test_the_plan_agrees_with_the_allocations_of_a_real_step(
+    kind, dtype, is_checkpointed, num_batches, head, monkeypatch
+):
     autocast_dtype = torch.float16 if dtype is torch.float16 else None
     found = plan(
         build(kind, dtype),
@@ -177,6 +179,7 @@ def test_the_plan_agrees_with_the_allocations_of_a_real_step(kind, dtype, is_che
     assert [found.gradients] == gradients
     assert found.optimizer == sum(value.nbytes for state in optimizer.state.values() for value in state.values())
     assert found.saved_to_resume == sum(parameter.nbytes for parameter in trained) + found.optimizer
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # its scratch space depends on the processor
     _, most, _ = allocated(step)
     # Left out is the scratch space of CPU kernels; too much are 8 bytes of the 4 x 2048 of a token's loss.
     assert 0.96 * most < found.step <= 1.001 * most
