@@ -3,7 +3,7 @@
     python benchmarks/condense.py frontier/results.jsonl docs/results/evidence.jsonl
 
 LMS is averaged over the prompts of a passage. The scores of passages that membership is inferred from are kept, and
-the likelihoods of targets' continuations; all other scores become one average.
+the likelihoods of targets' continuations; all other scores become one average. Paths of runs are left out.
 """
 
 import argparse
@@ -38,7 +38,8 @@ def condensed(results: Results) -> Results:
     )
     rounded = kept.assign(value=[float(f"{value:.6g}") for value in kept["value"]])
     table = rounded[scores.columns].sort_values("checkpoint", kind="stable", ignore_index=True)
-    return replace(results, scores=scores_table(table))
+    checkpoints = tuple(replace(one, folder="", checkpoint="") for one in results.checkpoints)
+    return replace(results, checkpoints=checkpoints, scores=scores_table(table))
 
 
 if __name__ == "__main__":
