@@ -130,16 +130,22 @@ def _settings(file: Path) -> str:
 
 def _other_perplexity(file: Path) -> dict[tuple[str, str], str]:
     """Model and objective -> geometric mean over seeds of the perplexity on other text."""
+    return {names: f"{math.exp(nll):.1f}" for names, nll in _means(file, "other_nll", "block").items()}
+
+
+def _means(file: Path, metric: str, kind: str) -> dict[tuple[str, str], float]:
+    """Model and objective -> mean over seeds of a score, which is weighted by its counts within a checkpoint."""
     results = _read(file)
-    rows = results.scores[results.scores["metric"] == "other_nll"]
+    rows = results.scores[(results.scores["metric"] == metric) & (results.scores["kind"] == kind)]
     sums = rows.assign(sum=rows["value"] * rows["count"]).groupby("checkpoint")[["sum", "count"]].sum()
-    means = run_table(results)[["model", "objective"]].join((sums["sum"] / sums["count"]).rename("nll"), how="inner")
-    return {names: f"{math.exp(own['nll'].mean()):.1f}" for names, own in means.groupby(["model", "objective"])}
+    means = run_table(results)[["model", "objective"]].join((sums["sum"] / sums["count"]).rename("mean"), how="inner")
+    return {names: float(mean) for names, mean in means.groupby(["model", "objective"])["mean"].mean().items()}
 
 
 def _likelihoods(file: Path) -> str:
-    """Likelihood and membership of each arm in each setting."""
-    frame = _membership(file)
+    """Likelihood, membership and near-verbatim recitation of each arm in each setting."""
+    frame = _membership(file).sort_values(["Model", "Objective"])
+    near = [_means(file, metric, "target") for metric in ("edit_distance", "common_subsequence")]
     names = {
         "NLL of targets": ".2f",
         "NLL of controls": ".2f",
@@ -150,7 +156,7 @@ def _likelihoods(file: Path) -> str:
         "AUC Loss against start": ".2f",
         "TPR at 1 % FPR (%)": ".0f",
         "Exposure (bits)": ".2f",
-        "Extracted by 1,000 samples (%)": ".1f",
+        "Extracted by 1,000 samples (%)": ".0f",
     }
     shown = {name: form for name, form in names.items() if name in frame}
     rows = [
@@ -160,10 +166,15 @@ def _likelihoods(file: Path) -> str:
                 _auc(frame, (one["Objective"], one["Model"])) if not form else f"{one[name]:{form}}"
                 for name, form in shown.items()
             ),
+            *(
+                f"{means[one['Model'], one['Objective']]:{form}}"
+                for means, form in zip(near, (".2f", ".0f"), strict=True)
+            ),
         ]
         for _, one in frame.iterrows()
     ]
-    return str(markdown_table(["setting", "objective", *shown], rows))
+    columns = ["setting", "objective", *shown, "edit distance", "common subsequence (tokens)"]
+    return str(markdown_table(columns, rows))
 
 
 def _auc(membership: Any, at: tuple[str, str]) -> str:
@@ -309,6 +320,8 @@ def _recitation(file: Path) -> str:
             *("objective", "runs", "LMS", "largest", "of controls", "perplexity", "of other text", "membership AUC"),
             *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
         ]
+        shown = [number for number in range(len(columns)) if any(row[number] for row in rows)]
+        columns, *rows = ([line[number] for number in shown] for line in (columns, *rows))
         parts.append(f"**{model}**\n\n" + markdown_table(columns, rows))
     return "\n\n".join(parts)
 
