@@ -196,6 +196,13 @@ def test_all_records_are_used_and_all_tables_have_rows():
         assert len(re.findall(r"^\|", block, re.MULTILINE)) > 2
 
 
+def test_condensed_records_make_a_report():
+    report = comparison_report(read_results(results_page.RESULTS / "trajectory.jsonl"))
+    (table,) = (table for table in report.tables if table.name == "memorization")
+    assert len(table.frame) == 4
+    assert "prompts of" not in " ".join(table.notes)
+
+
 def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
     first, again = (
         results_page._read(results_page.RESULTS / file) for file in ("frontier.jsonl", "frontier_reduced.jsonl")

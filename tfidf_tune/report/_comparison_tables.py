@@ -142,8 +142,10 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
             "training; `tfidf-tune eval` is exact."
         )
-    of_tokens = "of their own lengths" if lengths == ["own"] else f"of {joined(map(str, lengths))} tokens"
-    asked_by = f" (prompts {of_tokens})" if lengths else ""
+    asked_by = ""
+    if lengths:  # condensed records have averages over them
+        of_tokens = "of their own lengths" if lengths == ["own"] else f"of {joined(map(str, lengths))} tokens"
+        asked_by = f" (prompts {of_tokens})"
     explanation = (
         f"Means and maxima over {_averaged(probed, rows)}{asked_by}. Prefix match and LMS are in tokens; Verbatim is "
         "the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS of "
