@@ -173,6 +173,30 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         assert above(own["Repetition"]) < 0.1
 
 
+def test_what_is_said_of_the_arguments_of_repetition_weights_follows_from_the_records():
+    runs = {(one.model, one.objective): one for one in records_of("repetition_choice.jsonl")}
+    cost, aucs = {}, {}
+    membership = results_page._membership(results_page.RESULTS / "repetition_choice.jsonl")
+    for (model, name), one in runs.items():
+        cost[model, name] = 100 * math.expm1(one.log_perplexity - runs[model, "Repetition"].log_perplexity)
+        own = membership[(membership["Model"] == model) & (membership["Objective"] == name)]
+        aucs[model, name] = own["AUC"].item()
+    weaker, stronger = ("alpha = 1", "quantile = 0.5", "k = 5"), ("alpha = 4", "quantile = 0.9", "k = 3", "sample = 1")
+    assert all(max(cost[model, name] for model in ("fuzzy 10%", "once")) < 0 for name in weaker[:2])
+    low, *_, high = sorted(aucs["fuzzy 10%", name] for name in weaker)
+    said = " ".join(PAGE.split("### What the arguments")[1].split())
+    assert f"AUC {low:.2f} to {high:.2f} instead of {aucs['fuzzy 10%', 'Repetition']:.2f}." in said
+    ranges = []
+    for model in ("fuzzy 10%", "once"):
+        low, *_, high = sorted(cost[model, name] for name in stronger)
+        ranges.append(f"{low:.0f} to {high:.0f} %")
+    assert "cost {} of perplexity in *fuzzy 10%* and {} in *once*".format(*ranges) in said
+    others = {name for _, name in runs if 0.4 < aucs["fuzzy 10%", name] < 0.7}
+    assert not any(max(cost["fuzzy 10%", name], cost["once", name]) < 0 for name in others)
+    assert {name for name in others if cost["fuzzy 10%", name] < 0} == {"span = 129"}
+    assert f"`span=129` has in *fuzzy 10%*, by {-cost['fuzzy 10%', 'span = 129']:.1f} %." in said
+
+
 def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_record():
     (file,) = (results_page.RESULTS.parents[1] / "benchmarks" / "results").glob("*_demo/results.jsonl")
     verdict = comparison_report(read_results(file)).verdict
@@ -295,11 +319,13 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
         for metric, kind, _prefix, _, values, _ in row["scores"]:
             own.setdefault((metric, kind), []).extend(values if len(values) > 1 else ())
     assert lines.keys() == scores.keys()
+    means = {}
     for model, arms_of_model in scores.items():
         mean = {
             name: [statistics.fmean(own["lms", "target"]), math.exp(statistics.fmean(own["nll", "block"]))]
             for name, own in arms_of_model.items()
         }
+        means[model] = mean
         assert mean.keys() == lines[model].keys() >= {"CE", "CE MinHash dedup", "Goldfish", "TF-IDF", "Repetition"}
         for name, own in arms_of_model.items():
             line = lines[model][name]
@@ -308,6 +334,14 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
             if name != "CE":
                 changes = (100 * (one / ce - 1) for one, ce in zip(mean[name], mean["CE"], strict=True))
                 assert [of.split(" %")[0] for of in line[-2:]] == [f"{change:+.1f}" for change in changes]
+    said = " ".join(page.read_text(encoding="utf-8").split())
+    full, lora = (means[f"{way} fuzzy 10%"] for way in ("full", "LoRA"))
+    higher = [100 * (own["CE MinHash 0.35"][1] / own["Repetition"][1] - 1) for own in (full, lora)]
+    assert "perplexity {:.0f} % (full) and {:.0f} % (LoRA) higher".format(*higher) in said
+    assert all(own["Repetition"][1] == min(one[1] for one in own.values()) for own in means.values())
+    low, _, high, highest = sorted(100 * own["TF-IDF"][0] / own["CE"][0] for own in means.values())
+    assert f"recites {low:.0f} to {high:.0f} % of CE's tokens; after full fine-tuning on exact" in said
+    assert f"on exact copies {highest:.0f} %, some" in said
     ways = json.loads(files["implementations"].read_text(encoding="utf-8"))["implementations"]
     assert [row[1] for row in cells["implementations"]] == [f"{way['tokens_per_second']:,.0f}" for way in ways.values()]
 
