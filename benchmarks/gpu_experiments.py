@@ -14,6 +14,7 @@ from pathlib import Path
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 from gpu_steps import NotPossible, Outcome, Setting  # type: ignore[import-not-found]
+from omegaconf import OmegaConf
 
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.data import load_documents
@@ -22,9 +23,7 @@ _FOLDER = Path(__file__).resolve().parent
 _LEAST_CHARACTERS = 200
 _PASSAGE_CHARACTERS = 1500  # most texts of this length have 256 tokens
 _CHARACTERS_OF_A_BLOCK = 256 * 5
-_BASE_BLOCKS = 20_000
 _MOST_CHARACTERS = 60_000_000  # of installed texts; reading them takes a minute or two
-_TARGETS, _REPEATS, _BATCH_SIZE = 100, 10, 8  # of gpu.yaml
 _MODELS = ("exact", "fuzzy 10%")
 _JOBS = 4  # runs that share a GPU: one of this size does not fill it
 _TINY_MODEL = {
@@ -92,14 +91,16 @@ def own_model(setting: Setting, _: str) -> Outcome:
     if not texts.is_dir():
         make_texts(texts, setting.text)
     characters = {file.stem: file.stat().st_size for file in texts.glob("*.jsonl")}
-    blocks = 8 if setting.tiny else min(_BASE_BLOCKS, characters["train"] // _CHARACTERS_OF_A_BLOCK)
+    config = OmegaConf.load(_FOLDER / "gpu.yaml").overrides
+    most_blocks, num_copies = config.dataset.num_base, config.dataset.num_targets * config.dataset.num_repeats
+    blocks = 8 if setting.tiny else min(most_blocks, characters["train"] // _CHARACTERS_OF_A_BLOCK)
     overrides = [
         f"output_dir={folder}",
         *(f"models[{model}].start.source={texts}/start.jsonl" for model in _MODELS),
         *(f"models[{model}].start.device={setting.device}" for model in _MODELS),
         f"overrides.device={setting.device}",
         f"overrides.dataset.num_base={blocks}",
-        f"overrides.max_steps={(blocks + _TARGETS * _REPEATS) // _BATCH_SIZE}",  # one epoch with the copies
+        f"overrides.max_steps={(blocks + num_copies) // config.batch_size}",  # one epoch with the copies
         f"overrides.dataset.source={texts}/train.jsonl",
         f"overrides.dataset.target_source={texts}/passages.jsonl",
         f"eval.metadata.wikitext2_source={texts}/held_out.jsonl",

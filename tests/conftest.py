@@ -5,6 +5,8 @@ import os
 
 # Before anything imports a Hugging Face library: a test that would reach for the network fails at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Models this small gain nothing from a second thread, and lose minutes to it on a busy machine.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
@@ -34,12 +36,6 @@ def pytest_collection_finish() -> None:
     """Leave modules and items out of garbage collection: a quarter of the time went into looking through them."""
     gc.freeze()
     gc.enable()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Models this small gain nothing from a second thread, and lose minutes to it on a busy machine."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

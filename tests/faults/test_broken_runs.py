@@ -80,7 +80,7 @@ def damaged_checkpoints() -> Iterator[Break]:
         for name in names
         for damage in (truncate, zero, Path.unlink)
     ]
-    for job, name, damage in every if ALL else [(LORA, SHARD.format(1), zero), (TWO, "process_00001.pt", Path.unlink)]:
+    for job, name, damage in every if ALL else [(TWO, "process_00001.pt", Path.unlink)]:
         yield Break(
             f"{damage.__name__} {name} of the newest checkpoint",
             job,

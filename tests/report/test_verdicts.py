@@ -15,6 +15,12 @@ from tfidf_tune.report import audit_report, comparison_report, frontier_report, 
 FLOOR = r"the floor \((?:at most|by) \d+\.\d\d(?: to \d+\.\d\d)? tokens(?: above it)?, 95 %\)"
 
 
+@pytest.fixture(autouse=True)
+def no_drawing(monkeypatch):
+    """The words of a page do not depend on its figures, which take most of the time."""
+    monkeypatch.setattr("tfidf_tune.report._html._svg", lambda figure: {"uri": "", "width": 1, "height": 1})
+
+
 def drawn(mean, number, *, kind="target", seed=0):
     values = np.random.default_rng([seed, number]).poisson(mean, number)
     return [sample(f"{kind}-{at}", int(value), kind=kind, length=128) for at, value in enumerate(values)]
@@ -79,19 +85,19 @@ def by_passage(made, model, objective, kind="target", metric="lms"):
 
 
 def percentiles(statistic, *arrays, paired):
-    rng, values = np.random.default_rng(7), []
-    for _ in range(4000):
-        index = rng.integers(0, len(arrays[0]), len(arrays[0]))
-        values.append(statistic(*(one[index if paired else rng.integers(0, len(one), len(one))] for one in arrays)))
-    return np.percentile(values, [2.5, 97.5])
+    """The ends of the bootstrap's 95 % interval of a statistic of resampled rows."""
+    rng, number = np.random.default_rng(7), 4000
+    index = rng.integers(0, len(arrays[0]), (number, len(arrays[0])))
+    drawn = [one[index if paired else rng.integers(0, len(one), (number, len(one)))] for one in arrays]
+    return np.percentile(statistic(*drawn), [2.5, 97.5])
 
 
 def relative(ours, theirs):
-    return 100 * (ours.mean() - theirs.mean()) / theirs.mean()
+    return 100 * (ours.mean(-1) - theirs.mean(-1)) / theirs.mean(-1)
 
 
 def relative_perplexity(ours, theirs):
-    return 100 * np.expm1(ours.mean() - theirs.mean())
+    return 100 * np.expm1(ours.mean(-1) - theirs.mean(-1))
 
 
 def plain(text):
@@ -183,7 +189,7 @@ def test_the_verdict_of_a_comparison_equals_the_scores(name):
 
 
 def excess(samples):
-    return percentiles(lambda first, second: first.mean() - second.mean(), *samples, paired=False)
+    return percentiles(lambda first, second: first.mean(-1) - second.mean(-1), *samples, paired=False)
 
 
 def require_right_floor(sentence, samples, of_baseline=None):

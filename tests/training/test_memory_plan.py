@@ -117,7 +117,6 @@ def stored_bytes(tensor):
         ("full", BF16, True, 1, "fused"),
         ("lora", FP32, True, 2, "chunked"),
         ("lora", FP16, False, 1, "fused"),
-        ("nf4", FP32, True, 1, "fused"),
         ("nf4", BF16, False, 2, "chunked"),
         ("gpt_neox", BF16, False, 1, "fused"),
     ],
