@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from measuring import markdown_table  # type: ignore[import-not-found]
 
-from tfidf_tune.analysis import Frontiers, over_seeds, run_table, trace_frontiers
+from tfidf_tune.analysis import Frontiers, bootstrap_interval, over_seeds, run_table, trace_frontiers
 from tfidf_tune.analysis.comparison import compare_objectives
 from tfidf_tune.analysis.evaluations import evaluation_table
 from tfidf_tune.report import frontier_drawing
@@ -149,23 +150,15 @@ def _likelihoods(file: Path) -> str:
     names = {
         "NLL of targets": ".2f",
         "NLL of controls": ".2f",
-        "AUC": "",
-        "AUC zlib": ".2f",
-        "AUC Min-K%": ".2f",
-        "AUC Min-K%++": ".2f",
-        "AUC Loss against start": ".2f",
+        **dict.fromkeys(("AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start"), ".2f"),
         "TPR at 1 % FPR (%)": ".0f",
         "Exposure (bits)": ".2f",
-        "Extracted by 1,000 samples (%)": ".0f",
     }
     shown = {name: form for name, form in names.items() if name in frame}
     rows = [
         [
             *(one["Model"], one["Objective"]),
-            *(
-                _auc(frame, (one["Objective"], one["Model"])) if not form else f"{one[name]:{form}}"
-                for name, form in shown.items()
-            ),
+            *(_of_membership(one, name, form) for name, form in shown.items()),
             *(
                 f"{means[one['Model'], one['Objective']]:{form}}"
                 for means, form in zip(near, (".2f", ".0f"), strict=True)
@@ -183,7 +176,16 @@ def _auc(membership: Any, at: tuple[str, str]) -> str:
     own = membership[(membership["Objective"] == at[0]) & (membership["Model"] == at[1])]
     if own.empty:
         return ""
-    return "{:.2f} ({:.2f} to {:.2f})".format(*own[["AUC", "AUC from", "AUC to"]].iloc[0])
+    return _of_membership(own.iloc[0], "AUC", ".2f")
+
+
+def _of_membership(row: Any, name: str, form: str) -> str:
+    """A cell of a row of the membership table, with its interval if it has one."""
+    start = name.removesuffix(" at 1 % FPR (%)")  # the ends of "TPR at 1 % FPR (%)" are "TPR from" and "TPR to"
+    value = f"{row[name]:{form}}"
+    if f"{start} from" not in row:
+        return value
+    return value + f" ({row[f'{start} from']:{form}} to {row[f'{start} to']:{form}})"
 
 
 @cache
@@ -197,6 +199,29 @@ def _membership(file: Path) -> Any:
         for names, own in runs.groupby(["model", "objective"], sort=False)
     ]
     return membership_table(results.scores, groups, Footnotes())[0].frame
+
+
+def _relearning(file: Path) -> str:
+    """Steps of training that bring passages and controls back, of models named by `runs/frontier/SETTING/OBJECTIVE`."""
+    settings = dict(zip(("llama-high", "llama-high-fuzzy"), _COPIES, strict=True))
+    objectives = {name.lower().replace(" ", "-"): name for name in _ARMS}
+    steps: dict[tuple[str, str], list[list[list[int]]]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        setting, objective = [*run["model"].split("/")[2:4], "", ""][:2]
+        own = [[one["steps"] for one in run["passages"] if one["kind"] == kind] for kind in ("target", "control")]
+        steps.setdefault((settings.get(setting, ""), objectives.get(objective, _START)), []).append(own)
+    rows = []
+    for names, of_seeds in sorted(steps.items()):
+        targets, controls = np.array(of_seeds, dtype=np.float64).mean(axis=0)
+        sooner = bootstrap_interval(
+            lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis), targets, controls, paired=False
+        )
+        difference = controls.mean() - targets.mean()
+        cells = (f"{targets.mean():.1f}", f"{controls.mean():.1f}", _interval(difference, sooner.low, sooner.high))
+        rows.append([*names, str(len(of_seeds)), *cells])
+    columns = ["setting", "objective", "runs", "passages", "controls", "controls minus passages"]
+    return str(markdown_table(columns, rows))
 
 
 def _operating_points(file: Path) -> str:
@@ -357,6 +382,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "summary": _summary,
     "settings": _settings,
     "likelihoods": _likelihoods,
+    "relearning": _relearning,
     "operating_points": _operating_points,
     "curves": _curves,
     "paper": _paper,

@@ -90,6 +90,8 @@ def test_texts_that_cannot_be_scored_are_refused(llama):
         token_likelihoods(llama, [[1, 2], [3]])
     with pytest.raises(ValueError, match=rf"Token id {VOCAB_SIZE} is outside the model's vocabulary"):
         token_likelihoods(llama, [[1, VOCAB_SIZE]])
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+        token_likelihoods(llama, [[1, 2]], batch_size=0)
 
 
 def test_scores_of_a_passage_by_hand():

@@ -63,7 +63,6 @@ def state(folder):
 def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_what_the_librarys_probe_measures(
     adapter_experiment, start_command, tmp_path, tiny_checkpoint, text_file, capsys, monkeypatch
 ):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = adapter_experiment()
     out = tmp_path / "out"
     first, second = (out / "tiny-lora" / objective / "seed0" for objective in ("ce", "tf-idf"))

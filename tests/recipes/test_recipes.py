@@ -255,7 +255,7 @@ def test_ctrl_c_saves_and_leaves_no_half_checkpoint(recipe_config, tmp_path):
         [sys.executable, "-m", *command, *(f"{key}={value}" for key, value in settings.items())],
         # A shell's background job would pass on that SIGINT is ignored.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         metrics = tmp_path / "run" / "metrics.jsonl"

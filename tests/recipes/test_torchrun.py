@@ -1,7 +1,6 @@
 """The command on two processes of torchrun: stopped, resumed, and the folder of one process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ def start(*arguments, cwd):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 

@@ -72,7 +72,9 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
             for at in checkpoints
         ]
         attacks = ["AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start"]
-        assert row[attacks].tolist() == pytest.approx([np.mean(aucs)] * 5)  # all order the passages by their NLL
+        for shown in ("{}", "{} from", "{} to"):  # all order the passages by their NLL
+            expected = np.mean(aucs) if shown == "{}" else row[shown.format("AUC")]
+            assert row[[shown.format(name) for name in attacks]].tolist() == pytest.approx([expected] * 5)
         by_rank = [
             math.log2(1 + NUM_PASSAGES) - math.log2(1 + (own[at, "control", "passage_nll"] <= nll).sum())
             for at in checkpoints

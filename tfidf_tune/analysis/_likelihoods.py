@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.analysis._loading import require_known_ids
 
 if TYPE_CHECKING:
@@ -63,8 +64,10 @@ def token_likelihoods(
         list[TokenLikelihoods]: one for each text, in order.
 
     Raises:
-        ValueError: If a text has fewer than two tokens, or an id is outside the model's vocabulary.
+        ValueError: If ``batch_size`` is below 1, a text has fewer than two tokens, or an id is outside the model's
+            vocabulary.
     """
+    check_at_least(1, batch_size=batch_size)
     for number, ids in enumerate(texts):
         if len(ids) < 2:
             raise ValueError(f"Text {number} has {len(ids)} tokens, so nothing is predicted: give at least two.")

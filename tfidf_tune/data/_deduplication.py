@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 DeduplicationMethod = Literal["none", "exact", "minhash"]
 _ERRORS = (0.02, 0.98)  # weights of false candidates, which are checked, and of copies that are missed
+_NUM_CACHED = 1024  # rows: a candidate comes again with each of its copies
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,12 @@ class Deduplication:
 
         kept = np.zeros(len(rows), dtype=np.bool_)
         index = self._make_index()
+        grams_of = lru_cache(_NUM_CACHED)(lambda number: self._grams(rows[number]))
         for number, row in enumerate(rows):
             grams = self._grams(row)
             signature = MinHash(self.num_perm)
             signature.update_batch(list(grams))
-            if all(_jaccard(grams, self._grams(rows[other])) < self.threshold for other in index.query(signature)):
+            if all(_jaccard(grams, grams_of(other)) < self.threshold for other in index.query(signature)):
                 index.insert(number, signature)
                 kept[number] = True
         return kept

@@ -12,7 +12,6 @@ from tfidf_tune.analysis import (
     extraction_probability,
     membership,
     membership_scores,
-    roc_auc,
 )
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.report._document import Table, tabulate
@@ -32,8 +31,11 @@ _NUM_SAMPLES = 1000
 _COLUMNS = (
     *(("NLL of targets", "nll", ".2f"), ("NLL of controls", "control_nll", ".2f")),
     *(("Gap", "gap", ".2f"), ("Gap from", "gap_low", ".2f"), ("Gap to", "gap_high", ".2f")),
-    *(("AUC", "Loss", ".2f"), ("AUC from", "auc_low", ".2f"), ("AUC to", "auc_high", ".2f")),
-    *((f"AUC {attack}", attack, ".2f") for attack in ("zlib", "Min-K%", "Min-K%++", "Loss against start")),
+    *(
+        (" ".join(["AUC", *attack, *end]), "_".join([*attack, "auc", *end]), ".2f")
+        for attack in ([], ["zlib"], ["Min-K%"], ["Min-K%++"], ["Loss against start"])
+        for end in ([], ["from"], ["to"])
+    ),
     *(("TPR at 1 % FPR (%)", "tpr", ".1f"), ("TPR from", "tpr_low", ".1f"), ("TPR to", "tpr_high", ".1f")),
     ("Exposure (bits)", "exposure", ".2f"),
     (f"Extracted by {_NUM_SAMPLES:,} samples (%)", "extracted", ".1f"),
@@ -105,13 +107,14 @@ def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> tuple[dict[str, 
         paired=False,
     )
     attacks, others = membership_scores(targets), membership_scores(controls)
-    made = membership(attacks["Loss"], others["Loss"])
+    found = {name: membership(scores, others[name]) for name, scores in attacks.items() if name in others}
+    made = found.pop("Loss")
     continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]
     extracted = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None
     aucs = {
-        name: float(np.mean([roc_auc(*pair) for pair in zip(attacks[name], others[name], strict=True)]))
-        for name in attacks
-        if name in others
+        f"{name}{end}": value
+        for name, of in (("", made), *((f"{name}_", of) for name, of in found.items()))
+        for end, value in zip(("auc", "auc_from", "auc_to"), (of.auc, *of.auc_interval), strict=False)
     }
     nll, control_nll = float(targets["nll"].mean()), float(controls["nll"].mean())
     exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
@@ -123,7 +126,6 @@ def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> tuple[dict[str, 
         "gap": control_nll - nll,
         "extracted": extracted,
         **dict(zip(("gap_low", "gap_high"), gap, strict=False)),
-        **dict(zip(("auc_low", "auc_high"), made.auc_interval, strict=False)),
         **dict(zip(("tpr", "tpr_low", "tpr_high"), (100 * x for x in (made.tpr, *made.tpr_interval)), strict=False)),
     }, made
 

@@ -206,7 +206,11 @@ class RepetitionWeighting(TokenWeighting):
         return torch.where(entries_N >> _COUNT_BITS == keys_N & _PRINT_MASK, entries_N & _LARGEST_COUNT, 0)
 
     def _put_in(self, keys_CBS: Tensor, documents_BS: Tensor) -> None:
-        """Count every key once for each document; without keys do nothing."""
+        """Count every key once for each document; without keys do nothing.
+
+        A key of another fingerprint takes the bucket when it is in at least as many documents of this batch as the
+        bucket counts, and then begins with its full number of documents.
+        """
         keys_N = keys_CBS.permute(1, 2, 0).flatten()
         documents_N = documents_BS[..., None].expand(-1, -1, len(keys_CBS)).flatten()
         if on_host(keys_N):
