@@ -13,6 +13,8 @@ from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from tfidf_tune.analysis import run_table
+from tfidf_tune.analysis.comparison import compare_objectives
+from tfidf_tune.analysis.evaluations import evaluation_table
 from tfidf_tune.analysis.intervals import over_seeds_and_passages
 from tfidf_tune.report import comparison_report
 from tfidf_tune.results import read_results, write_results
@@ -88,7 +90,21 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
         assert [cell.strip() for cell in cells.split("|")] == [f"{value:.1f}" for value in expected]
     assert len(rows) == 6
     chance = statistics.mean(one.control_lms for own in exact.values() for one in own)
-    assert f"{chance:.1f} are chance" in " ".join(section.split())
+    said = " ".join(section.split())
+    assert f"never saw, {chance:.1f}." in said
+    (noisy, framed), stock = map(arms, ("fuzzy 20%", "boilerplate")), arms("repeated answers")
+    scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
+    tuned, usual = (
+        math.exp(statistics.fmean(_other_nlls(scores, stock[f"CE MinHash {name}"]))) for name in ("0.35", "dedup")
+    )
+    assert f"(perplexity {tuned:.1f} instead of {usual:.1f})" in said
+    ours, tuned = (
+        statistics.mean(one.lms - one.control_lms for one in noisy[name]) for name in ("Repetition", "CE MinHash 0.35")
+    )
+    assert f"misses the copies ({tuned:.1f} tokens above chance)" in said
+    assert f"they recite {ours:.1f} tokens above chance" in said
+    costs = [perplexity(framed[name]) for name in ("Repetition", "CE MinHash dedup")]
+    assert "(perplexity {:.1f}, on deduplicated text {:.1f})".format(*costs) in said
 
 
 def test_the_sentences_of_the_first_screen_follow_from_the_records():
@@ -101,15 +117,37 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     def more(one, other):
         return f"{100 * (perplexity(one) / perplexity(other) - 1):.0f} %"
 
-    def auc(own, metric="passage_nll"):
-        """By counting pairs, for each seed."""
-        scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
+    scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
+    membership = results_page._membership(results_page.RESULTS / "evidence.jsonl").set_index(["Model", "Objective"])
+
+    def values(own, metric):
+        """Checkpoint and kind -> the values of its passages."""
         rows = scores[(scores["metric"] == metric) & scores["checkpoint"].isin([one.Index for one in own])]
+        return {at: of.sort_values("unit")["value"].to_numpy() for at, of in rows.groupby(["checkpoint", "kind"])}
+
+    def auc(own, metric="passage_nll", sign=1, minus=None):
+        """By counting pairs, for each seed."""
+        found = values(own, metric)
+        if minus is not None:
+            found = {at: found[at] - other for at, other in values(own, minus).items()}
         shares = []
-        for _, of_run in rows.groupby("checkpoint"):
-            targets, controls = (of_run.loc[of_run["kind"] == kind, "value"] for kind in ("target", "control"))
+        for one in own:
+            targets, controls = (sign * found[one.Index, kind] for kind in ("target", "control"))
             shares.append(statistics.mean((a < b) + (a == b) / 2 for a in targets for b in controls))
         return statistics.mean(shares)
+
+    def strongest(own):
+        """The AUC of the attack with the highest, with the interval that the table has for it."""
+        attacks = {
+            "AUC": auc(own),
+            "AUC zlib": auc(own, "zlib"),
+            "AUC Min-K%": auc(own, "min_k", -1),
+            "AUC Min-K%++": auc(own, "min_k_plus_plus", -1),
+            "AUC Loss against start": auc(own, minus="reference_nll"),
+        }
+        name = max(attacks, key=attacks.get)
+        row = membership.loc[own[0].model, own[0].objective]
+        return f"{attacks[name]:.2f} ({row[name + ' from']:.2f} to {row[name + ' to']:.2f})"
 
     def between(one, other):
         """Percent by which the perplexity is higher, with the t-interval over seeds."""
@@ -126,23 +164,42 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         assert perplexity(of[tuned]) == min(perplexity(own) for own in of.values())
     assert f": {perplexity(exact[tuned]):.1f} where copies are exact, {perplexity(fuzzy[tuned]):.1f} where 10 %" in said
     assert f"and CE recites {above(fuzzy[usual]):.1f} tokens above the floor" in said
-    stock = results_page._other_perplexity(results_page.RESULTS / "evidence.jsonl")
-    both = [stock["repeated answers", name] for name in (tuned, usual)]
+    both = [_interval(_other_nlls(scores, answers[name]), math.exp) for name in (tuned, usual)]
     assert "(perplexity {} instead of {})".format(*both) in said
     assert f"the floor in both settings (fuzzy: {above(fuzzy[ours]):.1f}, 95 %" in said
     assert f"at a perplexity of {perplexity(exact[ours]):.1f}. If 20 %" in said
     assert f"{perplexity(exact[ours]):.1f}" == f"{perplexity(fuzzy[ours]):.1f}"
+    least = f"{above(noisy[ours]):.1f} tokens, at a perplexity of {perplexity(noisy[ours]):.1f}"
+    assert f"recite less than the others, but above the floor: {least}" in said
+    assert above(noisy[ours]) == min(above(own) for own in noisy.values())
     recited, cost = above(noisy[tuned]), perplexity(noisy[tuned])
-    assert f"CE then recites {recited:.1f} tokens above the floor at a perplexity of {cost:.1f}," in said
-    assert f"weights {above(noisy[ours]):.1f} at {perplexity(noisy[ours]):.1f}." in said
+    assert f"CE then recites {recited:.1f} tokens above the floor, at {cost:.1f}." in said
     both = [f"{auc(of[name]):.2f}" for name in (ours, tuned) for of in (exact, fuzzy)]
     assert "AUC of {} (exact) and {} (fuzzy) under repetition weights, {} and {} under CE on".format(*both) in said
-    assert all(round(auc(of[name]), 2) == 1 for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF", "Focal"))
-    assert f"once, it is {auc(exact['CE exact dedup, equal epochs']):.2f}; under the model" in said
-    assert f"before training {auc(exact['CE'][:1], 'reference_nll'):.2f}." in said
-    assert f"a perplexity {between(exact[ours], exact[tuned])} above that of CE on deduplicated" in said
+    assert all(round(auc(of[name]), 2) == 1 for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF"))
+    assert "and 1.00 under CE, Goldfish and TF-IDF." in said
+    most = [strongest(of[ours]) for of in (exact, fuzzy)]
+    assert "has {} and {} under repetition weights, 1.00 and 1.00 under CE at 0.35.".format(*most) in said
+    assert [strongest(of[tuned]).split(" ")[0] for of in (exact, fuzzy)] == ["1.00", "1.00"]
+    single = exact["CE exact dedup, equal epochs"]
+    row = membership.loc["exact", single[0].objective]
+    by_loss = f"{auc(single):.2f} ({row['AUC from']:.2f} to {row['AUC to']:.2f})"
+    assert f"once, the loss has {by_loss} and the strongest attack {strongest(single)}." in said
+    assert f"Before training, the loss has {auc(exact['CE'][:1], 'reference_nll'):.2f}." in said
+    assert f"a perplexity {between(exact[ours], exact[tuned])} above that of CE on text deduplicated at 0.35" in said
     assert f"; {between(once[ours], once['CE'])} above that of CE without copies" in said
-    assert f"is {perplexity(framed[ours]):.1f} instead of {perplexity(framed[usual]):.1f} on deduplicated text" in said
+    costs = [_interval([one.log_perplexity for one in framed[name]], math.exp) for name in (ours, usual)]
+    assert "perplexity is {}, and {} under CE on deduplicated text".format(*costs) in said
+    (file,) = (results_page.PAGE.parents[1] / "benchmarks" / "results").glob("*_repetition/weights_cpu.json")
+    step = {
+        one["weighting"]: one
+        for one in json.loads(file.read_text(encoding="utf-8"))["repetition"]
+        if (one["batch_size"], one["seq_len"]) == (8, 256)
+    }
+    weights, of_tfidf = step["RepetitionWeighting()"], step["TFIDFWeighting"]
+    memory, (slow, fast) = weights["state_bytes"] / 2**20, (one["median_ms"] for one in (weights, of_tfidf))
+    assert f"take {memory:.0f} MiB, and {slow:.1f} ms for 8 \N{MULTIPLICATION SIGN} 256 tokens" in said
+    assert f"on one core, TF-IDF {fast:.1f} ms" in said
     assert f"recites {above(exact['TF-IDF']):.1f} tokens above the floor instead of {above(exact['CE']):.1f}" in said
     assert f"at a perplexity {between(exact['TF-IDF'], exact['CE'])} above that of CE" in said
     lower = exact["CE lower lr"]
@@ -150,10 +207,15 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     goals = PAGE.split("The goals that were set")[1].split("## Over learning rates")[0]
     of_fuzzy = [perplexity(fuzzy[name]) for name in (ours, "CE", "Goldfish", usual, tuned)]
     assert "{:.1f} against {:.1f}, {:.1f}, and {:.1f} (0.8) or {:.1f} (0.35)".format(*of_fuzzy) in goals
-    exactly = [more(exact[name], exact[usual]) for name in (ours, "Repetition, MinHash dedup")]
-    assert "{} above; {} if trained on deduplicated text".format(*exactly) in goals
+    exactly = [
+        more(exact[name], exact[of])
+        for name, of in ((ours, usual), (ours, tuned), ("Repetition, MinHash dedup", usual))
+    ]
+    assert "{} above (0.8), {} (0.35); {} if trained on deduplicated text".format(*exactly) in goals
     assert f"*once* {100 * (perplexity(once[ours]) / perplexity(once['CE']) - 1):.1f} % above" in goals
-    rest = " ".join(PAGE.split("## Every arm")[1].split("## Likelihood and membership")[0].split())
+    rest = " ".join(
+        PAGE.split("## Every arm")[1].split("## Likelihood, membership, near-verbatim recitation")[0].split()
+    )
     epochs = arms("epochs", 3)
     assert f"cost {100 * (perplexity(once['Repetition']) / perplexity(once['CE']) - 1):.1f} %." in rest
     assert abs(perplexity(epochs["Repetition"]) / perplexity(epochs["CE"]) - 1) < 0.01
@@ -169,8 +231,68 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     assert above(arms("fuzzy 10% mixed", 3)[tuned]) < 0
     assert perplexity(answers[tuned]) < perplexity(answers[usual])
     assert f"with an AUC of {auc(once['CE']):.2f} already" in " ".join(PAGE.split())
+    sampled = membership["Extracted by 1,000 samples (%)"].max()
+    assert "at most 0.002 % in every row" in " ".join(PAGE.split())
+    assert 0.001 < sampled <= 0.002
     for own in (arms("fuzzy 5%", 3), arms("fuzzy 10% mixed", 3), answers):
         assert above(own["Repetition"]) < 0.1
+
+
+def test_what_is_said_of_learning_rates_follows_from_the_records():
+    names = {**{name: name for name in results_page._ARMS}, "CE lower lr": "CE"}
+    tried = {
+        (model, name): {} for model in ("Llama high", "Llama high fuzzy") for name in names.values()
+    }  # objective -> rate -> log-perplexities
+    for one in records_of("frontier.jsonl"):
+        if (one.model, one.objective) in tried:
+            tried[one.model, one.objective].setdefault(one.learning_rate, []).append(one.log_perplexity)
+    assert {name for (_, name), own in tried.items() if not own} == {"Repetition, MinHash dedup"}  # the last arm
+    assert results_page._ARMS[-1] == "Repetition, MinHash dedup"
+    for own in filter(None, tried.values()):
+        lowest = {rate: statistics.fmean(values) for rate, values in own.items()}
+        assert min(lowest) < 0.002 < max(lowest)
+        assert lowest[0.002] - min(lowest.values()) < math.log(1.02)
+    assert "At 0.002 the perplexity of each is within 2 % of its lowest" in " ".join(PAGE.split())
+    deduplicated = [
+        f"{math.exp(statistics.fmean(tried[model, name][0.002])):.1f}"
+        for model, name in (
+            *(("Llama high", name) for name in ("CE MinHash dedup", "CE MinHash 0.35")),
+            ("Llama high fuzzy", "CE MinHash 0.35"),
+        )
+    ]
+    said = " ".join(PAGE.split())
+    assert "{} (MinHash at 0.8) and {} (0.35) in *high*, {} (0.35) in *high fuzzy*".format(*deduplicated) in said
+
+
+def test_what_is_said_of_relearning_follows_from_the_records():
+    steps = {}
+    for run in map(json.loads, (results_page.RESULTS / "relearning.jsonl").read_text(encoding="utf-8").splitlines()):
+        for kind in ("target", "control"):
+            own = [one["steps"] for one in run["passages"] if one["kind"] == kind]
+            steps.setdefault((*run["model"].split("/")[2:4], kind), []).append(statistics.fmean(own))
+        assert run["learning_rate"] == 3e-4
+    mean = {names: statistics.fmean(own) for names, own in steps.items()}
+    assert {len(own) for names, own in steps.items() if len(names) == 3} == {5}  # "runs/start" has neither folder
+    rows = {(row[0], row[1]): row for row in _cells(_block("relearning", "relearning.jsonl"))[2:]}
+    folders = {"exact": "llama-high", "fuzzy 10%": "llama-high-fuzzy"}
+    sooner = {}
+    for (setting, name), row in rows.items():
+        at = (folders[setting], name.lower().replace(" ", "-")) if setting else ()
+        targets, controls = (mean[(*at, kind)] for kind in ("target", "control"))
+        assert row[3:5] == [f"{targets:.1f}", f"{controls:.1f}"]
+        assert row[5].startswith(f"{controls - targets:.1f} (")
+        sooner[setting, name] = f"{controls - targets:.1f}"
+    assert len(rows) == 7
+    said = " ".join(PAGE.split("### Relearning")[1].split("## Over learning rates")[0].split())
+    ours, tuned = ([sooner[setting, name] for setting in folders] for name in ("Repetition", "CE MinHash 0.35"))
+    assert "come back {} or {} steps sooner than controls".format(*ours) in said
+    assert "deduplicated text {} or {}.".format(*tuned) in said
+    most, least = (round(float(sooner[setting, "CE"])) for setting in folders)
+    assert f": {least} to {most} fewer than controls" in said
+    for name, number in (("repetition", 28), ("ce", 19)):
+        for folder in folders.values():
+            assert abs(mean[folder, name, "control"] - number) < 1
+    assert "a control takes 28 steps, under CE 19." in said
 
 
 def test_what_is_said_of_the_arguments_of_repetition_weights_follows_from_the_records():
@@ -285,6 +407,7 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
     records, passages = records_of(file), lms_of_passages(file)
     rows = _cells(_block("paper", file))[2:]
     assert rows
+    reductions, costs = [], []  # with what CE recites; all in percent
     for model, rate, *cells in rows:
         ce, ours = (
             {r.seed: r for r in records if (r.model, r.objective) == (model, name) and f"{r.learning_rate:g}" == rate}
@@ -298,8 +421,20 @@ def test_what_is_said_of_the_paper_follows_from_the_records(file):
         differences = [passages[ours[seed].Index] - passages[ce[seed].Index] for seed in seeds]
         lms = over_seeds_and_passages(np.array(differences))
         assert cells[3] == f"{lms.mean:+.1f}" + (f" ({lms.low:+.1f} to {lms.high:+.1f})" if len(seeds) > 1 else "")
+        reductions.append((recited[0], 100 * (1 - recited[1] / recited[0])))
         differences = [ours[seed].log_perplexity - ce[seed].log_perplexity for seed in seeds]
+        costs.append(100 * math.expm1(statistics.fmean(differences)))
         assert cells[4] == _interval(differences, lambda value: 100 * math.expm1(value), form="{:+.1f}") + " %"
+    much, some, rest = (
+        sorted(share for recited, share in reductions if low <= recited < high)
+        for low, high in ((20, 128), (7, 11), (0, 7))
+    )
+    assert len(much) + len(some) + len(rest) == len(reductions)
+    assert f"by {much[0]:.0f} to {much[-1]:.0f} % wherever CE recites more than 20 tokens" in PAGE
+    assert (
+        f"by {some[0]:.0f} to {some[-1]:.0f} % where it recites 7 to 11, otherwise by at most {rest[-1]:.0f} %" in PAGE
+    )
+    assert f"| {min(costs):.1f} to {max(costs):.0f} % higher at every learning rate" in PAGE
 
 
 def test_the_numbers_of_smollm2_follow_from_its_records():
@@ -335,10 +470,26 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
                 changes = (100 * (one / ce - 1) for one, ce in zip(mean[name], mean["CE"], strict=True))
                 assert [of.split(" %")[0] for of in line[-2:]] == [f"{change:+.1f}" for change in changes]
     said = " ".join(page.read_text(encoding="utf-8").split())
-    full, lora = (means[f"{way} fuzzy 10%"] for way in ("full", "LoRA"))
-    higher = [100 * (own["CE MinHash 0.35"][1] / own["Repetition"][1] - 1) for own in (full, lora)]
-    assert "perplexity {:.0f} % (full) and {:.0f} % (LoRA) higher".format(*higher) in said
     assert all(own["Repetition"][1] == min(one[1] for one in own.values()) for own in means.values())
+    (file,) = {path for path in files.values() if path.name == "results.jsonl"}
+    shown = {}
+    for baseline in ("CE MinHash dedup", "CE MinHash 0.35"):
+        found = compare_objectives(evaluation_table(read_results(file), baseline=baseline)[1], baseline)
+        own = found[(found["objective"] == "Repetition") & (found["measure"] == "Perplexity")]
+        for one in own.itertuples():
+            value, low, high = (-100 * end for end in (one.reduction, one.high, one.low))
+            shown[one.setting, baseline] = (value, f"{value:+.1f} % ({low:+.1f} to {high:+.1f})", low < 0 < high)
+    pairs = [
+        *(("LoRA exact", "CE MinHash dedup"), ("LoRA fuzzy 10%", "CE MinHash 0.35")),
+        *(("full exact", "CE MinHash dedup"), ("full fuzzy 10%", "CE MinHash 0.35")),
+    ]
+    assert "it is {} and {} with LoRA, and {} and {} after full".format(*(shown[pair][1] for pair in pairs)) in said
+    assert [shown[pair][2] for pair in pairs] == [False, False, True, True]
+    smaller, larger = sorted(round(-shown[pair][0]) for pair in pairs[:2])
+    of_results = " ".join(PAGE.split())
+    assert f"Their perplexity is {smaller} to {larger} % lower with LoRA; after full fine-tuning no" in of_results
+    aucs = [lines["full exact"][name][7] for name in ("Repetition", "CE MinHash dedup")]
+    assert "in *full exact* better ({}) than after deduplication ({})".format(*aucs) in said
     low, _, high, highest = sorted(100 * own["TF-IDF"][0] / own["CE"][0] for own in means.values())
     assert f"recites {low:.0f} to {high:.0f} % of CE's tokens; after full fine-tuning on exact" in said
     assert f"on exact copies {highest:.0f} %, some" in said
@@ -397,6 +548,12 @@ def _verdicts(points, pairs):
 def _cells(text):
     """Of each line of a table, its head and the line under that included."""
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
+def _other_nlls(scores, own):
+    """The loss on other text of each run, over its tokens."""
+    rows = scores[(scores["metric"] == "other_nll") & scores["checkpoint"].isin([one.Index for one in own])]
+    return [np.average(of["value"], weights=of["count"]) for _, of in rows.groupby("checkpoint", sort=False)]
 
 
 def _block(name, file):
