@@ -171,7 +171,7 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     # No two passages start alike, so the model can memorize all of them.
     file, folder = make("--passages", "random"), tmp_path / "audit"
     model = train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last")
-    report = audit(folder, model, "--probe-file", file, *QUICK)
+    report = audit(folder, model, "--probe-file", file, *QUICK, "--show-passages")
     assert report["title"] == "What run/last recites"
     assert re.fullmatch(
         r"Too few passages to judge \(4 targets, 3 controls; at least 10 of each are needed\): run/last recites 12\.00 "

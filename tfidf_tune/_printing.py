@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from typing import TextIO
 
 # Control characters (C0 and C1) except tab and line feed, line and paragraph separators, overrides and isolates of the
 # writing direction, and what UTF-8 or XML cannot represent. Marks and joiners are kept.
@@ -22,9 +23,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def say(text: str) -> None:
+def say(text: str, file: TextIO | None = None) -> None:
     """Print and flush text, made visible, in one write, so that lines of threads do not mix."""
-    print(f"{visible(text)}\n", end="", flush=True)
+    print(f"{visible(text)}\n", end="", flush=True, file=file)
 
 
 def replace_unencodable() -> None:

@@ -23,7 +23,8 @@ _OURS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compare": ("tables, intervals, figures and an HTML report of evaluated runs", ("report",)),
     "data": ("show examples of a training config with the tokens that are learned marked", ("torchtune", "report")),
     "weights": ("show the weights that TF-IDF gives the tokens of your own text", ("eval", "report")),
-    "probe": ("make a probe file from your own text; audit a model with it; let it relearn", ("eval", "report")),
+    "audit": ("ask any model whether it recites your text, and report: one command", ("eval", "report")),
+    "probe": ("the same step by step: make a probe file, audit a model with it; let it relearn", ("eval", "report")),
     "tasks": ("print the folder of our tasks, for lm_eval --include_path", ()),
     "validate": ("check a config without running it", ("torchtune",)),
 }

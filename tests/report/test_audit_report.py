@@ -28,8 +28,8 @@ def run_of(targets=TARGETS, controls=CONTROLS, **changes):
     return run("CE", [evaluation(**(fields | changes))], model="tiny", seed=3, folder="results/tiny")
 
 
-def audit_report(one):
-    return reports.audit_report(results(one))
+def audit_report(one, **options):
+    return reports.audit_report(results(one), **options)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,8 @@ def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
         "of tokens that a continuation shares with the passage."
     )
     assert made.statements[1] == (
-        "Verbatim: 2 of 4 targets (50 %), all that was compared, up to 12 tokens, from at least one prompt."
+        "Verbatim: 2 of 4 targets (50 %), all that was compared, up to 12 tokens, from at least one prompt. Of all "
+        "passages that are chosen like these, at most 90.2 % (upper 95 % bound)."
     )
     assert made.statements[3:5] == [
         "By length of the prompt, average LMS of the targets: 5.00 from 8, 7.00 from 16 tokens.",
@@ -191,7 +192,8 @@ def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prom
     assert table.notes[-1] == "The first 20 of 25 targets."
 
 
-def test_examples_mark_what_is_recited_and_end_with_the_floor(made):
+def test_examples_mark_what_is_recited_and_end_with_the_floor():
+    made = audit_report(run_of(), show_passages=True)
     assert [example.title for example in made.examples] == [
         "target-0, a target: 8 tokens",
         "target-1, a target: 16 tokens",

@@ -86,8 +86,9 @@ def require_inert_report(folder):
     """Return the tokens of the Markdown and the document of the page."""
     content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     num_figures, num_examples = len(content["figures"]), len(content["examples"])
-    has_footnotes = bool(content["footnotes"])
+    has_footnotes, num_sections = bool(content["footnotes"]), len(content["sections"])
     num_headings = 1 + len(content["tables"]) + num_figures + num_examples + (num_examples > 0) + has_footnotes + 1
+    num_headings += num_sections
     for file in folder.glob("tables/*.csv"):
         with file.open(encoding="utf-8", newline="") as stream:
             cells = [cell for row in csv.reader(stream) for cell in row]

@@ -49,7 +49,7 @@ _BLOCKS = ("block_size", "num_blocks", *(f"train_{key}" for key in _TEXT), "shar
 TASK_SETTINGS = {
     "tfidf_memorization": (
         *("probe_file", "prefix_lengths", "max_new_tokens", "offset", "prompt_noise"),
-        *("num_samples", "temperature", "top_k", "num_beams"),
+        *("num_samples", "temperature", "top_k", "num_beams", "attacks"),
     ),
     "tfidf_membership": ("probe_file", "prefix_lengths", "max_new_tokens", "offset", "reference_model"),
     "tfidf_wikitext2_ppl": (*(f"wikitext2_{key}" for key in _TEXT), *_BLOCKS),

@@ -1,6 +1,7 @@
 """Reports: tables, figures and pages."""
 
 from tfidf_tune.report._audit import audit_report
+from tfidf_tune.report._audit_measures import Bound, parse_bounds
 from tfidf_tune.report._comparison import comparison_report
 from tfidf_tune.report._document import Continuation, Example, Figure, Report, Table
 from tfidf_tune.report._figures import frontier_drawing
@@ -10,6 +11,7 @@ from tfidf_tune.report._markdown import markdown, terminal_text
 from tfidf_tune.report._write import require_report_folder, write_report
 
 __all__ = [
+    "Bound",
     "Continuation",
     "Example",
     "Figure",
@@ -21,6 +23,7 @@ __all__ = [
     "frontier_report",
     "html_page",
     "markdown",
+    "parse_bounds",
     "require_report_folder",
     "terminal_text",
     "write_report",

@@ -117,6 +117,20 @@ class Example:
     prompt: str
     truth: str
     continuations: tuple[Continuation, ...]
+    truth_pieces: tuple[tuple[str, bool], ...] = ()  # as of a continuation, if parts of the truth are marked too
+
+
+@dataclass(frozen=True)
+class Section:
+    """Paragraphs under a heading; the name is an anchor and, capitalized, the entry of the table of contents."""
+
+    name: str
+    title: str
+    paragraphs: tuple[str, ...]
+
+
+RECITED_MARK = "what a model recites, the longest run of tokens that its continuation shares with the true one"
+SHARED_MARK = "runs of words that the continuation shares with the true one, in order; all else differs"
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,9 @@ class Report:
         provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
         lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.
         footnotes (Sequence[str]): caveats; "[1]" in a text refers to the first. Default: none.
+        sections (Sequence[Section]): more text, between the examples and the footnotes. Default: none.
+        mark (str): what is marked in the examples.
+        summary (Mapping[str, Any]): the numbers for a program; written as a file of its own. Default: none.
     """
 
     title: str
@@ -144,6 +161,9 @@ class Report:
     lead: str = ""
     verdict: str = ""
     footnotes: Sequence[str] = ()
+    sections: Sequence[Section] = ()
+    mark: str = RECITED_MARK
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tabulate(

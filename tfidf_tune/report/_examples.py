@@ -11,6 +11,9 @@ from tfidf_tune.report._document import Continuation, Example
 from tfidf_tune.results import Checkpoint, ProbeSample
 
 Decode: TypeAlias = Callable[[list[int]], str]
+Pieces: TypeAlias = tuple[tuple[str, bool], ...]
+_EXCERPT = 160
+_LONGEST_WORD = 20  # text with longer words on average is compared by character
 
 
 def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[str, bool], ...]:
@@ -31,6 +34,48 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[st
         start, size = _longest_common([word.strip() for word in words], sample.reference_text.split())
         first, last = (len("".join(words[:end])) for end in (start, start + size))
     pieces = ((text[:first], False), (text[first:last], True), (text[last:], False))
+    return tuple(piece for piece in pieces if piece[0])
+
+
+def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
+    """Cut two texts where they agree: pieces of each, and whether a piece is in both, in order.
+
+    Runs of at least two words count, of text without spaces runs of at least eight characters.
+    """
+    both, least = [re.findall(r"\s*\S+", text) for text in (truth, said)], 2
+    if any(len(text) > _LONGEST_WORD * len(words) for text, words in zip((truth, said), both, strict=True)):
+        both, least = [list(truth), list(said)], 8
+    ours, theirs = ([word.strip() for word in words] for words in both)
+    blocks = SequenceMatcher(None, ours, theirs, autojunk=False)
+    matches = [match for match in blocks.get_matching_blocks() if match.size >= least]
+    return (
+        _pieces(both[0], [(match.a, match.a + match.size) for match in matches]),
+        _pieces(both[1], [(match.b, match.b + match.size) for match in matches]),
+    )
+
+
+def excerpt(pieces: Pieces, num_characters: int) -> Pieces:
+    """Keep the beginning: at most 160 characters, and at most half of ``num_characters``."""
+    left = min(_EXCERPT, num_characters // 2)
+    total, kept = sum(len(text) for text, _ in pieces), []
+    if total <= left:
+        return pieces
+    for text, shared in pieces:
+        if left > 0:
+            kept.append((text[:left], shared))
+        left -= len(text)
+    hidden = f" … [{total - sum(len(text) for text, _ in kept):,} more characters]"
+    if len(kept) == 1 and not kept[0][1]:
+        return ((kept[0][0] + hidden, False),)
+    return (*kept, (hidden, False))
+
+
+def _pieces(words: Sequence[str], spans: Sequence[tuple[int, int]]) -> Pieces:
+    pieces, end = [], 0
+    for first, last in spans:
+        pieces += [("".join(words[end:first]), False), ("".join(words[first:last]), True)]
+        end = last
+    pieces.append(("".join(words[end:]), False))
     return tuple(piece for piece in pieces if piece[0])
 
 

@@ -53,6 +53,7 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         "findings": report.statements,
         **({section: True} if section else {}),
         **parts,
+        **{one.name: one.paragraphs for one in report.sections},
         "footnotes": report.footnotes,
         "provenance": report.provenance,
     }

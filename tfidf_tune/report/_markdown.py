@@ -45,8 +45,12 @@ def _laid_out(report: Report, escape: _Escape) -> str:
         for one in report.figures
     ]
     parts += [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
-    parts += ["## Examples\n\nWhat a model recites stands between ⟦ and ⟧."] if report.examples else []
+    parts += [f"## Examples\n\n{_wrapped(f'Between ⟦ and ⟧: {report.mark}.')}"] if report.examples else []
     parts += [_example(example, escape) for example in report.examples]
+    parts += [
+        "\n\n".join([f"## {escape(one.title)}", *(_wrapped(escape(text)) for text in one.paragraphs)])
+        for one in report.sections
+    ]
     if report.footnotes:
         parts.append("## Footnotes\n\n" + _numbered(report.footnotes, escape))
     if report.provenance:
@@ -99,11 +103,15 @@ def _aligned(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
     )
 
 
+def _marked(pieces: Iterable[tuple[str, bool]]) -> str:
+    return "".join(f"⟦{text}⟧" if marked else text for text, marked in pieces)
+
+
 def _example(example: Example, escape: _Escape) -> str:
-    parts = [("Prompt", example.prompt), ("Truth", example.truth)]
-    for one in example.continuations:
-        marked = "".join(f"⟦{text}⟧" if recited else text for text, recited in one.pieces)
-        parts.append((" ".join(visible(f"{one.label} ({one.scores})").split()), marked))
+    parts = [("Prompt", example.prompt), ("Truth", _marked(example.truth_pieces) or example.truth)]
+    parts += [
+        (" ".join(visible(f"{one.label} ({one.scores})").split()), _marked(one.pieces)) for one in example.continuations
+    ]
     indent = " " * 4
     text = "\n\n".join(f"{title}\n{_wrapped(visible(words), indent, indent)}" for title, words in parts)
     # A model may write anything: the fence is longer than any in the text.

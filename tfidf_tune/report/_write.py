@@ -122,6 +122,7 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
         "examples": examples,
+        "sections": [vars(section) for section in report.sections],
         "footnotes": report.footnotes,
         "provenance": report.provenance,
         "files": files,

@@ -50,7 +50,7 @@ _SCHEMAS = {
 }
 
 _SAMPLE = {
-    **dict.fromkeys(("passage_id", "generated_text", "reference_text"), TEXT),
+    **dict.fromkeys(("passage_id", "generated_text", "reference_text", "attack"), TEXT),
     "kind": _KIND,
     **dict.fromkeys(("offset", "prefix_length"), integer()),
     **dict.fromkeys(("generated_ids", "reference_ids"), TOKEN_IDS),
@@ -58,7 +58,9 @@ _SAMPLE = {
     "verbatim": FLAG,
     "edit_distance": optional(number(0, 1)),
 }
-_ADDED = {"edit_distance": None, "common_subsequence": None}  # older samples do not have them
+_NEAR = ("edit_distance", "common_subsequence")
+_ADDED = dict.fromkeys(_NEAR) | {"attack": ""}  # older samples do not have them
+_BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
 
 
 class Scored(NamedTuple):
@@ -102,7 +104,7 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
         return _scored_passage(doc, fields)
     sample = _checked_sample(doc["sample"])
     asked = {name: doc[name] for name in ("prompt_noise", "generation") if doc.get(name)}
-    names = ("lms", "prefix_match", "rouge_l", "verbatim", *_ADDED)
+    names = ("lms", "prefix_match", "rouge_l", "verbatim", *_NEAR) if sample.attack in _BY_PREFIX else ()
     scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
     return Scored(
         "prompts",

@@ -36,6 +36,7 @@ class ProbeSample:
         verbatim (bool): whether every reference token was reproduced, in order, from the start.
         edit_distance (float | None): Levenshtein's distance / length of the longer, in [0, 1]; None in older results.
         common_subsequence (int | None): longest common subsequence in tokens; None in older results.
+        attack (str): how the passage was asked for, if the task names several ways. Default: "".
     """
 
     passage_id: str
@@ -52,13 +53,15 @@ class ProbeSample:
     verbatim: bool
     edit_distance: float | None = None
     common_subsequence: int | None = None
+    attack: str = ""
 
     @property
     def prompt_label(self) -> str:
         """The prompt in messages: "target a, offset 0, 32 tokens", or "target a, its own prompt" of a completion."""
+        by = f", attack {self.attack}" if self.attack else ""
         if not self.prefix_length:
-            return f"{self.kind} {self.passage_id}, its own prompt"
-        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens"
+            return f"{self.kind} {self.passage_id}, its own prompt{by}"
+        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens{by}"
 
 
 @dataclass(frozen=True)

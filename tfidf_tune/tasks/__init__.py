@@ -1,6 +1,16 @@
 """Tasks for lm-evaluation-harness, and a model of it that takes token ids."""
 
+from tfidf_tune.tasks._attacks import Attack, planned_attacks
 from tfidf_tune.tasks._evaluate import MODEL_NAME, evaluate, load_now, register_model, tasks_folder
 from tfidf_tune.tasks._token_ids import save_token_ids_tokenizer
 
-__all__ = ["MODEL_NAME", "evaluate", "load_now", "register_model", "save_token_ids_tokenizer", "tasks_folder"]
+__all__ = [
+    "MODEL_NAME",
+    "Attack",
+    "evaluate",
+    "load_now",
+    "planned_attacks",
+    "register_model",
+    "save_token_ids_tokenizer",
+    "tasks_folder",
+]

@@ -44,6 +44,20 @@ class TokenIdPrompts:
         """Return the request for a continuation of ids."""
         return Prompt(token_ids_request(ids), exact=True)
 
+    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the ids of turns in the tokenizer's chat template, up to where the model answers.
+
+        Raises:
+            ValueError: If the tokenizer has no chat template.
+        """
+        if self.tokenizer.get_chat_template() is None:
+            raise ValueError(
+                f"the attack chat needs a chat template, and the tokenizer {self.tokenizer.name!r} has none: leave out "
+                "chat"
+            )
+        ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return ids
+
     def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
         """Return the request for the log-likelihood of ids given the first ones."""
         continuation = " " + " ".join(map(str, ids[num_given:]))
@@ -78,6 +92,10 @@ class TextPrompts:
     def prompt(self, ids: Sequence[int]) -> Prompt:
         text = self._text(ids)
         return Prompt(text, exact=self._seen(text) == list(ids))
+
+    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        # The server renders the turns; a model without one gets the words.
+        return self.tokenizer.encode(messages[-1]["content"], add_bos=False, add_eos=False)
 
     def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
         text = self._text(ids)

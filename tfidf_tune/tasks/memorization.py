@@ -8,8 +8,8 @@ are not in it (controls), which show the chance baseline.
 import os
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tfidf_tune.analysis import best_continuation, check_passages, compare_conti
 from tfidf_tune.data import Passage, read_probe_file
 from tfidf_tune.data._noise import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
+from tfidf_tune.tasks._attacks import Attack, chat_messages, sampled
 from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, task_documents
 
@@ -39,11 +40,13 @@ def documents(
     temperature: float = 1.0,
     top_k: int = 0,
     num_beams: int | None = None,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
     **metadata: Any,
 ) -> dict[str, Dataset]:
     """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
 
-    A completion has one document, whose prompt is its own.
+    A completion has one document, whose prompt is its own. With ``attacks``, fields of
+    :class:`~tfidf_tune.tasks._attacks.Attack`, there is one of each passage and attack instead.
 
     ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
 
@@ -61,18 +64,22 @@ def documents(
         "prompt_noise", prompt_noise, 0, 1, "the share of a prompt's tokens to replace", reason="all of them"
     )
     generation = _generation(num_samples, temperature, top_k, num_beams)
+    planned = [Attack("", length, offset, prompt_noise, generation) for length in lengths]
+    if attacks is not None:
+        planned = [Attack(**fields) for fields in attacks]
     settings = prompt_settings(metadata)
     passages = read_probe_file(named_probe_file(probe_file, metadata))
     prompts = prompts_of(settings)
-    check_passages(prompts.tokenizer, passages, offset + max(lengths))
+    check_passages(prompts.tokenizer, passages, max(attack.offset + attack.prefix_length for attack in planned))
     every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
+    first = {attack.name: attack for attack in reversed(planned)}  # a completion is asked for once by each
     rows = [
-        _document(prompts, passage, offset, length, max_new_tokens, prompt_noise, every_token) | generation
-        for number, length in enumerate(lengths)
+        _document(prompts, passage, attack, max_new_tokens, every_token)
+        for attack in planned
         for passage in passages
-        if passage.num_prompt is None or number == 0
+        if passage.num_prompt is None or (attack is first[attack.name] and not attack.needs_prompt)
     ]
-    longest = max(len(row["prompt_ids"]) + row["max_new_tokens"] for row in rows)
+    longest = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
     check_length(metadata, longest, "max_new_tokens or the prefix length")
     return task_documents(rows, "prompts or references", settings)
 
@@ -100,6 +107,7 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
             for response in results
         ]
     )
+    sample = replace(sample, attack=doc["attack"])
     doc["sample"] = asdict(sample)
     scores: dict[str, float | None] = {
         "avg_prefix": sample.prefix_match,
@@ -136,14 +144,9 @@ def total(values: Sequence[float]) -> float:
     return float(sum(values))
 
 
-def _generation(
-    num_samples: int | None, temperature: float, top_k: int, num_beams: int | None
-) -> dict[str, dict[str, Any]]:
-    """Return the field ``generation`` of documents that are not continued greedily; else nothing."""
-    require_number(
-        "temperature", temperature, 0, 100, "logits are divided by it", reason="nearly uniform", positive=True
-    )
-    check_at_least(0, top_k=top_k)
+def _generation(num_samples: int | None, temperature: float, top_k: int, num_beams: int | None) -> dict[str, Any]:
+    """Return the field ``generation`` of documents; empty for greedy decoding."""
+    sampling = sampled(1 if num_samples is None else num_samples, temperature, top_k)
     if num_samples is None and (temperature, top_k) != (1, 0):
         raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
     if num_samples is not None and num_beams is not None:
@@ -152,33 +155,33 @@ def _generation(
             "search, leave out one of the two"
         )
     if num_samples is not None:
-        check_at_least(1, num_samples=num_samples)
-        sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k}
-        return {"generation": {"num_samples": num_samples, **sampling}}
+        return sampling
     if num_beams is not None:
         check_at_least(2, num_beams=num_beams)
-        return {"generation": {"num_beams": num_beams}}
+        return {"num_beams": num_beams}
     return {}
 
 
 def _document(
     prompts: Prompts,
     passage: Passage,
-    offset: int,
-    length: int,
+    attack: Attack,
     max_new_tokens: int,
-    prompt_noise: float,
     every_token: TokenArray,
 ) -> dict[str, Any]:
+    offset, length = attack.offset, attack.prefix_length
     prompt_ids, reference_ids = passage.divide(length, max_new_tokens, offset)
-    if prompt_noise:
+    if attack.prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
         clean = np.array(prompt_ids, dtype=np.int32)
-        share = max(prompt_noise, 1 / len(clean))  # at least one token
+        share = max(attack.prompt_noise, 1 / len(clean))  # at least one token
         origin = "prompt_noise draws tokens from the passages"
         prompt_ids = noisy_copy(clean, share, "replace", every_token, 0, rng, origin=origin).token_ids.tolist()
     if passage.num_prompt is not None:
         offset = length = 0
+    prompt_text = prompts.tokenizer.decode(prompt_ids)
+    messages = chat_messages(prompt_text) if attack.name == "chat" else None
+    asked_ids = prompt_ids if messages is None else prompts.chat_ids(messages)
     return {
         "passage_id": passage.id,
         "kind": passage.kind,
@@ -188,12 +191,16 @@ def _document(
         "prefix_length": length,
         "prompt_ids": prompt_ids,
         "reference_ids": reference_ids,
-        "request": prompts.prompt(prompt_ids).request,
-        "prompt_text": prompts.tokenizer.decode(prompt_ids),
+        "request": prompts.prompt(asked_ids).request,
+        "num_asked": len(asked_ids),
+        "attack": attack.name,
+        "prompt_text": prompt_text,
         "reference_text": prompts.tokenizer.decode(reference_ids),
         "round_trip": prompts.survives(prompt_ids, reference_ids),
         "max_new_tokens": len(reference_ids),
-        **({"prompt_noise": float(prompt_noise)} if prompt_noise else {}),
+        **({"prompt_noise": float(attack.prompt_noise)} if attack.prompt_noise else {}),
+        **({"generation": attack.generation} if attack.generation else {}),
+        **({"messages": messages} if messages else {}),
     }
 
 

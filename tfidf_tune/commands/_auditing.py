@@ -1,0 +1,235 @@
+"""Choosing passages, asking a model for them and reporting: shared by ``tfidf-tune audit`` and ``tfidf-tune probe``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfidf_tune._files import looks_like_path, require_writable
+from tfidf_tune._printing import say
+from tfidf_tune.commands import whole_number
+
+if TYPE_CHECKING:
+    from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
+
+_PREFIX_LENGTHS = (32, 50, 100)
+_DEFAULT = "default: %(default)s"
+
+
+def add_choosing(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the passages: the fields of :class:`~tfidf_tune.data.ProbeSpec` but its sources."""
+    add = parser.add_argument
+    add("--controls-source", "--controls", help="text that the model never saw; default: Python's documentation")
+    add("--column", default="text", help=f"column of the text; {_DEFAULT}")
+    sample_help = f"what a document of a .txt file is; {_DEFAULT}"
+    add("--sample-by", choices=("line", "paragraph", "document"), default="line", help=sample_help)
+    add("--num-targets", type=whole_number(1), default=100, help=_DEFAULT)
+    add("--num-controls", type=whole_number(0), default=100, help=_DEFAULT)
+    add("--block-size", type=whole_number(2), default=256, help=f"tokens in a passage; {_DEFAULT}")
+    passages_help = f"most frequent passages first, then random ones; or only random ones; {_DEFAULT}"
+    add("--passages", choices=("duplicates", "random"), default="duplicates", help=passages_help)
+    add("--min-repeats", type=whole_number(2), default=2, help=f"least occurrences of a duplicate; {_DEFAULT}")
+    add("--seed", type=whole_number(0, 2**63 - 1), default=0, help=_DEFAULT)
+
+
+def add_asking(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the model, of how it is asked, and of the report."""
+    add = parser.add_argument
+    add("--base", help="model under an adapter; default: what the adapter names")
+    add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with those under it")
+    add("--model-args", type=_arguments, default={}, metavar="KEY=VALUE,...", help=(
+        "more arguments of the harness's model: load_in_4bit=True, parallelize=True, revision=..."
+    ))  # fmt: skip
+    add("--prefix-lengths", type=whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100")
+    add("--max-new-tokens", type=whole_number(1), default=128, help=_DEFAULT)
+    add("--attacks", nargs="+", metavar="ATTACK", help=(
+        "ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy"
+    ))  # fmt: skip
+    add("--offset", type=whole_number(0), default=0, help=f"token of a passage where greedy prompts start; {_DEFAULT}")
+    add("--offsets", type=whole_number(0), nargs="+", default=(64, 96), help="of the attack offset; default: 64 96")
+    add("--prompt-noise", type=float, default=0.1, help=f"replaced share of a prompt, of the attack noise; {_DEFAULT}")
+    add("--num-samples", type=whole_number(1), default=10, help=f"of the attack sampling; {_DEFAULT}")
+    add("--temperature", type=float, default=1.0, help=f"of the attack sampling; {_DEFAULT}")
+    add("--top-k", type=whole_number(0), default=0, help=f"of the attack sampling, 0 for all tokens; {_DEFAULT}")
+    add("--budget", type=whole_number(1), metavar="REQUESTS", help="most requests; attacks beyond it are left out")
+    add("--batch-size", type=whole_number(1), default=64, help=_DEFAULT)
+    add("--device", help="default: a GPU if there is one")
+    add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
+    add("--output-dir", type=Path, help="default: runs/audit/NAME")
+    add("--fail-above", metavar="MEASURE=LIMIT,...", help=(
+        "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"
+    ))  # fmt: skip
+    add("--json", action="store_true", help="print audit.json instead of the report")
+    add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        return {
+            key: {"True": True, "False": False}.get(value, value)
+            for key, value in (part.split("=", maxsplit=1) for part in text.split(","))
+        }
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE") from error
+
+
+def choose_passages(options: argparse.Namespace, file: Path) -> None:
+    """Write a probe file of the texts ``options.sources``, and say what was found."""
+    from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
+
+    spec = ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
+    made = make_probe(hf_tokenizer(options.tokenizer), spec)
+    write_probe_file(file, made.passages)
+    say(_found(made, spec), file=sys.stderr if getattr(options, "json", False) else None)
+
+
+def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
+    """Describe what was found, in a few lines."""
+    num_controls = len(made.passages) - spec.num_targets
+    repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
+    counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (repeats[0], repeats[-1]))) if repeats else ""
+    times = f", which occur {counts} times" if repeats else ""
+    starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
+    lines = [
+        f"Text: {made.num_documents:,} documents, {made.num_tokens:,} tokens.",
+        f"Duplicated stretches of at least {spec.block_size} tokens: {len(made.stretch_repeats):,}, with "
+        f"{sum(made.stretch_repeats):,} occurrences.",
+        f"Targets: {spec.num_targets}; {made.num_duplicates} are duplicates{times}, "
+        f"{spec.num_targets - made.num_duplicates} were drawn at random.",
+        f"Targets by where they start: {starts}.",
+    ]
+    if made.num_repetitive:
+        lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
+    if num_controls:
+        lines.append(
+            f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data and were "
+            "rejected."
+        )
+    if num_controls and spec.controls_source is None:
+        lines.append(
+            "The controls are Python's documentation: another domain than your text, and known to most pretrained "
+            "models. Held-out text of your own is better: --controls-source."
+        )
+    return "\n".join(lines)
+
+
+def audit_folder(options: argparse.Namespace, named: str | Path) -> Path:
+    """Return the folder of an audit: for example runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct."""
+    name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
+    return Path(options.output_dir or Path("runs/audit") / name).expanduser()
+
+
+def check_options(options: argparse.Namespace, folder: Path) -> None:
+    """Refuse limits and folders that cannot work, before a model is loaded."""
+    from tfidf_tune.report import parse_bounds, require_report_folder
+
+    options.bounds = parse_bounds(options.fail_above) if options.fail_above is not None else []
+    require_report_folder(folder / "report")
+    require_writable("--output-dir", folder)
+
+
+def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
+    """Run the harness; return the folder of the results, a new one each time."""
+    from tfidf_tune.analysis import check_passages
+    from tfidf_tune.data import hf_tokenizer, read_probe_file
+    from tfidf_tune.tasks import evaluate
+
+    model_args = model_arguments(options)
+    # Check before a model of gigabytes is loaded.
+    tokenizer = hf_tokenizer(model_args.get("tokenizer", model_args["pretrained"]))
+    passages = read_probe_file(probe_file)
+    check_passages(tokenizer, passages, options.offset + max(options.prefix_lengths))
+    metadata: dict[str, Any] = {
+        "probe_file": str(probe_file),
+        "max_new_tokens": options.max_new_tokens,
+        "offset": options.offset,
+    }
+    task = "tfidf_memorization"
+    if options.reference is not None:
+        metadata["reference_model"] = options.reference
+    are_completions = all(passage.num_prompt is not None for passage in passages)  # asked for once
+    if are_completions or tuple(options.prefix_lengths) != _PREFIX_LENGTHS:
+        task, metadata["prefix_lengths"] = "tfidf_memorization_prefixes", list(options.prefix_lengths)
+    if options.attacks is not None or options.budget is not None:
+        task, metadata["attacks"] = "tfidf_memorization_prefixes", _attacks(options, passages)
+    results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    evaluate(
+        model_args,
+        [task, "tfidf_membership"],
+        results,
+        metadata=metadata,
+        batch_size=options.batch_size,
+        device=options.device,
+    )
+    return results
+
+
+def _attacks(options: argparse.Namespace, passages: "Sequence[Passage]") -> list[dict[str, Any]]:
+    """Plan the attacks; name those that the budget leaves out."""
+    from tfidf_tune.tasks import planned_attacks
+
+    names = ("offsets", "prompt_noise", "num_samples", "temperature", "top_k", "prefix_lengths")
+    settings: Mapping[str, Any] = {name: getattr(options, name) for name in names}
+    wanted = options.attacks or ["greedy"]
+    planned = planned_attacks(wanted, **settings, num_passages=len(passages), budget=options.budget)
+    left_out = [name for name in wanted if name not in {attack.name for attack in planned}]
+    if left_out:
+        say(f"The budget of {options.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
+    return [asdict(attack) for attack in planned]
+
+
+def report(options: argparse.Namespace, evaluated: Path, folder: Path) -> None:
+    """Write the report and ``audit.json``, and print one of them; end with code 1 if a limit is exceeded."""
+    from tfidf_tune.report import audit_report, terminal_text, write_report
+    from tfidf_tune.results import import_results
+
+    results = import_results([evaluated])
+    folders = {one.run: one.folder for one in results.checkpoints}
+    if len(folders) > 1:
+        raise ValueError(
+            f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
+            "or compare them by `tfidf-tune compare`"
+        )
+    made = audit_report(results, bounds=options.bounds, show_passages=options.show_passages)
+    text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
+    if options.json:
+        print(text, end="")
+    else:
+        say(terminal_text(made))
+        say(f"The page: {folder / 'report' / 'index.html'}")
+    if not made.summary["passed"]:
+        exceeded = [one["measure"] for one in made.summary["limits"] if one["exceeded"]]
+        sys.exit(f"limit exceeded: {', '.join(exceeded)}")
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """Check that model and probe file exist, before torch is imported."""
+    if options.probe_file is None:
+        raise ValueError("a MODEL needs a --probe-file: the one of its training run, or one of `tfidf-tune probe make`")
+    model = Path(options.model).expanduser()
+    if looks_like_path(options.model) and not model.is_dir():
+        raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
+    if not options.probe_file.expanduser().is_file():
+        raise FileNotFoundError(f"no probe file {options.probe_file}: `tfidf-tune probe make` writes one")
+
+
+def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of the harness's model."""
+    model = options.model
+    if looks_like_path(model):
+        model = str(Path(model).expanduser())
+    names = {"pretrained": model}
+    if (Path(model) / "adapter_config.json").is_file():
+        from tfidf_tune.analysis import adapter_base
+
+        base = options.base or adapter_base(model, "name it by --base")[0]
+        names = {"pretrained": str(base), "peft": model}
+    elif options.base is not None:
+        raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
+    named = {name: getattr(options, name) for name in ("tokenizer", "dtype") if getattr(options, name)}
+    return names | named | getattr(options, "model_args", {})

@@ -1,0 +1,80 @@
+"""``tfidf-tune audit``: does a model recite these texts? From texts to a report, in one command."""
+
+import argparse
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tfidf_tune._checks import differences
+from tfidf_tune._files import atomic_file, looks_like_path
+from tfidf_tune._printing import say
+from tfidf_tune.commands._auditing import (
+    add_asking,
+    add_choosing,
+    ask,
+    audit_folder,
+    check_options,
+    choose_passages,
+    report,
+)
+
+_EXAMPLE = "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above lms=20"
+
+
+def main(arguments: list[str]) -> None:
+    """Choose passages of texts, ask a model for them and report what it recites.
+
+    A second run with the same output folder uses the passages of the first, and is refused if they were chosen from
+    other texts or with other options.
+
+    Args:
+        arguments (list[str]): of the command line, after ``tfidf-tune audit``.
+
+    Raises:
+        FileNotFoundError: If a file or folder does not exist.
+        ValueError: If arguments, texts and model do not fit each other.
+        SystemExit: With code 1 if a measure is above its limit.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune audit",
+        description="Choose passages of texts, ask a model for them, and report what it recites.",
+        epilog=f"example: {_EXAMPLE}",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
+    add("sources", nargs="+", metavar="TEXT", help="text that the model may recite: .txt, .jsonl, .parquet, a folder")
+    add("--tokenizer", help="folder or hub id; default: the model's")
+    add("--overwrite", action="store_true", help="choose the passages again if the output folder has some")
+    add_choosing(parser)
+    add_asking(parser)
+    options = parser.parse_args(arguments)
+    model = Path(options.model).expanduser()
+    if looks_like_path(options.model) and not model.is_dir():
+        raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
+    folder = audit_folder(options, options.model)
+    check_options(options, folder)
+    options.tokenizer = options.tokenizer or options.model
+    _choose(options, folder / "probe.jsonl", folder / "passages.json")
+    report(options, ask(options, folder / "probe.jsonl", folder / "evaluation"), folder)
+
+
+def _choose(options: argparse.Namespace, probe_file: Path, record: Path) -> None:
+    """Choose the passages, unless an earlier run with the same options has."""
+    from tfidf_tune.data import ProbeSpec
+
+    settings: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ProbeSpec)}
+    settings |= {"sources": list(options.sources), "tokenizer": options.tokenizer}
+    if probe_file.is_file() and record.is_file() and not options.overwrite:
+        changed = differences(json.loads(record.read_text(encoding="utf-8")), settings)
+        if changed:
+            raise ValueError(
+                f"{probe_file} was chosen with other options: {'; '.join(changed)}. Name another --output-dir, or "
+                "choose the passages again by --overwrite"
+            )
+        if not options.json:
+            say(f"Passages: those of {probe_file}.")
+        return
+    choose_passages(options, probe_file)
+    with atomic_file(record) as file:
+        file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

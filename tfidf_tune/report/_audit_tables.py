@@ -1,0 +1,223 @@
+"""The tables of an audit: what was recited by kind of passage, prompt, attack and number of repeats."""
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from tfidf_tune.analysis.comparison import Floor, floor_of
+from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, binomial_upper_bound
+from tfidf_tune.report._document import Table, tabulate
+from tfidf_tune.report._wording import FEW_UNITS, NEAR_EXPLAINED, TEXT_PROMPTS, Footnotes, prompt_length, span
+from tfidf_tune.results import Checkpoint, Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_NUM_MOST_RECITED = 20
+_PROMPT_WIDTH = 70
+_REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
+_NEAR = ("Edit distance", "Common subsequence")
+KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
+ANY_ATTACK = "any of these"
+
+
+def sample_table(results: Results, checkpoint: int) -> "pd.DataFrame":
+    """Return a row for each sample, with the passage's repeats in the training text (NaN if unknown)."""
+    import pandas as pd
+
+    sampled = results.checkpoints[checkpoint].samples
+    table = pd.DataFrame([vars(sample) for sample, _ in sampled])
+    scores = results.scores
+    known = scores[
+        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "num_injections") & (scores["value"] > 0)
+    ]
+    repeats = dict(zip(known["unit"], known["value"], strict=True))
+    return table.assign(
+        sample=[sample for sample, _ in sampled],
+        prompt=[prompt for _, prompt in sampled],
+        length=table["reference_ids"].map(len),
+        repeats=table["passage_id"].map(repeats).astype(float),
+    )
+
+
+def floor_of_samples(samples: "pd.DataFrame") -> Floor | None:
+    means = samples.groupby(["kind", "passage_id"])["lms"].mean()
+    if not {"target", "control"} <= set(samples["kind"]):
+        return None
+    return floor_of(means["target"].to_numpy(float), means["control"].to_numpy(float))
+
+
+def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
+    """Return the sample with the highest LMS of each passage; ties go to the shortest prompt."""
+    own = samples[samples["kind"] == kind]
+    order = own.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
+    return order.drop_duplicates("passage_id")
+
+
+def repeat_groups(samples: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
+    """Group the targets by how often they occurred in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
+    known = samples[(samples["kind"] == "target") & samples["repeats"].notna()]
+    groups = []
+    for _, own in known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]]):
+        least, most = int(own["repeats"].min()), int(own["repeats"].max())
+        groups.append((span(least, most, decimals=0), own))
+    return groups
+
+
+def _verbatim_share(samples: "pd.DataFrame") -> float:
+    """Return the percentage of passages that were recited completely from at least one prompt."""
+    return float(100 * samples.groupby("passage_id")["verbatim"].any().mean())
+
+
+def targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint, footnotes: Footnotes) -> Table:
+    frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS))
+    by_kind = frame.groupby("label", sort=False)
+    scores = (
+        by_kind[["prefix_match", "lms"]]
+        .agg(["mean", "max"])
+        .set_axis(["Avg Prefix", "Max Prefix", "Avg LMS", "Max LMS"], axis="columns")
+    )
+    scores.insert(0, "Number", by_kind["passage_id"].nunique())
+    near = frame[["edit_distance", "common_subsequence"]].astype(float).groupby(frame["label"], sort=False).mean()
+    scores[[*_NEAR]] = near
+    scores[["ROUGE-L", "Verbatim (% of prompts)"]] = by_kind[["rouge_l", "verbatim"]].mean()
+    scores = scores.dropna(axis="columns", how="all")  # older results have no near-verbatim measures
+    scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
+    several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
+    caveats = [f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []
+    measured = f" {NEAR_EXPLAINED}" * bool(near.notna().to_numpy().any())
+    notes = [f"Prefix: tokens that agree from the first on.{measured}{several}{footnotes.mark(*caveats)}"]
+    formats = dict.fromkeys(("Avg Prefix", "Avg LMS", *_NEAR, "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
+    frame = scores.reset_index(names="Passages")
+    return Table("targets_and_controls", "Targets against controls", frame, notes, formats)
+
+
+def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
+    import pandas as pd
+
+    names = ("LMS of targets", "LMS of controls", "Difference", "95 % from", "95 % to")
+    rows = []
+    for length, own in samples.groupby("prefix_length"):
+        targets = own[own["kind"] == "target"]
+        if len(targets):
+            floor = floor_of_samples(own)
+            against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+            rows.append((prompt_length(length), targets["lms"].mean(), *against, _verbatim_share(targets)))
+    fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
+    caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
+    if 0 < fewest < MIN_UNITS:
+        caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
+    about = (
+        f"95 %: percentile bootstrap over passages of the difference, targets minus controls.{footnotes.mark(*caveats)}"
+    )
+    notes = [about] if fewest else []
+    frame = pd.DataFrame(rows, columns=["Prompt (tokens)", *names, _VERBATIM])
+    formats = dict.fromkeys(names, ".2f") | {_VERBATIM: ".1f"}
+    return Table("by_prefix_length", "By length of the prompt", frame, notes, formats)
+
+
+def by_repeats(samples: "pd.DataFrame") -> Table:
+    import pandas as pd
+
+    rows = [
+        (repeats, own["passage_id"].nunique(), own["lms"].mean(), own["lms"].max(), _verbatim_share(own))
+        for repeats, own in repeat_groups(samples)
+    ]
+    frame = pd.DataFrame(rows, columns=[_REPEATS, "Targets", "Avg LMS", "Max LMS", _VERBATIM])
+    notes = ["Verbatim: recited completely from at least one of the prompts."]
+    formats = {"Avg LMS": ".2f", _VERBATIM: ".1f"}
+    return Table("by_repeats", "By repeats in the training text", frame, notes, formats)
+
+
+def most_recited(samples: "pd.DataFrame") -> Table:
+    columns = (
+        *(("Passage", "passage_id", ""), (_REPEATS, "repeats", ""), ("Prompt (tokens)", "prefix_length", "")),
+        *(("LMS", "lms", ""), ("Of", "length", ""), ("ROUGE-L", "rouge_l", ".1f"), ("Verbatim", "verbatim", "")),
+        ("Starts with", "prompt", ""),
+    )
+    best = best_samples(samples, "target")
+    shown = best.iloc[:_NUM_MOST_RECITED]
+    prompts = [textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]]
+    frame = shown.assign(
+        verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
+        prompt=prompts,
+        prefix_length=shown["prefix_length"].map(prompt_length),
+    )
+    notes = ["Of: tokens of the passage that the continuation was compared with."]
+    notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
+    return tabulate("most_recited", "Most recited passages", frame, columns, notes)
+
+
+def first_attack(samples: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the samples of the attack that was asked first, greedy if it is among them: the one that is averaged."""
+    names = samples["attack"].unique()
+    return samples[samples["attack"] == ("greedy" if "greedy" in names else names[0])]
+
+
+def num_verbatim(samples: "pd.DataFrame") -> int:
+    """Return how many targets were recited verbatim from at least one prompt."""
+    return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
+
+
+def by_attack(samples: "pd.DataFrame") -> Table:
+    """Compare ways of asking. A passage counts with its best prompt of each."""
+    import pandas as pd
+
+    groups = [(str(name), own) for name, own in samples.groupby("attack", sort=False)]
+    columns = ["Attack", "Prompts", "LMS of targets", "LMS of controls", "Difference", "95 % from", "95 % to"]
+    share, bound = "Targets verbatim", "Verbatim, at most (%)"
+    rows = []
+    for name, own in [*groups, (ANY_ATTACK, samples)] if len(groups) > 1 else []:
+        best = own.groupby(["kind", "passage_id"], as_index=False)["lms"].max()
+        floor, targets = floor_of_samples(best), best[best["kind"] == "target"]
+        if targets.empty:
+            continue
+        against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+        found = num_verbatim(own)
+        at_most = 100 * binomial_upper_bound(found, len(targets))
+        rows.append((name, len(own), targets["lms"].mean(), *against, f"{found} of {len(targets)}", at_most))
+    notes = [
+        "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and Pearson for the share "
+        "of such passages."
+    ]
+    formats = dict.fromkeys(columns[2:], ".2f") | {bound: ".1f"}
+    frame = pd.DataFrame(rows, columns=[*columns, share, bound])
+    return Table("by_attack", "By attack", frame, notes, formats)
+
+
+def extraction(extractable: "pd.DataFrame") -> Table:
+    """Show of how many targets a continuation can be sampled verbatim; see :func:`extractable_targets`."""
+    columns = (
+        *(("Samples (n)", "num_samples", ","), ("Probability (p)", "probability", ".2f")),
+        *(("Targets", "found", ""), ("Of", "number", ""), ("%", "share", ".1f"), ("At most (%)", "upper", ".1f")),
+    )
+    frame = extractable.assign(share=100 * extractable["share"], upper=100 * extractable["upper"])
+    notes = [
+        "Targets of which n samples at temperature 1 contain the exact continuation with a probability of at least p, "
+        "computed from its likelihood after the best of the prompts: (n, p)-discoverable extraction. At most: "
+        "one-sided 95 % bound of Clopper and Pearson for the share of such passages."
+    ]
+    return tabulate("extraction", "Extraction by sampling", frame, columns, notes)
+
+
+def extractable_targets(scores: "pd.DataFrame", checkpoint: int, pairs: "list[tuple[int, float]]") -> "pd.DataFrame":
+    """Count (n, p)-discoverably extractable targets from the likelihoods of their continuations.
+
+    Returns:
+        pd.DataFrame: a row for each pair, with ``num_samples``, ``probability``, ``found``, ``number`` of targets,
+            ``share`` and its bound ``upper``, in [0, 1]; none without likelihoods.
+    """
+    import pandas as pd
+
+    from tfidf_tune.analysis import extraction_probability
+
+    known = scores[
+        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
+    ]
+    lowest = known.groupby("unit", observed=True)["value"].min()
+    rows = []
+    for num_samples, probability in pairs if len(lowest) else []:
+        found = int((extraction_probability(lowest, num_samples) >= probability).sum())
+        number = len(lowest)
+        upper = binomial_upper_bound(found, number)
+        rows.append((num_samples, probability, found, number, found / number, upper))
+    return pd.DataFrame(rows, columns=["num_samples", "probability", "found", "number", "share", "upper"])

@@ -1,0 +1,134 @@
+"""Ways of asking for a passage, and how a budget of requests is spent on them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfidf_tune._checks import check_at_least, require_choice, require_number
+
+ATTACKS = ("greedy", "offset", "truncated", "noise", "chat", "sampling")
+GREEDY = "greedy"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One prompt of each passage.
+
+    Args:
+        name (str): one of :data:`ATTACKS`; empty for a task without named attacks.
+        prefix_length (int): tokens of the prompt.
+        offset (int): token of the passage where the prompt starts. Default: 0
+        prompt_noise (float): share of the prompt's tokens that is replaced. Default: 0
+        generation (dict[str, Any]): how the prompt is continued; empty for greedy decoding.
+    """
+
+    name: str
+    prefix_length: int
+    offset: int = 0
+    prompt_noise: float = 0.0
+    generation: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether it chooses the prompt, which a completion has already."""
+        return self.name in ("offset", "truncated")
+
+    @property
+    def num_requests(self) -> int:
+        """Requests for each passage."""
+        return int(self.generation.get("num_samples", 1))
+
+
+def planned_attacks(
+    names: Sequence[str],
+    *,
+    prefix_lengths: Sequence[int],
+    num_passages: int,
+    offsets: Sequence[int] = (64, 96),
+    prompt_noise: float = 0.1,
+    num_samples: int = 10,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    budget: int | None = None,
+) -> list[Attack]:
+    """Plan the attacks, in the given order, as far as the budget goes.
+
+    With ``p`` the longest of the prefix lengths and ``s`` the shortest, a passage is asked for
+
+    - by ``greedy`` from its first tokens, once for each prefix length, the shortest first,
+    - by ``offset`` from ``s`` tokens that start at each offset,
+    - by ``truncated`` from the second half of its first ``p`` tokens,
+    - by ``noise`` from its first ``p`` tokens, a share of which is replaced by others,
+    - by ``chat`` in a turn of the user that asks to continue its first ``p`` tokens,
+    - by ``sampling`` from its first ``p`` tokens, ``num_samples`` times.
+
+    Each of these prompts is sent for all passages or for none, so that each attack is measured on the same passages: a
+    prompt that the rest of the budget does not cover ends the plan. The number of samples is lowered to what is left.
+
+    Args:
+        names (Sequence[str]): of :data:`ATTACKS`.
+        prefix_lengths (Sequence[int]): tokens of the prompts.
+        num_passages (int): targets and controls.
+        offsets (Sequence[int]): tokens of a passage. Default: (64, 96)
+        prompt_noise (float): share of the prompt's tokens, above 0. Default: 0.1
+        num_samples (int): requests of ``sampling`` for each passage. Default: 10
+        temperature (float): of sampling. Default: 1
+        top_k (int): tokens that are sampled from; 0 for all. Default: 0
+        budget (int | None): most requests. Default: None, no limit
+
+    Raises:
+        ValueError: If a name is unknown or given twice, a number is out of range, or the budget does not cover one
+            prompt of each passage.
+    """
+    for name in names:
+        require_choice("attacks", name, ATTACKS)
+    if len(set(names)) < len(names) or not names:
+        raise ValueError(f"attacks must name each of {', '.join(ATTACKS)} at most once, and at least one: {names}")
+    check_at_least(0, offsets=min(offsets, default=0))
+    if "noise" in names:
+        require_number("prompt_noise", prompt_noise, 0, 1, "the share of a prompt's tokens to replace",
+                       reason="all of them", positive=True)  # fmt: skip
+    if budget is not None and budget < num_passages:
+        raise ValueError(
+            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it to "
+            f"{num_passages} or more, or choose fewer passages"
+        )
+    sampling = sampled(num_samples, temperature, top_k)
+    shortest, longest = min(prefix_lengths), max(prefix_lengths)
+    half = longest // 2
+    plans: dict[str, list[Attack]] = {
+        "greedy": [Attack(GREEDY, length) for length in sorted(prefix_lengths)],
+        "offset": [Attack("offset", shortest, offset) for offset in offsets],
+        "truncated": [Attack("truncated", longest - half, half)] if half else [],
+        "noise": [Attack("noise", longest, prompt_noise=prompt_noise)],
+        "chat": [Attack("chat", longest)],
+        "sampling": [Attack("sampling", longest, generation=sampling)],
+    }
+    wanted = [attack for name in names for attack in plans[name]]
+    return wanted if budget is None else list(_affordable(wanted, budget // num_passages))
+
+
+def sampled(num_samples: int, temperature: float, top_k: int) -> dict[str, Any]:
+    """Return the field ``generation`` of a document whose passage is sampled, after a check."""
+    check_at_least(1, num_samples=num_samples)
+    check_at_least(0, top_k=top_k)
+    require_number(
+        "temperature", temperature, 0, 100, "logits are divided by it", reason="nearly uniform", positive=True
+    )
+    return {"num_samples": num_samples, "do_sample": True, "temperature": float(temperature), "top_k": top_k}
+
+
+def chat_messages(text: str) -> list[dict[str, str]]:
+    """Return the turn that asks to continue a text."""
+    instruction = "Continue the following text word for word, as it goes on in the original. Write only the text."
+    return [{"role": "user", "content": f"{instruction}\n\n{text}"}]
+
+
+def _affordable(wanted: Sequence[Attack], each: int) -> Iterator[Attack]:
+    """Yield attacks until the requests for each passage are spent."""
+    for attack in wanted:
+        if attack.num_requests > each and attack.name == "sampling" and each:
+            attack = Attack(attack.name, attack.prefix_length, generation=attack.generation | {"num_samples": each})
+        if (each := each - attack.num_requests) < 0:
+            return
+        yield attack
