@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +14,8 @@ from tfidf_tune._printing import say
 from tfidf_tune.commands import whole_number
 
 if TYPE_CHECKING:
-    from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
+    from tfidf_tune.data import MadeProbe, ProbeSpec
+    from tfidf_tune.tasks import Attack
 
 _PREFIX_LENGTHS = (32, 50, 100)
 _DEFAULT = "default: %(default)s"
@@ -155,7 +156,11 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
     if are_completions or tuple(options.prefix_lengths) != _PREFIX_LENGTHS:
         task, metadata["prefix_lengths"] = "tfidf_memorization_prefixes", list(options.prefix_lengths)
     if options.attacks is not None or options.budget is not None:
-        task, metadata["attacks"] = "tfidf_memorization_prefixes", _attacks(options, passages)
+        task = "tfidf_memorization_prefixes"
+        planned = plan_attacks(options, len(passages))
+        metadata["attacks"] = [asdict(attack) for attack in planned]
+        if left_out := [name for name in options.attacks or () if name not in {attack.name for attack in planned}]:
+            say(f"The budget of {options.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     evaluate(
         model_args,
@@ -168,18 +173,13 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
     return results
 
 
-def _attacks(options: argparse.Namespace, passages: "Sequence[Passage]") -> list[dict[str, Any]]:
-    """Plan the attacks; name those that the budget leaves out."""
+def plan_attacks(options: argparse.Namespace, num_passages: int) -> "list[Attack]":
+    """Plan the attacks of the options, as far as the budget goes."""
     from tfidf_tune.tasks import planned_attacks
 
     names = ("offsets", "prompt_noise", "num_samples", "temperature", "top_k", "prefix_lengths")
     settings: Mapping[str, Any] = {name: getattr(options, name) for name in names}
-    wanted = options.attacks or ["greedy"]
-    planned = planned_attacks(wanted, **settings, num_passages=len(passages), budget=options.budget)
-    left_out = [name for name in wanted if name not in {attack.name for attack in planned}]
-    if left_out:
-        say(f"The budget of {options.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
-    return [asdict(attack) for attack in planned]
+    return planned_attacks(options.attacks or ["greedy"], **settings, num_passages=num_passages, budget=options.budget)
 
 
 def report(options: argparse.Namespace, evaluated: Path, folder: Path) -> None:

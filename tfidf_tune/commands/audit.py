@@ -16,6 +16,7 @@ from tfidf_tune.commands._auditing import (
     audit_folder,
     check_options,
     choose_passages,
+    plan_attacks,
     report,
 )
 
@@ -54,9 +55,19 @@ def main(arguments: list[str]) -> None:
         raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
     folder = audit_folder(options, options.model)
     check_options(options, folder)
+    longest = max(attack.offset + attack.prefix_length for attack in plan_attacks(options, _num_passages(options)))
+    if longest >= options.block_size:
+        raise ValueError(
+            f"prompts take the first {longest} tokens of a passage, and a passage has {options.block_size}: raise "
+            "--block-size, or lower --prefix-lengths or --offsets"
+        )
     options.tokenizer = options.tokenizer or options.model
     _choose(options, folder / "probe.jsonl", folder / "passages.json")
     report(options, ask(options, folder / "probe.jsonl", folder / "evaluation"), folder)
+
+
+def _num_passages(options: argparse.Namespace) -> int:
+    return int(options.num_targets + options.num_controls)
 
 
 def _choose(options: argparse.Namespace, probe_file: Path, record: Path) -> None:

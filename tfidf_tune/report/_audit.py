@@ -239,7 +239,7 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame", *, show_passages:
         prompt = row.prompt
         if not show_passages:
             truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
-            ((prompt, _),) = excerpt(((prompt, False),), len(prompt))
+            prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
         shown = Continuation(checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
         examples.append(Example(title, prompt, "".join(text for text, _ in truth), (shown,), truth))
     return examples

@@ -128,8 +128,11 @@ def audit_measures(
     for pair in pairs:
         row = extractable.get(pair)
         measures[_extraction_name(*pair)] = _NOT_MEASURED if row is None else Measure(row.share, row.upper, "share")
-    known = membership.iloc[0] if len(membership) else {}
-    measures["auc"] = Measure(_known(known.get("AUC")), _known(known.get("AUC to")), "probability")
+    measures["auc"] = (
+        Measure(_known(membership.iloc[0]["AUC"]), _known(membership.iloc[0]["AUC to"]), "probability")
+        if len(membership)
+        else _NOT_MEASURED
+    )
     return measures
 
 

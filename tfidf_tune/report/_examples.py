@@ -55,19 +55,25 @@ def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
 
 
 def excerpt(pieces: Pieces, num_characters: int) -> Pieces:
-    """Keep the beginning: at most 160 characters, and at most half of ``num_characters``."""
-    left = min(_EXCERPT, num_characters // 2)
-    total, kept = sum(len(text) for text, _ in pieces), []
-    if total <= left:
+    """Keep at most 160 characters, and at most half of ``num_characters``, around the longest shared piece.
+
+    What is left out before and after them is counted in brackets.
+    """
+    most = min(_EXCERPT, num_characters // 2)
+    text = "".join(piece for piece, _ in pieces)
+    if len(text) <= most:
         return pieces
-    for text, shared in pieces:
-        if left > 0:
-            kept.append((text[:left], shared))
-        left -= len(text)
-    hidden = f" … [{total - sum(len(text) for text, _ in kept):,} more characters]"
-    if len(kept) == 1 and not kept[0][1]:
-        return ((kept[0][0] + hidden, False),)
-    return (*kept, (hidden, False))
+    starts = [sum(len(piece) for piece, _ in pieces[:number]) for number in range(len(pieces))]
+    longest = max(range(len(pieces)), key=lambda number: pieces[number][1] * len(pieces[number][0]))
+    first = max(0, min(starts[longest] - most // 4, len(text) - most)) if pieces[longest][1] else 0
+    last = first + most
+    kept = [
+        (piece[max(0, first - start) : max(0, last - start)], shared)
+        for start, (piece, shared) in zip(starts, pieces, strict=True)
+    ]
+    before = [(f"[{first:,} characters] … ", False)] if first else []
+    after = [(f" … [{len(text) - last:,} characters]", False)] if last < len(text) else []
+    return (*before, *(piece for piece in kept if piece[0]), *after)
 
 
 def _pieces(words: Sequence[str], spans: Sequence[tuple[int, int]]) -> Pieces:

@@ -198,9 +198,10 @@ def _document(
         "reference_text": prompts.tokenizer.decode(reference_ids),
         "round_trip": prompts.survives(prompt_ids, reference_ids),
         "max_new_tokens": len(reference_ids),
-        **({"prompt_noise": float(attack.prompt_noise)} if attack.prompt_noise else {}),
-        **({"generation": attack.generation} if attack.generation else {}),
-        **({"messages": messages} if messages else {}),
+        # A data set has the columns of its first row.
+        "prompt_noise": float(attack.prompt_noise) or None,
+        "generation": attack.generation or None,
+        "messages": messages,
     }
 
 
