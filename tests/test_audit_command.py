@@ -76,7 +76,7 @@ def test_a_job_fails_on_the_model_that_recites_and_passes_on_the_one_that_does_n
     assert found["reciting"]["attacks"] == ["greedy", "sampling"]
     assert found["reciting"]["num_prompts"] == 24 * 3
     page = (tmp_path / "reciting" / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Limits exceeded: lms is 8, above 4; verbatim.upper is 1, above 0.3; " in page
+    assert re.search(r"Limits exceeded: lms is 7\.\d+, above 4; verbatim\.upper is 1, above 0\.3; ", page)
 
 
 def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, command, tmp_path, capsys):

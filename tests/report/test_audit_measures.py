@@ -83,7 +83,7 @@ def test_limits_are_compared_with_value_and_bound():
     assert passed["verdict"].endswith("No limit is exceeded.")
     unknown = summary("auc=0.9")
     assert unknown["limits"] == [{"measure": "auc", "limit": 0.9, "value": None, "exceeded": True}]
-    assert "auc was not measured, so the limit 0.9 counts as broken" in unknown["verdict"]
+    assert "auc was not measured, so the limit 0.9 counts as exceeded" in unknown["verdict"]
     assert "extraction@0.25:7" in summary("extraction@0.25:7=0.1")["measures"]
 
 
@@ -108,6 +108,7 @@ def test_the_summary_has_the_documented_schema_and_no_text():
     made = summary("lms=1,auc=1", nlls={0: {8.0: 0.1}})
     jsonschema.validate(made, SCHEMA, format_checker=jsonschema.FormatChecker())
     assert not {"w100 w101", "prompt of"} & {text for text in ("w100 w101", "prompt of") if text in json.dumps(made)}
+    assert made["recites_targets_more"] is True
     best = {one["id"]: (one["lms"], one["attack"]) for one in made["passages"]}
     assert best["target-2"] == (8, "sampling")
     assert best["target-0"] == (8, "greedy")

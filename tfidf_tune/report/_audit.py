@@ -94,8 +94,8 @@ def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passage
     measures = audit_measures(samples, results.scores, at, likelihoods.frame, bounds)
     checks = check_bounds(measures, bounds)
     if checks:
-        broken = [str(check) for check in checks if check.broken]
-        verdict += f" Limits exceeded: {'; '.join(broken)}." if broken else " No limit is exceeded."
+        exceeded = [str(check) for check in checks if check.exceeded]
+        verdict += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
         statements.insert(0, f"Limits: {'; '.join(map(str, checks))}.")
     tables = (
         targets_and_controls(plain, checkpoint, notes),
@@ -250,6 +250,7 @@ def _summary(
 ) -> dict[str, Any]:
     """Return what `audit.json` has; docs/audit.md describes it."""
     numbers = samples.groupby("kind")["passage_id"].nunique()
+    floor = floor_of_samples(first_attack(samples))
     passages = [
         {
             "id": row.passage_id,
@@ -273,13 +274,14 @@ def _summary(
         "num_targets": int(numbers.get("target", 0)),
         "num_controls": int(numbers.get("control", 0)),
         "num_prompts": len(samples),
+        "recites_targets_more": floor.excess.low > 0 if floor and floor.excess.num_units >= MIN_UNITS else None,
         "attacks": [attack or "greedy" for attack in samples["attack"].unique()],
         "measures": {key: measure._asdict() for key, measure in measures.items()},
         "limits": [
-            {"measure": check.bound.name, "limit": check.bound.limit, "value": check.value, "exceeded": check.broken}
+            {"measure": check.bound.name, "limit": check.bound.limit, "value": check.value, "exceeded": check.exceeded}
             for check in checks
         ],
-        "passed": not any(check.broken for check in checks),
+        "passed": not any(check.exceeded for check in checks),
         "passages": passages,
     }
 

@@ -47,20 +47,20 @@ class Bound(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A bound with the value that was measured; broken if that is above the limit or missing."""
+    """A bound with the value that was measured; exceeded if that is above the limit or missing."""
 
     bound: Bound
     value: float | None
 
     @property
-    def broken(self) -> bool:
-        """Whether the audit fails by it."""
+    def exceeded(self) -> bool:
+        """Whether the audit fails."""
         return self.value is None or self.value > self.bound.limit
 
     def __str__(self) -> str:
         if self.value is None:
-            return f"{self.bound.name} was not measured, so the limit {self.bound.limit:g} counts as broken"
-        relation = "above" if self.broken else "not above"
+            return f"{self.bound.name} was not measured, so the limit {self.bound.limit:g} counts as exceeded"
+        relation = "above" if self.exceeded else "not above"
         return f"{self.bound.name} is {self.value:.4g}, {relation} {self.bound.limit:g}"
 
 
