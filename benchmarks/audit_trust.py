@@ -23,6 +23,7 @@ from tfidf_tune.data import read_probe_file
 
 _EXPERIMENT = Path(__file__).with_name("audit_trust.yaml")
 _LENGTH = 240  # tokens of an audited passage; those in the training text have 256
+_NUM_PASSAGES = 16  # of 19 of each kind: some of those never injected share text with the training data
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def _audited(command: list[str], run: Path, asked: str) -> dict[str, Any]:
     arguments = [
         *("audit", str(run / "checkpoint_100pct"), str(folder / f"{asked}.jsonl")),
         *("--controls", str(folder / "controls.jsonl"), "--passages", "random", "--block-size", str(_LENGTH)),
-        *("--num-targets", str(len(texts[asked])), "--num-controls", str(len(texts["controls"]))),
+        *("--num-targets", str(_NUM_PASSAGES), "--num-controls", str(_NUM_PASSAGES)),
         *("--output-dir", str(folder / asked), "--overwrite", "--json"),
     ]
     made = json.loads(subprocess.run([*command, *arguments], check=True, capture_output=True, text=True).stdout)
