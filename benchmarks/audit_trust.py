@@ -43,6 +43,7 @@ def main() -> None:
         for run in runs
         for asked in ("injected", "unseen")
     ]
+    options.runs = None  # a path
     result = record(options, "cpu", ("torch", "transformers", "tfidf-tune"), block_size=_LENGTH, audits=audits)
     print(table(result))
     write_result(result, options.output)

@@ -212,7 +212,7 @@ def evaluations(monkeypatch):
     """Replace the harness: what it is called with."""
     calls = []
 
-    def evaluate(model_args, tasks, output_path, *, metadata, batch_size, device):
+    def evaluate(model_args, tasks, output_path, *, metadata, batch_size, device, model_name):
         calls.append((model_args, tasks, metadata, output_path))
         raise Stopped
 

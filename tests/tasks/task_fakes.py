@@ -113,13 +113,19 @@ def checkpoint(folder: Path, model: transformers.PreTrainedModel, tokenizer_fold
 
 
 def passages_of(
-    tokenizer_folder: Path, *, num_targets: int = 2, num_controls: int = 2, num_tokens: int = 240, first_seed: int = 100
+    tokenizer_folder: Path,
+    *,
+    num_targets: int = 2,
+    num_controls: int = 2,
+    num_tokens: int = 240,
+    first_seed: int = 100,
+    words: Sequence[str] = (*WORDS, *RARE_WORDS),
 ) -> list[Passage]:
     tokenizer = hf_tokenizer(str(tokenizer_folder))
     kinds = ["target"] * num_targets + ["control"] * num_controls
     passages = []
     for number, kind in enumerate(kinds):
-        whole = text(first_seed + number, num_tokens)
+        whole = text(first_seed + number, num_tokens, words)
         ids = tokenizer.encode_batch([whole])[0][:num_tokens]
         passages.append(
             Passage(

@@ -22,17 +22,19 @@ class TokenLikelihoods(NamedTuple):
 
     Attributes:
         nll (np.ndarray): float64 ``[s - 1]``, ``-ln P(x_t | x_<t)``.
-        standardized (np.ndarray): float64 ``[s - 1]``, see :func:`token_likelihoods`.
+        standardized (np.ndarray | None): float64 ``[s - 1]``, see :func:`token_likelihoods`; None if only the
+            probability of the token is known, as of a model behind a server.
         greedy (np.ndarray): bool ``[s - 1]``, whether no other token is more probable.
     """
 
     nll: npt.NDArray[np.float64]
-    standardized: npt.NDArray[np.float64]
+    standardized: npt.NDArray[np.float64] | None
     greedy: npt.NDArray[np.bool_]
 
     def after(self, num_tokens: int) -> "TokenLikelihoods":
         """Leave out the first tokens."""
-        return TokenLikelihoods(self.nll[num_tokens:], self.standardized[num_tokens:], self.greedy[num_tokens:])
+        standardized = None if self.standardized is None else self.standardized[num_tokens:]
+        return TokenLikelihoods(self.nll[num_tokens:], standardized, self.greedy[num_tokens:])
 
 
 @torch.no_grad()

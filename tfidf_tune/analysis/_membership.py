@@ -19,7 +19,7 @@ FALSE_POSITIVE_RATE = 0.01
 Floats = npt.NDArray[np.float64]
 
 
-def passage_scores(nll: Floats, standardized: Floats, text: str) -> dict[str, float]:
+def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[str, float]:
     """Return the scores of a passage.
 
     ==================  ================================================================================================
@@ -34,13 +34,13 @@ def passage_scores(nll: Floats, standardized: Floats, text: str) -> dict[str, fl
 
     Args:
         nll (np.ndarray): float64 ``[n]``, of each predicted token.
-        standardized (np.ndarray): float64 ``[n]``, see :func:`token_likelihoods`.
+        standardized (np.ndarray | None): float64 ``[n]``, see :func:`token_likelihoods`. None leaves out Min-K%++.
         text (str): the passage.
     """
     return {
         "nll": float(nll.mean()),
         "min_k": mean_of_lowest(-nll),
-        "min_k_plus_plus": mean_of_lowest(standardized),
+        **({} if standardized is None else {"min_k_plus_plus": mean_of_lowest(standardized)}),
         "zlib": zlib_score(float(nll.sum()), text),
     }
 

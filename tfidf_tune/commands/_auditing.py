@@ -68,6 +68,20 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
 
 
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a model behind a server."""
+    add = parser.add_argument_group("a model behind an OpenAI-compatible server").add_argument
+    add("--base-url", metavar="URL", help="of the server, up to /v1; MODEL is then its name there")
+    add("--send", choices=("text", "ids"), default="text", help=f"prompts as text, or as token ids; {_DEFAULT}")
+    add("--api-key-variable", metavar="NAME", default="OPENAI_API_KEY", help=f"environment variable; {_DEFAULT}")
+    add("--num-concurrent", type=whole_number(1), default=1, help=f"requests at once; {_DEFAULT}")
+    add("--requests-per-minute", type=float, help="most requests; default: no limit")
+    add("--timeout", type=float, default=600.0, help=f"seconds to wait for an answer; {_DEFAULT}")
+    add("--max-retries", type=whole_number(0), default=8, help=f"of a request that fails; {_DEFAULT}")
+    add("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the estimate of the cost")
+    add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
+
+
 def _arguments(text: str) -> dict[str, Any]:
     try:
         return {
@@ -137,11 +151,12 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
     """Run the harness; return the folder of the results, a new one each time."""
     from tfidf_tune.analysis import check_passages
     from tfidf_tune.data import hf_tokenizer, read_probe_file
-    from tfidf_tune.tasks import evaluate
+    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, evaluate
 
-    model_args = model_arguments(options)
+    is_server = getattr(options, "base_url", None) is not None
+    model_args = _server_arguments(options, folder) if is_server else model_arguments(options)
     # Check before a model of gigabytes is loaded.
-    tokenizer = hf_tokenizer(model_args.get("tokenizer", model_args["pretrained"]))
+    tokenizer = hf_tokenizer(model_args.get("tokenizer") or model_args["pretrained"])
     passages = read_probe_file(probe_file)
     check_passages(tokenizer, passages, options.offset + max(options.prefix_lengths))
     metadata: dict[str, Any] = {
@@ -161,16 +176,49 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
         metadata["attacks"] = [asdict(attack) for attack in planned]
         if left_out := [name for name in options.attacks or () if name not in {attack.name for attack in planned}]:
             say(f"The budget of {options.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
+    tasks = [task, "tfidf_membership"]
+    if is_server:
+        metadata["prompts"] = {"text": "text", "ids": "ids_to_text"}[options.send]
+        if problem := _likelihood_problem(model_args):
+            tasks.pop()
+            say(f"Likelihoods are left out: the server cannot be used for them, {problem}.", sys.stderr)
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     evaluate(
         model_args,
-        [task, "tfidf_membership"],
+        tasks,
         results,
         metadata=metadata,
         batch_size=options.batch_size,
         device=options.device,
+        model_name=SERVER_NAME if is_server else MODEL_NAME,
     )
     return results
+
+
+def estimate(options: argparse.Namespace, num_passages: int) -> str:
+    """Describe the requests, tokens and, with prices, the cost of an audit; likelihoods and chat templates included."""
+    attacks = plan_attacks(options, num_passages)
+    requests = num_passages * (1 + sum(attack.num_requests for attack in attacks))
+    given = num_passages * (options.block_size + sum(attack.num_requests * attack.prefix_length for attack in attacks))
+    made = num_passages * (1 + options.max_new_tokens * sum(attack.num_requests for attack in attacks))
+    text = f"{requests:,} requests, about {given:,} tokens in prompts and at most {made:,} in continuations"
+    if options.price is not None:
+        cost = (given * options.price[0] + made * options.price[1]) / 1e6
+        text += f"; at most about {cost:,.2f} at {options.price[0]:g} and {options.price[1]:g} for a million tokens"
+    return f"{text}."
+
+
+def _server_arguments(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the arguments of the model behind a server; its journal outlives a crash."""
+    names = ("base_url", "tokenizer", "num_concurrent", "requests_per_minute", "timeout", "max_retries")
+    own = {name: getattr(options, name) for name in (*names, "api_key_variable")}
+    return {"model": options.model, **own, "journal": str(folder.parent / "requests.jsonl")}
+
+
+def _likelihood_problem(model_args: Mapping[str, Any]) -> str | None:
+    from tfidf_tune.tasks._server import ServerLM
+
+    return ServerLM(**model_args).likelihood_problem()
 
 
 def plan_attacks(options: argparse.Namespace, num_passages: int) -> "list[Attack]":

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from tfidf_tune._printing import say
 from tfidf_tune.commands._auditing import (
     add_asking,
     add_choosing,
+    add_server,
     ask,
     audit_folder,
     check_options,
     choose_passages,
+    estimate,
     plan_attacks,
     report,
 )
@@ -49,10 +52,15 @@ def main(arguments: list[str]) -> None:
     add("--overwrite", action="store_true", help="choose the passages again if the output folder has some")
     add_choosing(parser)
     add_asking(parser)
+    add_server(parser)
     options = parser.parse_args(arguments)
     model = Path(options.model).expanduser()
-    if looks_like_path(options.model) and not model.is_dir():
+    if options.base_url is None and looks_like_path(options.model) and not model.is_dir():
         raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
+    if options.base_url is not None and options.tokenizer is None:
+        raise ValueError(
+            "a model behind a server needs --tokenizer: its own, or any other one, in whose tokens passages are counted"
+        )
     folder = audit_folder(options, options.model)
     check_options(options, folder)
     longest = max(attack.offset + attack.prefix_length for attack in plan_attacks(options, _num_passages(options)))
@@ -63,6 +71,10 @@ def main(arguments: list[str]) -> None:
         )
     options.tokenizer = options.tokenizer or options.model
     _choose(options, folder / "probe.jsonl", folder / "passages.json")
+    if options.base_url is not None or options.dry_run:
+        say(estimate(options, _num_passages(options)), file=sys.stderr)
+    if options.dry_run:
+        return
     report(options, ask(options, folder / "probe.jsonl", folder / "evaluation"), folder)
 
 

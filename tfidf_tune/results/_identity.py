@@ -29,7 +29,7 @@ def identify(
     folder at or above the file with ``cell.json``, or with the ``config.yaml`` of a run whose milestone this is.
 
     Args:
-        model_args (Mapping[str, str]): of the harness: ``pretrained`` and, for an adapter, ``peft``.
+        model_args (Mapping[str, str]): of the harness: ``pretrained``; ``peft`` for an adapter; ``model`` of a server.
         results_file (Path): ``results_<date>.json``.
         label (str | None): ``OBJECTIVE`` or ``MODEL:OBJECTIVE``, given by the user.
 
@@ -37,12 +37,13 @@ def identify(
         tuple[tuple[str | None, str], Checkpoint]: what all files of a run have in common, its label and its folder or
             model; and the names of the checkpoint. The model is empty if only the objective is known.
     """
-    if "pretrained" not in model_args:
+    named = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
+    if named is None:
         raise ValueError(
-            f"{results_file}: its config.model_args name no model (pretrained=...): evaluate a Hugging Face model or a "
-            "PEFT adapter"
+            f"{results_file}: its config.model_args name no model (pretrained=... or model=...): evaluate a Hugging "
+            "Face model, a PEFT adapter or the model of a server"
         )
-    checkpoint = model_args.get("peft", model_args["pretrained"])
+    checkpoint = named
     milestone = _MILESTONE.fullmatch(Path(checkpoint).name)
     folder = _run_folder(checkpoint, milestone is not None, results_file)
     trained = str(Path(checkpoint).parent) if milestone else checkpoint  # the same for all milestones of a run

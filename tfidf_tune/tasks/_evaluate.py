@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 MODEL_NAME = "tfidf-hf"
+SERVER_NAME = "tfidf-server"
+_MODELS = {
+    MODEL_NAME: "tfidf_tune.tasks._model:TokenExactHFLM",
+    SERVER_NAME: "tfidf_tune.tasks._server:ServerLM",
+}
 
 
 def tasks_folder() -> Path:
@@ -14,7 +19,7 @@ def tasks_folder() -> Path:
 
 
 def register_model() -> None:
-    """Register ``--model tfidf-hf`` with the harness, in this process; outside of a repository it does not ask git."""
+    """Register our models with the harness, in this process; outside of a repository it does not ask git."""
     import lm_eval.models  # noqa: F401  (first: the harness registers its own models only into an empty registry)
     from lm_eval import evaluator
     from lm_eval.api.registry import model_registry
@@ -22,8 +27,9 @@ def register_model() -> None:
     if not any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         evaluator.get_git_commit_hash = lambda: None  # git would print that this is no repository
 
-    if MODEL_NAME not in model_registry:
-        model_registry.register(MODEL_NAME, target="tfidf_tune.tasks._model:TokenExactHFLM")
+    for name, target in _MODELS.items():
+        if name not in model_registry:
+            model_registry.register(name, target=target)
 
 
 def load_now(manager: Any, tasks: Sequence[Any]) -> None:
@@ -44,6 +50,7 @@ def evaluate(
     batch_size: int = 64,
     device: str | None = None,
     limit: int | None = None,
+    model_name: str = MODEL_NAME,
 ) -> None:
     """Evaluate a model with the harness, with prompts of token ids, and write results and samples.
 
@@ -58,16 +65,18 @@ def evaluate(
         batch_size (int): sequences in a forward pass.
         device (str | None): device of the model. Default: a GPU if there is one, else the CPU.
         limit (int | None): documents of each task. Default: None, all.
+        model_name (str): of the harness; ``tfidf-server`` takes other ``model_args``. Default: "tfidf-hf".
 
     Raises:
         ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do not exist, or the
             batch size is below 1.
         OSError: If the results cannot be written.
     """
-    import torch
+    if model_name == MODEL_NAME:
+        import torch
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
@@ -83,7 +92,7 @@ def evaluate(
     load_now(manager, list(tasks))
     tracker = EvaluationTracker(output_path=str(output_path))
     results = simple_evaluate(
-        model=MODEL_NAME,
+        model=model_name,
         model_args=model_args,
         tasks=list(tasks),
         batch_size=batch_size,

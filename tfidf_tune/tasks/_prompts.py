@@ -1,7 +1,7 @@
 """Two ways to send token ids to a model of the harness, whose requests and responses are strings.
 
-As numbers (``token_ids: 12 45 9``), which our model and the pass-through tokenizer read exactly; or as text, for any
-model, where ids that change when the text is tokenized again are counted.
+As numbers (``token_ids: 12 45 9``), which our model and the pass-through tokenizer read exactly; as text, for any
+model, where ids that change when the text is tokenized again are counted; or as numbers with a response of text.
 """
 
 import functools
@@ -15,7 +15,7 @@ from tfidf_tune.analysis import longest_prefix_match
 from tfidf_tune.data import HFTokenizer, hf_tokenizer
 from tfidf_tune.tasks._token_ids import original_tokenizer, parse_token_ids, token_ids_request
 
-_PROMPTS = ("token_ids", "text")
+_PROMPTS = ("token_ids", "text", "ids_to_text")
 
 
 class Prompt(NamedTuple):
@@ -145,11 +145,22 @@ class TextPrompts:
         return ids
 
 
+@dataclass(frozen=True)
+class IdsToTextPrompts(TextPrompts):
+    """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        return Prompt(token_ids_request(ids), exact=True)
+
+    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
+        return TokenIdPrompts(self.tokenizer).scored_text(ids, num_given)
+
+
 Prompts = TokenIdPrompts | TextPrompts
 
 
 def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Decide from the harness's metadata how prompts are sent: ``prompts`` is "token_ids" or "text".
+    """Decide from the harness's metadata how prompts are sent, as ``prompts``: "token_ids", "text" or "ids_to_text".
 
     Returns plain values that each document of a task carries, for :func:`prompts_of`.
 
@@ -180,4 +191,5 @@ def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> Promp
     if prompts == "token_ids":
         return TokenIdPrompts(tokenizer)
     arguments = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
-    return TextPrompts(tokenizer, AutoTokenizer.from_pretrained(name, **arguments), add_bos_token)
+    made = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
+    return made(tokenizer, AutoTokenizer.from_pretrained(name, **arguments), add_bos_token)

@@ -1,0 +1,123 @@
+"""A small OpenAI-compatible server around a model, with faults on demand: what a real one does, and does wrong."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import torch
+
+from tfidf_tune.analysis import greedy_continuations, load_model, token_likelihoods
+from tfidf_tune.data import hf_tokenizer
+
+
+class Host:
+    """A model, what it was asked, and the faults of the next requests, by name."""
+
+    def __init__(self, folder):
+        self.model, self.tokenizer = load_model(folder).eval(), hf_tokenizer(str(folder))
+        self.asked, self.faults, self.keys = [], [], set()
+        self.echoes = True
+        self.lock = threading.Lock()
+
+    def encode(self, text):
+        return self.tokenizer.encode(text, add_bos=False, add_eos=False)
+
+    def answer(self, path, payload):
+        prompt = payload.get("prompt")
+        if path.endswith("/chat/completions"):
+            prompt = payload["messages"][-1]["content"]
+        if isinstance(prompt, list) and isinstance(prompt[0], list):  # a batch of one
+            (prompt,) = prompt
+        ids = list(prompt) if isinstance(prompt, list) else self.encode(prompt)
+        with self.lock, torch.no_grad():
+            if payload["temperature"]:
+                torch.manual_seed(payload["seed"])
+                options = {"do_sample": True, "temperature": payload["temperature"], "top_k": payload.get("top_k", 0)}
+                options |= {"max_new_tokens": payload["max_tokens"], "pad_token_id": self.tokenizer.eos_id}
+                made = self.model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+            else:
+                (made,) = greedy_continuations(self.model, [ids], payload["max_tokens"], eos_id=self.tokenizer.eos_id)
+            choice = {"index": 0, "finish_reason": "length"}
+            if path.endswith("/chat/completions"):
+                choice["message"] = {"role": "assistant", "content": self.tokenizer.decode(made)}
+                return {"choices": [choice]}
+            choice["text"] = self.tokenizer.decode(made)
+            if payload.get("echo") and self.echoes:
+                (scored,) = token_likelihoods(self.model, [ids + made])
+                values = [None, *(-scored.nll).tolist()]
+                tokens = [self.tokenizer.decode([one]) for one in ids + made]
+                top = [None] + [
+                    {"best": value if greedy else value / 2}
+                    for value, greedy in zip(values[1:], scored.greedy, strict=True)
+                ]
+                choice["text"] = self.tokenizer.decode(ids + made)
+                choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
+        return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": len(made)}}
+
+
+@contextmanager
+def serving(folder):
+    """Serve a model; yield its host and the base URL."""
+    host = Host(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_POST(self):
+            payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with host.lock:
+                host.asked.append((self.path, payload))
+                host.keys.add(self.headers.get("Authorization"))
+                fault = host.faults.pop(0) if host.faults else ""
+            if fault.isdigit():
+                message = json.dumps({"error": {"message": f"no, {self.headers.get('Authorization')}"}}).encode()
+                return self.reply(int(fault), message, {"Retry-After": "0"})
+            if fault == "slow":
+                time.sleep(1.5)
+            answer = host.answer(self.path, payload)
+            (choice,) = answer["choices"]
+            logprobs = choice.get("logprobs", {})
+            if fault == "positive":
+                logprobs["token_logprobs"][5] = 0.5
+            elif fault == "shifted":  # of the next token, as by a server that counts from the wrong one
+                values = [*logprobs["top_logprobs"][2:], {"best": -1.0}]
+                logprobs["top_logprobs"][1:] = [{"best": max(one.values()) / 2} for one in values]
+                logprobs["token_logprobs"][1:] = [-9.0] * len(values)
+            elif fault == "zeros":
+                logprobs["token_logprobs"] = [0.0] * len(logprobs["tokens"])
+            elif fault == "nan":
+                logprobs["token_logprobs"][7] = float("nan")
+            elif fault == "too many":
+                logprobs["token_logprobs"].append(-1.0)
+            elif fault == "another prompt":
+                logprobs["tokens"] = ["x"] * len(logprobs["tokens"])
+            elif fault == "early":
+                choice["finish_reason"] = None
+            elif fault == "no text":
+                choice["text"] = None
+            elif fault == "two":
+                answer["choices"] = [choice, choice]
+            body = b"<html>" if fault == "html" else json.dumps(answer).encode()
+            if fault == "cut":
+                self.reply(200, body[: len(body) // 2], {"Content-Length": str(len(body))})
+                return self.connection.close()
+            return self.reply(200, body, {})
+
+        def reply(self, status, body, headers):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield host, f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
