@@ -377,6 +377,18 @@ def _audit(file: Path) -> str:
     return str(markdown_table(names, cells))
 
 
+def _trust(file: Path) -> str:
+    from audit_trust import table  # type: ignore[import-not-found]  # slow
+
+    return str(table(json.loads(file.read_text(encoding="utf-8"))))
+
+
+def _server(file: Path) -> str:
+    from audit_server import table  # type: ignore[import-not-found]  # slow
+
+    return str(table(json.loads(file.read_text(encoding="utf-8"))))
+
+
 _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "summary": _summary,
@@ -391,6 +403,8 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "speed": _speed,
     "implementations": _implementations,
     "audit": _audit,
+    "trust": _trust,
+    "server": _server,
 }
 
 

@@ -234,3 +234,13 @@ def test_the_fingerprint_is_that_of_contents_format_and_names(tmp_path):
         *(("embedded", None, split) for split in ("train", "validation", "validation[:50%]", "validation[50%:]")),
     ]
     assert len({source_fingerprint(*each) for each in different}) == len(different)
+
+
+def test_rows_without_text_are_left_out_with_a_warning(tmp_path, caplog):
+    file = tmp_path / "mixed.jsonl"
+    file.write_text('{"text": "one"}\n{"body": "two"}\n{"text": null}\n{"text": ""}\n{"text": "five"}\n')
+    with caplog.at_level("WARNING", logger="tfidf_tune.data"):
+        assert list(load_documents(str(file))) == ["one", "five"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}: 2 of 5 rows have nothing in column 'text': left out"
+    ]

@@ -67,7 +67,18 @@ def load_documents(
     """
     require_choice("sample_by", sample_by, SAMPLE_BY)
     rows = _checked_rows(_rows(source, name, split, sample_by), source, {column: str})
-    return (text for row in rows if (text := (row[column] or "").strip()))
+    return _texts(rows, source, column)
+
+
+def _texts(rows: Iterable[dict[str, Any]], source: str, column: str) -> Iterator[str]:
+    """Yield the texts that are not empty, and warn of rows that have none, as those of files with mixed columns."""
+    num_rows, num_missing = 0, 0
+    for num_rows, row in enumerate(rows, start=1):  # noqa: B007
+        num_missing += row[column] is None
+        if text := (row[column] or "").strip():
+            yield text
+    if num_missing:
+        logger.warning(f"{source}: {num_missing:,} of {num_rows:,} rows have nothing in column {column!r}: left out")
 
 
 def load_rows(
