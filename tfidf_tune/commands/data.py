@@ -5,8 +5,10 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
+from pathlib import Path
 from typing import Any
 
+from tfidf_tune._extras import require_extras
 from tfidf_tune._printing import counted, say, visible
 from tfidf_tune._shipped import config_path
 from tfidf_tune.commands import whole_number
@@ -20,16 +22,40 @@ Document = tuple[list[int], list[bool]]
 
 
 def main(arguments: list[str]) -> None:
-    """Show what a training config makes of its data set.
+    """Show what a training config makes of its data set, or remove copies from text.
 
     Args:
         arguments (list[str]): of the command line, after ``tfidf-tune data``.
 
     Raises:
-        FileNotFoundError: If a file or folder that the config names is missing.
-        ValueError: If the config is not valid, or its data set cannot be built.
+        FileNotFoundError: If a file or folder is missing.
+        ValueError: If the config is not valid, its data set cannot be built, or text cannot be read.
     """
     options = _parser().parse_args(arguments)
+    options.run(options)
+
+
+def _dedup(options: argparse.Namespace) -> None:
+    require_extras("data dedup", "scale")
+    from tfidf_tune.data._corpus_deduplication import CorpusDeduplication, deduplicate_corpus
+
+    names = ("method", "threshold", "ngram", "num_perm", "column", "sample_by")
+    settings = CorpusDeduplication(**{name: getattr(options, name) for name in names})
+    *sources, output = options.paths
+    if not sources:
+        raise ValueError(f"name the text and a folder for the result, got only {output}")
+    report = deduplicate_corpus(sources, Path(output).expanduser(), settings, num_jobs=options.jobs)
+    for unit in ("documents", "characters"):
+        whole, kept = report[unit], report[f"kept_{unit}"]
+        share = f" ({(whole - kept) / whole:.1%})" if whole else ""
+        say(f"{unit.capitalize()}: {whole:,} read, {whole - kept:,} removed{share}, {kept:,} kept.")
+    for cluster in report["largest_clusters"]:
+        beginning = " ".join(cluster["beginning"].split())
+        say(f"  {cluster['documents']:>7,} copies of: {beginning} ...")
+    say(f"Written: {output}, with report.json")
+
+
+def _preview(options: argparse.Namespace) -> None:
     config_path(options.config)
     from tfidf_tune.training import LoRAFinetuneConfig, build_dataset, check_config, instantiate, load_config
 
@@ -54,7 +80,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a training config.")
+    parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a config; remove copies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     preview = commands.add_parser(
         "preview",
@@ -62,12 +88,28 @@ def _parser() -> argparse.ArgumentParser:
         description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
         epilog=f"example: {_EXAMPLE}",
     )
+    preview.set_defaults(run=_preview)
     preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
     preview.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
     preview.add_argument(
         "--number", type=whole_number(0), default=3, metavar="N", help="examples to print; default: %(default)s"
     )
+    _add_dedup(commands.add_parser("dedup", help="remove copies from text that may be larger than memory"))
     return parser
+
+
+def _add_dedup(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_dedup)
+    add, default = parser.add_argument, "default: %(default)s"
+    add("paths", nargs="+", metavar="IN ... OUT", help=".txt, .jsonl, .parquet or folders; and the folder to write")
+    add("--method", choices=("exact", "minhash"), default="minhash", help=default)
+    add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
+    add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
+    add("--num-perm", type=whole_number(2), default=128, help=f"hash functions at most; {default}")
+    add("--column", default="text", help=f"column of the text; {default}")
+    add("--sample-by", choices=("line", "paragraph", "document"), default="line",
+        help=f"what a document of a .txt file is; {default}")  # fmt: skip
+    add("--jobs", type=whole_number(1), default=1, help=f"processes; files are divided among them; {default}")
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:

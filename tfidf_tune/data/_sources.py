@@ -82,7 +82,12 @@ def _texts(rows: Iterable[dict[str, Any]], source: str, column: str) -> Iterator
 
 
 def load_rows(
-    source: str, columns: Mapping[str, type], *, name: str | None = None, split: str = "train"
+    source: str,
+    columns: Mapping[str, type],
+    *,
+    name: str | None = None,
+    split: str = "train",
+    sample_by: SampleBy = "line",
 ) -> Iterator[dict[str, Any]]:
     """Stream the rows of a source, see :func:`load_documents`, that has certain columns.
 
@@ -91,6 +96,7 @@ def load_rows(
         columns (Mapping[str, type]): the required columns and the type of their values; a value may be None.
         name (str | None): configuration of a hub data set.
         split (str): its split.
+        sample_by (Literal["line", "paragraph", "document"]): what a row of a ``.txt`` file is. Default: "line"
 
     Returns:
         Iterator[dict[str, Any]]: the rows, with all their columns.
@@ -99,7 +105,7 @@ def load_rows(
         FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: As for :func:`load_documents`, or if a column is missing or has another type.
     """
-    return _checked_rows(_rows(source, name, split), source, columns)
+    return _checked_rows(_rows(source, name, split, sample_by), source, columns)
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
@@ -113,7 +119,7 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
     if sample_by != "line" or not lengths or not _is_local(source):
         return
     middle = median(lengths)
-    if middle < _SHORT_DOCUMENT and all(_reader(file) == "text" for file in _local_files(source)):
+    if middle < _SHORT_DOCUMENT and all(_reader(file) == "text" for file in local_files(source)):
         logger.warning(
             f"{source}: each line is a document, {len(lengths):,} with a median of {middle:g} tokens. If lines belong "
             "together, set sample_by to paragraph (they end at an empty line) or document (a file is one)"
@@ -137,8 +143,8 @@ def source_fingerprint(
     if source == EMBEDDED:
         return digest([EMBEDDED, embedded_documents(split), column])
     if _is_local(source):
-        files = [(_format(file), file_sha256(file)) for file in _local_files(source)]
-        is_divided = sample_by != "line" and _reader(_local_files(source)[0]) == "text"
+        files = [(_format(file), file_sha256(file)) for file in local_files(source)]
+        is_divided = sample_by != "line" and _reader(local_files(source)[0]) == "text"
         return digest(["local", files, column, *([sample_by] if is_divided else [])])
     return digest(["hub", source, name, split, column])
 
@@ -147,7 +153,7 @@ def _rows(source: str, name: str | None, split: str, sample_by: SampleBy = "line
     if source == EMBEDDED:
         return _placed(EMBEDDED, "row", map(embedded_row, embedded_documents(split)))
     if _is_local(source):
-        return _local_rows(_local_files(source), sample_by)
+        return _local_rows(local_files(source), sample_by)
     failure = (
         f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
         "check these names and the connection, or name a local file."
@@ -236,7 +242,7 @@ def _is_local(source: str) -> bool:
     return path.exists() or looks_like_path(source) or _format(path) in _FORMATS
 
 
-def _local_files(source: str) -> list[Path]:
+def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {source!r}")

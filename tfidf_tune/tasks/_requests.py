@@ -93,9 +93,16 @@ class Server:
             ConnectionError: If a request fails in spite of all retries; what was answered until then is in the journal.
         """
         with tqdm(total=len(requests), desc=description) as bar, ThreadPoolExecutor(self._num_concurrent) as pool:
+            failed = threading.Event()
 
             def ask(request: Request) -> Any:
-                answer = self._answer(request)
+                if failed.is_set():
+                    return None
+                try:
+                    answer = self._answer(request)
+                except BaseException:
+                    failed.set()
+                    raise
                 bar.update()
                 return answer
 

@@ -1,0 +1,146 @@
+"""``tfidf-tune data dedup``: copies are removed from files on disk, also after an interruption."""
+
+import gzip
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfidf_tune.commands.data import main
+from tfidf_tune.data._corpus_deduplication import CorpusDeduplication, deduplicate_corpus, word_ngrams
+
+WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))]
+
+
+def document(seed, length=120):
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(length))
+
+
+def changed(text, share, seed):
+    rng = random.Random(seed)
+    return " ".join("other" if rng.random() < share else word for word in text.split())
+
+
+def write(folder, texts, num_files=3):
+    folder.mkdir()
+    for part in range(num_files):
+        rows = [{"n": number, "text": text} for number, text in enumerate(texts) if number % num_files == part]
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def kept(output):
+    texts = [gzip.decompress(file.read_bytes()).decode() for file in sorted(output.glob("*.jsonl.gz"))]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """40 texts; the first ten have three equal copies, the next five two near ones, the next five two distant ones."""
+    originals = [document(seed) for seed in range(40)]
+    near = [changed(text, 0.01, seed) for text in originals[10:15] for seed in (1, 2)]
+    distant = [changed(text, 0.5, seed) for text in originals[15:20] for seed in (1, 2)]
+    made = [*originals, *originals[:10] * 3, *near, *distant, "", "...", "--"]
+    random.Random(0).shuffle(made)
+    return made
+
+
+def groups(texts, threshold, size):
+    """Clusters of texts, by comparing all pairs."""
+    sets = [{tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in (t.split() for t in texts)]
+    parent = list(range(len(texts)))
+
+    def root(i):
+        return i if parent[i] == i else root(parent[i])
+
+    for i, j in itertools.combinations(range(len(texts)), 2):
+        if sets[i] and sets[j] and len(sets[i] & sets[j]) / len(sets[i] | sets[j]) >= threshold:
+            parent[root(i)] = root(j)
+    found = {}
+    for i in range(len(texts)):
+        found.setdefault(root(i), set()).add(i)
+    return sorted(map(sorted, found.values()))
+
+
+@pytest.mark.parametrize("method", ["exact", "minhash"])
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts, method, num_jobs):
+    source = write(tmp_path / "in", texts)
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    settings = CorpusDeduplication(method, threshold=0.7, ngram=3)
+    report = deduplicate_corpus([str(source)], tmp_path / "out", settings, num_jobs=num_jobs)
+    rows = kept(tmp_path / "out")
+    assert all(texts[row["n"]] == row["text"] for row in rows)
+    if method == "exact":
+        assert sorted(row["text"] for row in rows) == sorted(set(texts))
+    else:
+        clusters = groups(texts, 0.7, 3)
+        staying = {row["n"] for row in rows}
+        assert [len(staying & set(cluster)) for cluster in clusters] == [1] * len(clusters)
+    assert (report["documents"], report["kept_documents"]) == (len(texts), len(rows))
+    assert report["characters"] == sum(map(len, texts))
+    assert report["kept_characters"] == sum(len(row["text"]) for row in rows)
+    assert report["largest_clusters"][0]["documents"] == 4
+    assert all(len(one["beginning"]) <= 60 for one in report["largest_clusters"])
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".gz", ".json"}
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts):
+    source = write(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 40)], num_files=6)
+    command = [sys.executable, "-m", "tfidf_tune.cli", "data", "dedup", str(source)]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    job = subprocess.Popen([*command, str(tmp_path / "cut")], stderr=subprocess.PIPE, start_new_session=True)
+    done = tmp_path / "cut" / "unfinished" / "1" / "completions" / "00002"
+    while not done.exists() and job.poll() is None:
+        time.sleep(0.01)
+    assert job.poll() is None
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate()
+    with pytest.raises(ValueError, match=r"interrupted run with other arguments: ngram was 5, is 4"):
+        main(["dedup", str(source), str(tmp_path / "cut"), "--ngram", "4"])
+    again = subprocess.run([*command, str(tmp_path / "cut")], check=True, capture_output=True, text=True)
+    assert "Finding copies 0.jsonl" not in again.stderr
+    assert "Finding copies 5.jsonl" in again.stderr
+    assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
+    assert (tmp_path / "cut" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
+
+
+def test_the_hashes_are_equal_for_equal_ngrams_only(texts):
+    for size in (1, 3, 5):
+        grams = {}
+        for text in texts:
+            words = re.findall(r"[^\W_]+", text.lower())
+            ours = {tuple(words[i : i + size]) for i in range(max(1, len(words) - size + 1))} if words else set()
+            hashes = set(word_ngrams(text.upper() + " !", size).tolist())
+            assert len(hashes) == len(ours)
+            grams[frozenset(ours)] = hashes
+        for (ours, hashes), (theirs, others) in itertools.combinations(grams.items(), 2):
+            assert len(ours & theirs) == len(hashes & others)
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    source = write(tmp_path / "in", ["one two"], num_files=1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    for arguments, error, message in (
+        ([source], ValueError, "name the text and a folder for the result"),
+        ([tmp_path / "gone", tmp_path / "out"], FileNotFoundError, "gone"),
+        ([source, tmp_path / "mine"], ValueError, "mine exists and is not empty: name a new folder"),
+        ([source, tmp_path / "out", "--threshold", "0"], ValueError, "threshold is 0"),
+        ([source, tmp_path / "out", "--threshold", "0.9999"], ValueError, "threshold 0.9999 is too high for 128"),
+        ([source, tmp_path / "other", "--column", "prose"], ValueError, "no column 'prose'"),
+    ):
+        with pytest.raises(error, match=message):
+            main(["dedup", *map(str, arguments)])
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    assert not (tmp_path / "out").exists()
