@@ -177,13 +177,18 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
             return np.frombuffer(digest, np.uint64)
         return word_ngrams(text, self.config.n_grams)
 
+    @cached_property
+    def functions(self) -> Hashes:
+        """Odd factors and summands modulo 2^64, uint64 ``[2, num_hashes]``."""
+        drawn = np.random.default_rng(self.config.seed).integers(0, 2**64, (2, self.num_hashes), dtype=np.uint64)
+        drawn[0] |= np.uint64(1)
+        return drawn
+
     def get_signature(self, shingles: Hashes) -> list[list[int]]:
         """Return the least value of each hash function, by band."""
         if self.is_exact:
             return [(shingles >> _UNUSED_BITS).tolist()]
-        rng = np.random.default_rng(self.config.seed)
-        factors, summands = rng.integers(0, 2**64, (2, self.num_hashes), dtype=np.uint64)
-        factors |= np.uint64(1)
+        factors, summands = self.functions
         lowest = np.full(self.num_hashes, np.iinfo(np.uint64).max)
         for start in range(0, len(shingles), _TOGETHER):
             values = shingles[start : start + _TOGETHER, None] * factors + summands
