@@ -34,7 +34,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 RESULTS = PAGE.parent / "results"
 # Pages, and where the records of their tables are.
 PAGES = {PAGE: RESULTS} | {
-    PAGE.with_name(name): Path(__file__).parent / "results" for name in ("smollm2.md", "audit.md")
+    PAGE.with_name(name): Path(__file__).parent / "results" for name in ("smollm2.md", "audit.md", "data.md")
 }
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned
@@ -389,6 +389,12 @@ def _server(file: Path) -> str:
     return str(table(json.loads(file.read_text(encoding="utf-8"))))
 
 
+def _scale(file: Path) -> str:
+    from corpus_scale import table  # type: ignore[import-not-found]  # slow
+
+    return str(table(json.loads(file.read_text(encoding="utf-8"))))
+
+
 _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "summary": _summary,
@@ -405,6 +411,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "audit": _audit,
     "trust": _trust,
     "server": _server,
+    "scale": _scale,
 }
 
 

@@ -334,6 +334,23 @@ def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_reco
     assert " ".join(quoted.replace("> ", "").split()) == of_tfidf
 
 
+def test_the_hours_for_a_trillion_tokens_follow_from_the_record():
+    (page,) = (page for page in results_page.PAGES if page.name == "data.md")
+    text = page.read_text(encoding="utf-8")
+    file = results_page.PAGES[page] / re.search(r"<!-- table: scale (\S+) -->", text)[1]
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    largest = {one["way"].split(", ")[1]: one for one in runs if one["tokens"] > 5e7}
+    hours = [1e12 / (one["tokens"] / one["cpu_seconds"]) / 3600 for one in (largest["minhash"], largest["exact"])]
+    assert "{:,.0f} hours of one core by MinHash, {:,.0f} for exact".format(*hours) in " ".join(text.split())
+    of_size = {round(one["tokens"], -6): one for one in runs if one["way"] == "data dedup, minhash"}
+    marginal = [
+        of_size[10**7]["seconds"] - of_size[10**6]["seconds"],
+        of_size[10**8]["seconds"] - of_size[10**7]["seconds"],
+    ]
+    assert 8 < marginal[1] / marginal[0] < 12  # of ten times as many tokens
+    assert max(one["peak_bytes"] for one in runs) < 2**30
+
+
 def test_all_records_are_used_and_all_tables_have_rows():
     assert sorted(file.name for file in results_page.RESULTS.glob("*.jsonl")) == FILES
     blocks = re.findall(r"<!-- table: .*? -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)

@@ -153,7 +153,8 @@ def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
         "Objective": "CE",
         "Seed": "3",
         "Prompts (tokens)": "8, 16",
-        "Continuations": "greedy, compared over up to 12 tokens",
+        "Attacks": "greedy",
+        "Continuations": "compared over up to 12 tokens",
         "Intervals": "percentile bootstrap, 10,000 resamples of whole passages, 95 %",
     }
     assert expected.items() <= made.provenance.items()

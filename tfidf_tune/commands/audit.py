@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._checks import differences
+from tfidf_tune._extras import require_extras
 from tfidf_tune._files import atomic_file, looks_like_path
 from tfidf_tune._printing import say
 from tfidf_tune.commands._auditing import (
@@ -61,6 +62,8 @@ def main(arguments: list[str]) -> None:
         raise ValueError(
             "a model behind a server needs --tokenizer: its own, or any other one, in whose tokens passages are counted"
         )
+    if options.base_url is not None:
+        require_extras("audit", "server")
     folder = audit_folder(options, options.model)
     check_options(options, folder)
     longest = max(attack.offset + attack.prefix_length for attack in plan_attacks(options, _num_passages(options)))

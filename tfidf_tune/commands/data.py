@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _dedup(options: argparse.Namespace) -> None:
-    require_extras("data dedup", "scale")
+    require_extras("data", "scale")
     from tfidf_tune.data._corpus_deduplication import CorpusDeduplication, deduplicate_corpus
 
     names = ("method", "threshold", "ngram", "num_perm", "column", "sample_by")
@@ -56,6 +56,7 @@ def _dedup(options: argparse.Namespace) -> None:
 
 
 def _preview(options: argparse.Namespace) -> None:
+    require_extras("data", "torchtune", "report")
     config_path(options.config)
     from tfidf_tune.training import LoRAFinetuneConfig, build_dataset, check_config, instantiate, load_config
 

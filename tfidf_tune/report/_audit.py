@@ -298,7 +298,8 @@ def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, st
         "Passages": f"{num_targets} targets, {num_controls} controls",
         "Prompts (tokens)": ", ".join(str(prompt_length(length)) for length in sorted(set(samples["prefix_length"]))),
         "Prompts start at token": offsets,
-        "Continuations": f"greedy, compared over up to {samples['length'].max()} tokens",
+        "Attacks": ", ".join(name or "greedy" for name in samples["attack"].unique()),
+        "Continuations": f"compared over up to {samples['length'].max()} tokens",
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }
