@@ -198,3 +198,12 @@ def test_neither_chat_template_nor_system_instruction_changes_a_prompt(llama, pr
         )
     expected = [passage.token_ids[:32] for passage in read_probe_file(probe_file)]
     assert sorted(prompts_seen(calls)) == sorted(expected)
+
+
+def test_weights_of_four_bits(llama):
+    four, full = (
+        TokenExactHFLM(str(llama), device="cpu", dtype="float32", **more) for more in ({"load_in_4bit": True}, {})
+    )
+    kinds = {type(module).__name__ for module in four.model.modules()}
+    assert "Linear4bit" in kinds
+    assert four.model.get_memory_footprint() < full.model.get_memory_footprint()

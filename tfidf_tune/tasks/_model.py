@@ -1,5 +1,6 @@
 """The harness's Hugging Face model with prompts of token ids in addition to prompts of text."""
 
+import importlib.util
 import json
 import warnings
 import zlib
@@ -22,6 +23,15 @@ from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids
 _DEFAULT_BATCH_SIZE = 64
 
 
+def _nf4() -> Any:
+    """Return the settings of 4-bit weights (NF4), or raise a ``ValueError`` without bitsandbytes."""
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+
+
 class ScoredTokens(tuple[float, bool]):
     """The harness's pair of log-likelihood and whether greedy decoding gives the same, with those of each token."""
 
@@ -42,8 +52,8 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
     has ``generation``, it is continued by ``model.generate``, without the model's ``generation_config``, one prompt at
     a time; samples are seeded by the prompt. The harness handles all other requests.
 
-    Two more differences from ``hf``: log-probabilities are in float32 whatever the model's dtype, and the embedding of
-    a model with a padded vocabulary is kept when an adapter is loaded.
+    More differences from ``hf``: ``load_in_4bit`` loads NF4 weights by bitsandbytes, log-probabilities are in float32
+    whatever the model's dtype, and the embedding of a model with a padded vocabulary is kept when an adapter is loaded.
     """
 
     _model: Any
@@ -57,6 +67,8 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
     ) -> None:
         if peft and kwargs.get("delta"):
             raise ValueError("peft and delta cannot be used together: leave out one of them")
+        if kwargs.pop("load_in_4bit", False):  # transformers 5 takes it in a config only
+            kwargs["quantization_config"] = _nf4()
         super()._create_model(pretrained, revision=revision, peft=None, **kwargs)
         if not peft:
             return
