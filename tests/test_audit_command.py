@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 
+import peft
 import pytest
 import torch
+from openai_server import serving
 
 from tfidf_tune.analysis import load_model
 from tfidf_tune.commands.audit import main
@@ -93,6 +95,58 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, co
     assert (out / "probe.jsonl").read_bytes() != probe
 
 
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tiny_checkpoint, command, tmp_path, capsys):
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2)
+    peft.get_peft_model(load_model(tiny_checkpoint), config).save_pretrained(tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    saved["base_model_name_or_path"] = str(tiny_checkpoint)
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(saved))
+    main(command(tmp_path / "adapter", tmp_path / "out", "--json", "--fail-above", "verbatim=0.5"))
+    assert json.loads(capsys.readouterr().out)["passed"]
+    assert {one.tokenizer for one in read_probe_file(tmp_path / "out" / "probe.jsonl")} == {str(tiny_checkpoint)}
+
+
+def test_behind_a_server_the_same_texts_give_the_same_report(
+    reciting, tiny_checkpoint, command, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    limits = ["--fail-above", "lms=4", "--json"]
+    for name, model in (("reciting", reciting), ("other", tiny_checkpoint)):
+        with serving(model) as (host, url):
+            server = ["--base-url", url, "--tokenizer", model, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
+            server += ["--send", "ids"]
+            arguments = command("m", tmp_path / name, *limits, *server, "--price", "1", "2")
+            host.faults += [""] * 20 + ["500"]
+            with pytest.raises(ConnectionError, match=r"status 500: .* Bearer \*\*\*; see to the server\. The same c"):
+                main(arguments)
+            assert "72 requests, about" in capsys.readouterr().err
+            found = [exit_code(main, arguments), json.loads(capsys.readouterr().out)]
+            sent = [json.dumps(payload) for path, payload in host.asked]
+            assert len(sent) == len(set(sent)) + 1  # only what failed was asked for again
+        local = [
+            exit_code(main, command(model, tmp_path / f"{name} local", *limits)),
+            json.loads(capsys.readouterr().out),
+        ]
+        assert found[0] == local[0] == (1 if name == "reciting" else 0)
+        if name == "other":  # an untrained model writes halves of characters, which text cannot carry
+            continue
+        for measure in ("lms", "excess", "verbatim", "auc"):
+            for end in ("value", "upper"):
+                ours, theirs = (one[1]["measures"][measure][end] for one in (local, found))
+                assert theirs == pytest.approx(ours, rel=1e-4), (measure, end)
+        assert found[1]["passages"] == local[1]["passages"]
+    written = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any("sk-secret" in text for text in written)
+
+
+def exit_code(run, arguments):
+    try:
+        run(arguments)
+    except SystemExit as end:
+        return 1 if isinstance(end.code, str) else end.code
+    return 0
+
+
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):
     main(command(reciting, tmp_path, "--json", "--attacks", "greedy", "truncated", "sampling", "--budget", "60"))
     printed = capsys.readouterr()
@@ -105,6 +159,11 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
     for more, message in (
         (["--fail-above", "recall=1"], "'recall=1': write MEASURE=LIMIT"),
         (["--attacks", "magic"], "attacks is 'magic': possible are greedy"),
+        (
+            ["--attacks", "greedy", "--offset", "3"],
+            "--offset is 3, but the attacks have their own starts: use --attacks o",
+        ),
+        (["--base-url", "http://localhost/v1"], "a model behind a server needs --tokenizer"),
         (["--budget", "20"], "a budget of 20 requests does not cover one prompt of each of 24 passages"),
         (
             ["--prefix-lengths", "24"],

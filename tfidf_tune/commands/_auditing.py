@@ -92,12 +92,12 @@ def _arguments(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE") from error
 
 
-def choose_passages(options: argparse.Namespace, file: Path) -> None:
+def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> None:
     """Write a probe file of the texts ``options.sources``, and say what was found."""
     from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 
     spec = ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
-    made = make_probe(hf_tokenizer(options.tokenizer), spec)
+    made = make_probe(hf_tokenizer(tokenizer), spec)
     write_probe_file(file, made.passages)
     say(_found(made, spec), file=sys.stderr if getattr(options, "json", False) else None)
 
@@ -143,6 +143,11 @@ def check_options(options: argparse.Namespace, folder: Path) -> None:
     from tfidf_tune.report import parse_bounds, require_report_folder
 
     options.bounds = parse_bounds(options.fail_above) if options.fail_above is not None else []
+    if options.offset and (options.attacks or options.budget):
+        raise ValueError(
+            f"--offset is {options.offset}, but the attacks have their own starts: use --attacks offset --offsets "
+            f"{options.offset}"
+        )
     require_report_folder(folder / "report")
     require_writable("--output-dir", folder)
 

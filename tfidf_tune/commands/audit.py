@@ -20,6 +20,7 @@ from tfidf_tune.commands._auditing import (
     check_options,
     choose_passages,
     estimate,
+    model_arguments,
     plan_attacks,
     report,
 )
@@ -67,13 +68,14 @@ def main(arguments: list[str]) -> None:
     folder = audit_folder(options, options.model)
     check_options(options, folder)
     longest = max(attack.offset + attack.prefix_length for attack in plan_attacks(options, _num_passages(options)))
+    longest += options.offset
     if longest >= options.block_size:
         raise ValueError(
             f"prompts take the first {longest} tokens of a passage, and a passage has {options.block_size}: raise "
             "--block-size, or lower --prefix-lengths or --offsets"
         )
-    options.tokenizer = options.tokenizer or options.model
-    _choose(options, folder / "probe.jsonl", folder / "passages.json")
+    tokenizer = options.tokenizer or model_arguments(options)["pretrained"]
+    _choose(options, tokenizer, folder / "probe.jsonl", folder / "passages.json")
     if options.base_url is not None or options.dry_run:
         say(estimate(options, _num_passages(options)), file=sys.stderr)
     if options.dry_run:
@@ -85,12 +87,12 @@ def _num_passages(options: argparse.Namespace) -> int:
     return int(options.num_targets + options.num_controls)
 
 
-def _choose(options: argparse.Namespace, probe_file: Path, record: Path) -> None:
+def _choose(options: argparse.Namespace, tokenizer: str, probe_file: Path, record: Path) -> None:
     """Choose the passages, unless an earlier run with the same options has."""
     from tfidf_tune.data import ProbeSpec
 
     settings: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ProbeSpec)}
-    settings |= {"sources": list(options.sources), "tokenizer": options.tokenizer}
+    settings |= {"sources": list(options.sources), "tokenizer": tokenizer}
     if probe_file.is_file() and record.is_file() and not options.overwrite:
         changed = differences(json.loads(record.read_text(encoding="utf-8")), settings)
         if changed:
@@ -101,6 +103,6 @@ def _choose(options: argparse.Namespace, probe_file: Path, record: Path) -> None
         if not options.json:
             say(f"Passages: those of {probe_file}.")
         return
-    choose_passages(options, probe_file)
+    choose_passages(options, tokenizer, probe_file)
     with atomic_file(record) as file:
         file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

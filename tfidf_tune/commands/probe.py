@@ -83,7 +83,7 @@ def _make(options: argparse.Namespace) -> None:
     if output.exists() and not options.overwrite:
         raise ValueError(f"{output} exists already: name another file, or replace it by --overwrite")
     require_writable("--output", output.parent)
-    choose_passages(options, output)
+    choose_passages(options, options.tokenizer, output)
     say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
 
 
