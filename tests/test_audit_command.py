@@ -147,6 +147,18 @@ def exit_code(run, arguments):
     return 0
 
 
+def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
+    arguments = command(reciting, tmp_path, "--num-targets", "4000", "--num-controls", "5000", "--block-size", "60")
+    main([*arguments, "--json"])
+    printed = capsys.readouterr()
+    made = json.loads(printed.out)
+    assert 10 < made["num_targets"] < 4000
+    assert 0 < made["num_controls"] < 5000
+    assert "There are no more passages of 60 tokens without overlap: 4000 targets and 5000 controls were" in printed.err
+    with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
+        main([*arguments, "--overwrite", "--block-size", "100000"])
+
+
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):
     main(command(reciting, tmp_path, "--json", "--attacks", "greedy", "truncated", "sampling", "--budget", "60"))
     printed = capsys.readouterr()

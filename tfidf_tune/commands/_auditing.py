@@ -104,7 +104,8 @@ def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> 
 
 def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
     """Describe what was found, in a few lines."""
-    num_controls = len(made.passages) - spec.num_targets
+    num_targets = sum(passage.kind == "target" for passage in made.passages)
+    num_controls = len(made.passages) - num_targets
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
     counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (repeats[0], repeats[-1]))) if repeats else ""
     times = f", which occur {counts} times" if repeats else ""
@@ -113,8 +114,8 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
         f"Text: {made.num_documents:,} documents, {made.num_tokens:,} tokens.",
         f"Duplicated stretches of at least {spec.block_size} tokens: {len(made.stretch_repeats):,}, with "
         f"{sum(made.stretch_repeats):,} occurrences.",
-        f"Targets: {spec.num_targets}; {made.num_duplicates} are duplicates{times}, "
-        f"{spec.num_targets - made.num_duplicates} were drawn at random.",
+        f"Targets: {num_targets}; {made.num_duplicates} are duplicates{times}, "
+        f"{num_targets - made.num_duplicates} were drawn at random.",
         f"Targets by where they start: {starts}.",
     ]
     if made.num_repetitive:
@@ -123,6 +124,11 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
         lines.append(
             f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data and were "
             "rejected."
+        )
+    if num_targets < spec.num_targets or num_controls < spec.num_controls:
+        lines.append(
+            f"There are no more passages of {spec.block_size} tokens without overlap: {spec.num_targets} targets and "
+            f"{spec.num_controls} controls were wanted."
         )
     if num_controls and spec.controls_source is None:
         lines.append(

@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> None:
     add_choosing(parser)
     add_asking(parser)
     add_server(parser)
+    parser.set_defaults(allow_fewer=True)
     options = parser.parse_args(arguments)
     model = Path(options.model).expanduser()
     if options.base_url is None and looks_like_path(options.model) and not model.is_dir():

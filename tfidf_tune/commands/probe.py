@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _add_make(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_make)
+    parser.set_defaults(run=_make, allow_fewer=False)
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="training text: .txt, .jsonl, .parquet, a folder")
     add("--tokenizer", required=True, help="of the model: a folder or hub id")

@@ -53,6 +53,7 @@ class ProbeSpec:
         seed (int): decides which passages are drawn. Default: 0
         sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, also in
             ``controls_source``, see :func:`load_documents`. Default: "line"
+        allow_fewer (bool): take fewer targets and controls, at least one target, if there are no more. Default: False
 
     Raises:
         ValueError: If a number is out of range, ``passages`` is unknown or no source is given.
@@ -68,6 +69,7 @@ class ProbeSpec:
     min_repeats: int = 2
     seed: int = 0
     sample_by: SampleBy = "line"
+    allow_fewer: bool = False
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -244,7 +246,7 @@ def _choose_controls(
 
 def _check_enough(found: int, setting: str, corpus: _Corpus, spec: ProbeSpec, remark: str = "") -> None:
     needed = getattr(spec, setting)
-    if found < needed:
+    if found < needed and not (spec.allow_fewer and (found or setting == "num_controls")):
         lengths = [length for part in corpus.document_lengths() for length in part]
         longest = max(lengths, default=0)
         if longest < spec.block_size and spec.sample_by != "document":
