@@ -1,10 +1,10 @@
-"""Time, memory and errors of `tfidf-tune data dedup` on 1, 10 and 100 million tokens.
+"""Time, memory and errors of `tfidf-tune data dedup` and `probe make` on 1, 10 and 100 million tokens.
 
     python benchmarks/corpus_scale.py --output scale.json
 
 Documents are words of the embedded corpus in random order; one in twenty is copied exactly, and one in twenty with
-1 % of its words replaced. A token is counted as four characters. Each run is a process of its own with one job; today's
-in-memory removal, of data sets of training, runs up to 10 million tokens for comparison.
+1 % of its words replaced. A token is counted as four characters. Each run is a process of its own with one job; ways
+that keep all text in memory run up to 10 million tokens for comparison. `probe make` uses a tokenizer of 8192 tokens.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
 
-from tfidf_tune.data import embedded_documents
+from tfidf_tune.data import embedded_documents, read_probe_file, train_embedded_tokenizer
 
 _NUM_WORDS, _CHARACTERS_PER_TOKEN = 300, 4
 _FILE_DOCUMENTS = 20_000
@@ -65,7 +65,15 @@ def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str,
         runs.append({"way": f"data dedup, {method}", **size, **run, "removed": shares})
     if in_memory:
         command = [sys.executable, "-c", _IN_MEMORY, str(folder / "in")]
-        runs.append({"way": "in memory, minhash", **size, **_run(command)})
+        runs.append({"way": "data sets, minhash in memory", **size, **_run(command)})
+    make = [sys.executable, "-m", "tfidf_tune.cli", "probe", "make", str(folder / "in"), "--num-controls", "20"]
+    make += ["--tokenizer", str(train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)), "--overwrite"]
+    for passages, search in (("duplicates", "disk"), ("near-duplicates", "disk"), ("duplicates", "memory")):
+        if search == "disk" or in_memory:
+            output = folder / "probe.jsonl"
+            run = _run([*make, "--passages", passages, "--search", search, "--output", str(output)])
+            repeated = sum(one.num_injections > 1 for one in read_probe_file(output))
+            runs.append({"way": f"probe make, {passages}, {search}", **size, **run, "repeated_targets": repeated})
     return runs
 
 
@@ -122,11 +130,13 @@ def table(record: dict[str, Any]) -> str:
             *(one["way"], f"{one['tokens'] / 1e6:.0f} M", f"{one['documents']:,}", f"{one['seconds']:,.0f}"),
             *(f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M", f"{one['peak_bytes'] / 2**20:,.0f}"),
             *(f"{100 * one['removed'][kind]:.2f}" if "removed" in one else "" for kind in ("exact", "near", "other")),
+            str(one.get("repeated_targets", "")),
         ]
         for one in record["runs"]
     ]
     columns = ["", "tokens", "documents", "seconds", "tokens/s of a core", "MiB"]
-    return str(markdown_table([*columns, "% removed: exact copies", "near copies", "others"], rows))
+    columns += ["% removed: exact copies", "near copies", "others", "targets with copies, of 100"]
+    return str(markdown_table(columns, rows))
 
 
 if __name__ == "__main__":

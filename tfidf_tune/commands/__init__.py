@@ -7,6 +7,7 @@ import argparse
 import re
 import reprlib
 from collections.abc import Callable
+from typing import Any
 
 _LARGEST = 2**31 - 1
 
@@ -24,6 +25,17 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
         return number
 
     return read
+
+
+def key_values(text: str) -> dict[str, Any]:
+    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; ``True`` and ``False`` are not text."""
+    try:
+        return {
+            key: {"True": True, "False": False}.get(value, value)
+            for key, value in (part.split("=", maxsplit=1) for part in text.split(","))
+        }
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE") from error
 
 
 def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> None:

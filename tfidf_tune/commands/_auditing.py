@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -9,15 +10,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfidf_tune._extras import require_extras
 from tfidf_tune._files import looks_like_path, require_writable
 from tfidf_tune._printing import say
-from tfidf_tune.commands import whole_number
+from tfidf_tune.commands import key_values, whole_number
+from tfidf_tune.commands._disk import add_tasks, task_runner
 
 if TYPE_CHECKING:
     from tfidf_tune.data import MadeProbe, ProbeSpec
     from tfidf_tune.tasks import Attack
 
 _PREFIX_LENGTHS = (32, 50, 100)
+_LARGE = 100_000_000  # bytes of text from which on it is searched on disk
 _DEFAULT = "default: %(default)s"
 
 
@@ -31,10 +35,14 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     add("--num-targets", type=whole_number(1), default=100, help=_DEFAULT)
     add("--num-controls", type=whole_number(0), default=100, help=_DEFAULT)
     add("--block-size", type=whole_number(2), default=256, help=f"tokens in a passage; {_DEFAULT}")
-    passages_help = f"most frequent passages first, then random ones; or only random ones; {_DEFAULT}"
-    add("--passages", choices=("duplicates", "random"), default="duplicates", help=passages_help)
+    passages_help = f"most frequent ones first, then random ones, or only random ones; {_DEFAULT}"
+    add("--passages", choices=("duplicates", "near-duplicates", "random"), default="duplicates", help=passages_help)
     add("--min-repeats", type=whole_number(2), default=2, help=f"least occurrences of a duplicate; {_DEFAULT}")
     add("--seed", type=whole_number(0, 2**63 - 1), default=0, help=_DEFAULT)
+    add("--search", choices=("auto", "memory", "disk"), default="auto", help=(
+        "where duplicates are searched; auto: on disk for near-duplicates and from 100 MB of text on"
+    ))  # fmt: skip
+    add_tasks(parser)
 
 
 def add_asking(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +50,7 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--base", help="model under an adapter; default: what the adapter names")
     add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with those under it")
-    add("--model-args", type=_arguments, default={}, metavar="KEY=VALUE,...", help=(
+    add("--model-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=(
         "more arguments of the harness's model: load_in_4bit=True, parallelize=True, revision=..."
     ))  # fmt: skip
     add("--prefix-lengths", type=whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100")
@@ -82,24 +90,37 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        return {
-            key: {"True": True, "False": False}.get(value, value)
-            for key, value in (part.split("=", maxsplit=1) for part in text.split(","))
-        }
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE") from error
-
-
 def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> None:
     """Write a probe file of the texts ``options.sources``, and say what was found."""
     from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 
     spec = ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
-    made = make_probe(hf_tokenizer(tokenizer), spec)
-    write_probe_file(file, made.passages)
+    if _is_on_disk(options):
+        require_extras("with a search on disk", "scale")
+        from tfidf_tune.data._probe_on_disk import make_probe_on_disk
+
+        work = file.with_suffix(".search").expanduser()
+        made = make_probe_on_disk(hf_tokenizer(tokenizer), spec, work, task_runner(options))
+        write_probe_file(file, made.passages)
+        shutil.rmtree(work)
+    else:
+        made = make_probe(hf_tokenizer(tokenizer), spec)
+        write_probe_file(file, made.passages)
     say(_found(made, spec), file=sys.stderr if getattr(options, "json", False) else None)
+
+
+def _is_on_disk(options: argparse.Namespace) -> bool:
+    if options.search != "auto":
+        return bool(options.search == "disk")
+    if options.passages == "near-duplicates" or options.executor != "local":
+        return True
+    sizes = [
+        file.stat().st_size
+        for source in map(Path, options.sources)
+        for file in (source.expanduser().iterdir() if source.expanduser().is_dir() else [source.expanduser()])
+        if file.is_file()
+    ]
+    return sum(sizes) >= _LARGE
 
 
 def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
@@ -111,7 +132,7 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
     times = f", which occur {counts} times" if repeats else ""
     starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
     lines = [
-        f"Text: {made.num_documents:,} documents, {made.num_tokens:,} tokens.",
+        f"Text: {made.num_documents:,} documents, {'about ' * made.is_estimate}{made.num_tokens:,} tokens.",
         f"Duplicated stretches of at least {spec.block_size} tokens: {len(made.stretch_repeats):,}, with "
         f"{sum(made.stretch_repeats):,} occurrences.",
         f"Targets: {num_targets}; {made.num_duplicates} are duplicates{times}, "

@@ -12,6 +12,7 @@ from tfidf_tune._extras import require_extras
 from tfidf_tune._printing import counted, say, visible
 from tfidf_tune._shipped import config_path
 from tfidf_tune.commands import whole_number
+from tfidf_tune.commands._disk import add_tasks, task_runner
 
 _EXAMPLE = "tfidf-tune data preview any/lora_sft dataset.source=chats.jsonl checkpointer.checkpoint_dir=MODEL"
 _MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
@@ -44,7 +45,7 @@ def _dedup(options: argparse.Namespace) -> None:
     *sources, output = options.paths
     if not sources:
         raise ValueError(f"name the text and a folder for the result, got only {output}")
-    report = deduplicate_corpus(sources, Path(output).expanduser(), settings, num_jobs=options.jobs)
+    report = deduplicate_corpus(sources, Path(output).expanduser(), settings, task_runner(options))
     for unit in ("documents", "characters"):
         whole, kept = report[unit], report[f"kept_{unit}"]
         share = f" ({(whole - kept) / whole:.1%})" if whole else ""
@@ -110,7 +111,7 @@ def _add_dedup(parser: argparse.ArgumentParser) -> None:
     add("--column", default="text", help=f"column of the text; {default}")
     add("--sample-by", choices=("line", "paragraph", "document"), default="line",
         help=f"what a document of a .txt file is; {default}")  # fmt: skip
-    add("--jobs", type=whole_number(1), default=1, help=f"processes; files are divided among them; {default}")
+    add_tasks(parser)
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:

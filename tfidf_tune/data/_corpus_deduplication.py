@@ -10,32 +10,28 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from datatrove.data import Document
-from datatrove.executor import LocalPipelineExecutor
 from datatrove.io import get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature
 from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.writers import JsonlWriter
-from loguru import logger
-from tqdm import tqdm
 
-from tfidf_tune._checks import differences, require_choice, require_integer, require_number
+from tfidf_tune._checks import require_choice, require_integer, require_number
+from tfidf_tune.data._disk_tasks import TaskRunner, begin, count_text, progress
+from tfidf_tune.data._hashes import Hashes, word_ngrams
 from tfidf_tune.data._sources import SampleBy, load_rows, local_files
 
-Hashes = npt.NDArray[np.uint64]
 _WORK = "unfinished"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
 _UNUSED_BITS = np.uint64(3)  # datatrove takes hashes below 2^61 - 1
 _TOGETHER = 4096  # n-grams whose hashes are computed at once
-_BASE, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)  # odd, so that powers have inverses
-_IS_WORD = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
 
 
 @dataclass(frozen=True)
@@ -91,18 +87,18 @@ class CorpusDeduplication:
 
 
 def deduplicate_corpus(
-    sources: Sequence[str], output: Path, settings: CorpusDeduplication, *, num_jobs: int = 1
+    sources: Sequence[str], output: Path, settings: CorpusDeduplication, runner: TaskRunner | None = None
 ) -> dict[str, Any]:
     """Write the documents that stay to ``output/*.jsonl.gz``, with all their columns, and ``output/report.json``.
 
-    Files are divided among the jobs. An interrupted call, made again, goes on with the files that were not finished.
-    Memory does not grow with the text; it grows with the number of copies, by about 0.5 kB each.
+    A file is a task. An interrupted call, made again, goes on with the files that were not finished. Memory does not
+    grow with the text; it grows with the number of copies, by about 0.5 kB each.
 
     Args:
         sources (Sequence[str]): ``.txt``, ``.jsonl`` or ``.parquet`` files, or folders of them; never changed.
         output (Path): a folder that does not exist, is empty, or is of an interrupted call with the same arguments.
         settings (CorpusDeduplication): what is a copy.
-        num_jobs (int): processes. Default: 1
+        runner (TaskRunner | None): where the tasks run. Default: None, one process of this machine
 
     Returns:
         dict[str, Any]: the report: documents and characters read and kept, and the largest clusters.
@@ -110,37 +106,41 @@ def deduplicate_corpus(
     Raises:
         FileNotFoundError: If a source does not exist.
         ValueError: If a source cannot be read, has no such column, or ``output`` is something else.
+        ChildProcessError: If a task on another machine failed.
     """
-    require_integer("num_jobs", num_jobs, 1)
-    files = [str(file) for source in sources for file in local_files(source)]
-    num_bands, _ = settings.bands
-    work = _begin(output, {"files": files, **asdict(settings)})
-    logger.disable("datatrove")
-    config = MinhashConfig(n_grams=settings.ngram, num_buckets=num_bands, hashes_per_bucket=settings.bands[1])
-    tasks = len(files)
-
-    def run(name: str, steps: list[PipelineStep], number: int, workers: int) -> None:
-        LocalPipelineExecutor(
-            steps, tasks=number, workers=min(workers, number), logging_dir=str(work / name), start_method="fork"
-        ).run()
-
-    reader = _Reader(files, settings, "Finding copies")
-    run("1", [reader, _Signature(str(work / "signatures"), config, settings)], tasks, num_jobs)
-    buckets = MinhashDedupBuckets(str(work / "signatures"), str(work / "pairs"), config=config)
-    run("2", [buckets], num_bands, num_jobs)
-    cluster = MinhashDedupCluster(str(work / "pairs"), str(work / "clusters"), config=config, save_cluster_size=True)
-    run("3", [cluster], 1, 1)
-    writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
-    steps = [_Reader(files, settings, "Writing"), _Keep(str(work / "clusters"), str(work / "counts")), writer]
-    run("4", steps, tasks, num_jobs)
-    report = _report(work / "counts", settings)
+    runner = runner or TaskRunner()
+    files = [str(file.resolve()) for source in sources for file in local_files(source)]
+    num_bands, num_rows = settings.bands
+    output = output.resolve()
+    work = output / _WORK
+    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not work.is_dir()):
+        raise ValueError(f"{output} exists and is not empty: name a new folder")
+    begin(work, {"files": files, **asdict(settings)})
+    config = MinhashConfig(n_grams=settings.ngram, num_buckets=num_bands, hashes_per_bucket=num_rows)
+    signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
+    writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=_row)
+    find, write = "Finding copies", "Writing"
+    cluster = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
+    steps: list[tuple[str, int, list[PipelineStep]]] = [
+        (find, len(files), [_Reader(files, settings, find), _Signature(signatures, config, settings)]),
+        ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
+        ("Joining copies", 1, [cluster]),
+        (write, len(files), [_Reader(files, settings, write), _Keep(clusters, counts), writer]),
+    ]
+    for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
+        runner.run(pipeline, work / str(number), num_tasks, doing)
+    report = _report(Path(counts), settings)
     (output / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     shutil.rmtree(work)
     return report
 
 
+def _row(_: Any, document: Document) -> Any:
+    return document.metadata["row"]
+
+
 class _Reader(PipelineStep):  # type: ignore[misc]
-    """Read the files of a task."""
+    """Read the file of a task."""
 
     type, name = "Reader", "rows"
 
@@ -149,16 +149,13 @@ class _Reader(PipelineStep):  # type: ignore[misc]
         self.files, self.settings, self.doing = files, settings, doing
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Yield the rows of every ``world_size``-th file."""
-        column = self.settings.column
-        for file in self.files[rank::world_size]:
-            is_plain = Path(file).suffix in (".txt", ".jsonl")
-            size = Path(file).stat().st_size if is_plain else None
-            with tqdm(total=size, unit="B", unit_scale=True, desc=f"{self.doing} {Path(file).name}") as bar:
-                for number, row in enumerate(load_rows(file, {column: str}, sample_by=self.settings.sample_by)):
-                    text = row[column] or ""
-                    bar.update(len(text) if size else 1)
-                    yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
+        """Yield its rows."""
+        column, file = self.settings.column, self.files[rank]
+        with progress(self.files, rank, self.doing) as bar:
+            for number, row in enumerate(load_rows(file, {column: str}, sample_by=self.settings.sample_by)):
+                text = row[column] or ""
+                count_text(bar, file, text)
+                yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]
@@ -226,62 +223,8 @@ class _Keep(PipelineStep):  # type: ignore[misc]
         (folder / f"{rank}.json").write_text(json.dumps({"counts": counts, "largest": largest}), encoding="utf-8")
 
 
-def word_ngrams(text: str, size: int) -> Hashes:
-    """Return a hash of each n-gram of the words of a text in lower case, uint64 ``[num_ngrams]``.
-
-    A word is a run of letters and digits, and of all characters that are not ASCII. A text with fewer words is one
-    n-gram; without words it has none. All hashes come from a few operations on the bytes of the text: with the bytes
-    ``x_i`` and an odd base B modulo 2^64, that of the word from s to e is ``B^-s * sum_{s <= i < e} (x_i + 1) B^i``.
-    """
-    data = np.frombuffer(text.lower().encode("utf-8", "surrogatepass"), np.uint8)
-    borders = np.flatnonzero(np.diff(_IS_WORD[data], prepend=False, append=False))
-    starts, ends = borders[::2], borders[1::2]
-    if not len(starts):
-        return np.zeros(0, np.uint64)
-    powers, inverses = _powers(1 << len(data).bit_length())
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum((data + np.uint64(1)) * powers[: len(data)], out=sums[1:])
-    words = _mixed((sums[ends] - sums[starts]) * inverses[starts])
-    size = min(size, len(words))
-    hashes = np.zeros(len(words) - size + 1, np.uint64)
-    for place in range(size):
-        hashes = hashes * _BASE + words[place : place + len(hashes)]
-    return np.unique(_mixed(hashes))
-
-
-@lru_cache(4)
-def _powers(number: int) -> tuple[Hashes, Hashes]:
-    """Return the powers of the base and of its inverse modulo 2^64, from 0 on."""
-    bases = _BASE, np.uint64(pow(int(_BASE), -1, 2**64))
-    rows = [np.concatenate([np.ones(1, np.uint64), np.full(number, base, np.uint64)]).cumprod() for base in bases]
-    return rows[0], rows[1]
-
-
-def _mixed(values: Hashes) -> Hashes:
-    values = (values ^ (values >> np.uint64(30))) * _MIX
-    return np.asarray(values ^ (values >> np.uint64(31)))
-
-
 def _numbers(file: Path) -> npt.NDArray[np.uint32]:
     return np.fromfile(file, np.uint32) if file.is_file() else np.zeros(0, np.uint32)
-
-
-def _begin(output: Path, arguments: dict[str, Any]) -> Path:
-    """Make the folder of the steps, or check that the one that is there has the same arguments."""
-    work = output / _WORK
-    record = work / "arguments.json"
-    if record.is_file():
-        if changed := differences(json.loads(record.read_text(encoding="utf-8")), arguments):
-            raise ValueError(
-                f"{output} has an interrupted run with other arguments: {'; '.join(changed)}. Name another folder, or "
-                "remove this one"
-            )
-        return work
-    if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise ValueError(f"{output} exists and is not empty: name a new folder")
-    work.mkdir(parents=True)
-    record.write_text(json.dumps(arguments), encoding="utf-8")
-    return work
 
 
 def _report(counts: Path, settings: CorpusDeduplication) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice, takewhile
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfidf_tune._checks import check_at_least
+from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune.data._duplicates import (
     SEPARATOR,
     DuplicatedStretch,
@@ -31,6 +31,8 @@ from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts
 SHARED_TOKENS = 50
 """A control has fewer consecutive tokens than this in common with the training text."""
 
+PASSAGES = ("duplicates", "near-duplicates", "random")
+
 # Every model continues a line of dashes or a table of zeros, even if it was not trained on it.
 _LEAST_DIFFERENT = 1 / 8
 _LINE_ENDS = ("\n", "\r")
@@ -47,8 +49,9 @@ class ProbeSpec:
         num_targets (int): passages of the training text. Default: 100
         num_controls (int): passages that it does not contain. Default: 100
         block_size (int): tokens in a passage. Default: 256
-        passages (str): "duplicates" for the most frequent passages, completed with random ones; "random" for random
-            ones only. Default: "duplicates"
+        passages (str): "duplicates" for the most frequent passages, completed with random ones; "near-duplicates" the
+            same with copies that differ in some words, by :func:`make_probe_on_disk` only; "random" for random ones
+            only. Default: "duplicates"
         min_repeats (int): occurrences from which on a passage is a duplicate. Default: 2
         seed (int): decides which passages are drawn. Default: 0
         sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, also in
@@ -76,8 +79,7 @@ class ProbeSpec:
             raise ValueError("no source is given: name at least one file of training text")
         if len(set(self.sources)) < len(self.sources):
             raise ValueError(f"a source is given twice, so that all of it would be duplicated: {list(self.sources)}")
-        if self.passages not in ("duplicates", "random"):
-            raise ValueError(f"passages must be 'duplicates' or 'random', got {self.passages!r}")
+        require_choice("passages", self.passages, PASSAGES)
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
         check_at_least(1, num_targets=self.num_targets)
         check_at_least(2, block_size=self.block_size, min_repeats=self.min_repeats)
@@ -103,7 +105,8 @@ class MadeProbe:
 
     Counts of the training text: documents, tokens, occurrences of each duplicated stretch (stretches may overlap),
     targets that are duplicates, windows left out because they repeat a few tokens, windows of the controls' source
-    refused because they are partly in the training text, and targets by where they start.
+    refused because they are partly in the training text, and targets by where they start. ``num_tokens`` is estimated
+    from a sample if ``is_estimate``.
     """
 
     passages: tuple[Passage, ...]
@@ -114,10 +117,11 @@ class MadeProbe:
     num_repetitive: int
     num_refused: int
     starts: dict[Start, int]
+    is_estimate: bool = False
 
 
 def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
-    """Choose the passages of a probe file.
+    """Choose the passages of a probe file, in memory.
 
     A passage is ``block_size`` tokens within one document. Duplicates are found on token ids, at any offset, in
     one or several documents; each duplicated stretch gives one passage. Randomly drawn passages occur once. No two
@@ -133,8 +137,11 @@ def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages.
+        ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages; if near-duplicates
+            are to be found.
     """
+    if spec.passages == "near-duplicates":
+        raise ValueError("near-duplicates are found by the search on disk only (--search disk)")
     rng = np.random.default_rng(spec.seed)
     texts = {source: load_documents(source, column=spec.column, sample_by=spec.sample_by) for source in spec.sources}
     corpus = _Corpus.read(tokenizer, texts)
@@ -196,7 +203,7 @@ def _choose_targets(
 ) -> tuple[list[Positions], int, tuple[int, ...]]:
     """Return the occurrences of each target, the number of duplicates, and the repeats of all stretches."""
     if not chooser.fits.any():  # the search needs memory in proportion to the length of a passage
-        _check_enough(0, "num_targets", corpus, spec)
+        check_enough(0, "num_targets", spec, *_described(corpus))
     names = name_repeated_windows(corpus.token_ids, spec.block_size)
     stretches = duplicated_stretches(names, spec.block_size, spec.min_repeats)
     targets: list[Positions] = []
@@ -212,7 +219,7 @@ def _choose_targets(
         starts = without_overlaps(same, spec.block_size)
         chooser.take(starts)
         targets.append(starts)
-    _check_enough(len(targets), "num_targets", corpus, spec)
+    check_enough(len(targets), "num_targets", spec, *_described(corpus))
     return targets, num_duplicates, tuple(len(stretch.starts) for stretch in stretches)
 
 
@@ -220,45 +227,81 @@ def _choose_controls(
     tokenizer: TextTokenizer, corpus: _Corpus, rng: np.random.Generator, spec: ProbeSpec
 ) -> tuple[list[TokenArray], int]:
     """Return the controls, and how many windows were refused because they are partly in the corpus."""
+    unseen = read_unseen(tokenizer, spec)
+    num_shared = min(SHARED_TOKENS, spec.block_size)
+    shared = windows_with_shared_stretch(unseen.token_ids, corpus.token_ids, spec.block_size, num_shared)
+    return choose_controls(tokenizer, unseen, rng, spec, lambda start, _: bool(shared[start]))
+
+
+def read_unseen(tokenizer: TextTokenizer, spec: ProbeSpec) -> _Corpus:
+    """Read the text that controls are taken from."""
     if spec.controls_source is None:
         texts: Iterable[str] = embedded_documents("validation") + embedded_documents("train")
     else:
         texts = load_documents(spec.controls_source, column=spec.column, sample_by=spec.sample_by)
-    unseen = _Corpus.read(tokenizer, {spec.controls_source or EMBEDDED: iter(texts)})
-    num_shared = min(SHARED_TOKENS, spec.block_size)
-    shared = windows_with_shared_stretch(unseen.token_ids, corpus.token_ids, spec.block_size, num_shared)
+    return _Corpus.read(tokenizer, {spec.controls_source or EMBEDDED: iter(texts)})
+
+
+def choose_controls(
+    tokenizer: TextTokenizer,
+    unseen: _Corpus,
+    rng: np.random.Generator,
+    spec: ProbeSpec,
+    is_refused: Callable[[int, TokenArray], bool],
+) -> tuple[list[TokenArray], int]:
+    """Draw controls whose first token and ids are not refused; return also how many were."""
     chooser = WindowChooser(tokenizer, unseen.token_ids, spec.block_size, rng)
     controls: dict[bytes, TokenArray] = {}
     num_refused = 0
     for start in chooser.random(chooser.fits):
         chooser.take(np.array([start]))
         window = chooser.window(start)
-        if shared[start]:
+        if is_refused(start, window):
             num_refused += 1
         else:
             controls.setdefault(window.tobytes(), window)
         if len(controls) == spec.num_controls:
             break
+    num_shared = min(SHARED_TOKENS, spec.block_size)
     remark = f" {num_refused} more have {num_shared} tokens in a row of the training text." if num_refused else ""
-    _check_enough(len(controls), "num_controls", unseen, spec, remark)
+    check_enough(len(controls), "num_controls", spec, *_described(unseen), remark)
     return list(controls.values()), num_refused
 
 
-def _check_enough(found: int, setting: str, corpus: _Corpus, spec: ProbeSpec, remark: str = "") -> None:
+def _described(corpus: _Corpus) -> tuple[str, int]:
+    """Describe a text for an error; return also the tokens of its longest document."""
+    lengths = [length for part in corpus.document_lengths() for length in part]
+    longest = max(lengths, default=0)
+    return f"{', '.join(corpus.sources)} ({len(lengths)} documents, the longest of {longest} tokens)", longest
+
+
+def check_enough(found: int, setting: str, spec: ProbeSpec, text: str, longest: int, remark: str = "") -> None:
+    """Raise a ValueError if there are fewer passages than the setting says.
+
+    Args:
+        found (int): their number.
+        setting (str): "num_targets" or "num_controls".
+        spec (ProbeSpec): what was to be chosen.
+        text (str): where they were searched.
+        longest (int): tokens of the longest document.
+        remark (str): more of the message.
+    """
     needed = getattr(spec, setting)
     if found < needed and not (spec.allow_fewer and (found or setting == "num_controls")):
-        lengths = [length for part in corpus.document_lengths() for length in part]
-        longest = max(lengths, default=0)
         if longest < spec.block_size and spec.sample_by != "document":
             remark += (
                 f" Each {spec.sample_by} of a .txt file is a document: another sample_by may give longer ones, or put "
                 "longer documents into the rows of a .jsonl file."
             )
         raise ValueError(
-            f"found {found} passages of {spec.block_size} tokens without overlap in {', '.join(corpus.sources)} "
-            f"({len(lengths)} documents, the longest of {longest} tokens), but {setting} is {needed}.{remark} "
-            f"Lower {setting} or block_size, or name more text"
+            f"found {found} passages of {spec.block_size} tokens without overlap in {text}, but {setting} is {needed}."
+            f"{remark} Lower {setting} or block_size, or name more text"
         )
+
+
+def is_varied(ids: TokenArray) -> bool:
+    """Return whether at least one token in eight is distinct."""
+    return len(np.unique(ids)) >= _LEAST_DIFFERENT * len(ids)
 
 
 class WindowChooser:
@@ -349,7 +392,7 @@ class WindowChooser:
         return self._taken[start : start + num_windows] | self._taken[last : last + num_windows]
 
     def _is_varied(self, start: int) -> bool:
-        varied = len(np.unique(self.window(start))) >= _LEAST_DIFFERENT * self._length
+        varied = is_varied(self.window(start))
         self.num_repetitive += not varied
         return varied
 

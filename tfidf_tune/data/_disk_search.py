@@ -1,0 +1,358 @@
+"""Find windows of text that occur more than once in files that are larger than memory, by tasks of datatrove.
+
+Each file gives records of its windows: a key, which copies share, and where the window starts. They are written to disk
+sorted by key in *runs* of limited length; then each task takes a range of keys from all runs and counts equal ones.
+Memory does not grow with the text.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from datatrove.pipeline.base import PipelineStep
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from tfidf_tune._files import atomic_file
+from tfidf_tune.data._disk_tasks import TaskRunner, count_text, progress
+from tfidf_tune.data._hashes import Hashes
+from tfidf_tune.data._sources import SampleBy, load_documents
+from tfidf_tune.data._windows import Places, TextBatch, band_keys, chosen_words, hashes, make_batch, window_keys
+
+PLACE = np.dtype([("file", "<u4"), ("document", "<u4"), ("offset", "<u4")])
+"""Where a window starts: a file, a document of it that is not empty, a byte of that."""
+RECORD = np.dtype([("key", "<u8"), ("place", PLACE)])
+PAIR = np.dtype([("first", PLACE), ("second", PLACE)])
+GROUP = np.dtype([("count", "<u4"), ("place", PLACE)])
+"""Windows that are copies of each other: how many, without those that overlap, and where the first one is."""
+
+Records = npt.NDArray[np.void]
+
+_BATCH_BYTES = 1 << 20
+_RUN_RECORDS = 1 << 21
+_PART_RECORDS = 1 << 22
+_MOST_GROUPS = 5_000_000  # of all parts together, the largest of each
+_FILTER_BITS = 18
+_CONTEXT = 16  # bytes before a window
+_NEAR_WORDS, _NEAR_BANDS = 3, (25, 5)  # datasketch's bands for 125 hash functions and the threshold 0.5
+
+
+@dataclass(frozen=True)
+class WindowSearch:
+    """What is searched.
+
+    Args:
+        files (tuple[str, ...]): the text, each a task, see :func:`load_documents`.
+        column (str): column of the text.
+        sample_by (str): what a document of a ``.txt`` file is.
+        num_bytes (int): of a window, in UTF-8.
+        near (bool): also windows that are nearly the same, by MinHash on three words in lower case.
+        num_shared_bytes (int): length of a stretch that ``known`` has in common with the text.
+    """
+
+    files: tuple[str, ...]
+    column: str
+    sample_by: SampleBy
+    num_bytes: int
+    near: bool
+    num_shared_bytes: int
+
+    @property
+    def spacing(self) -> int:
+        """Words of which one starts a window, so few that windows overlap; fewer windows have MinHash's many keys."""
+        return min(32, max(2, self.num_bytes // 16)) * (4 if self.near else 1)
+
+    def documents(self, rank: int) -> Iterator[str]:
+        """Read the documents of a file."""
+        return load_documents(self.files[rank], column=self.column, sample_by=self.sample_by)
+
+    def batch(self, texts: Sequence[bytes]) -> TextBatch:
+        """Hash texts."""
+        return make_batch(texts, ignore_case=self.near)
+
+    def keys(self, batch: TextBatch, chosen: Places) -> Hashes:
+        """Return the keys of windows, given by their first words, uint64 ``[num_windows, num_keys]``."""
+        if self.near:
+            return band_keys(batch, chosen, self.num_bytes, _NEAR_WORDS, _NEAR_BANDS)
+        return window_keys(batch, chosen, self.num_bytes)
+
+    def stretches(self, batch: TextBatch) -> Hashes:
+        """Return the hashes of all stretches of ``num_shared_bytes`` that start at a word."""
+        starts = batch.words[batch.num_left >= self.num_shared_bytes]
+        return hashes(batch, starts, starts + self.num_shared_bytes)
+
+
+class Found(NamedTuple):
+    """What the search found."""
+
+    counts: Counter[str]
+    """``documents``, ``bytes`` and ``windows``."""
+    groups: Records
+    """:data:`GROUP` of each group of copies, the largest first; at most some millions."""
+    shared: Hashes
+    """Those of ``known`` that occur in the text, sorted."""
+
+
+def search_windows(search: WindowSearch, known: Hashes, work: Path, runner: TaskRunner) -> Found:
+    """Search the files; steps that ``work`` has are not done again.
+
+    Args:
+        search (WindowSearch): what is searched.
+        known (Hashes): hashes of stretches of other text, whose occurrences are searched too, uint64 ``[num_known]``.
+        work (Path): folder of the steps.
+        runner (TaskRunner): where the tasks run.
+
+    Returns:
+        Found: the groups of copies, and the stretches of ``known`` that occur.
+    """
+    runs = work / "runs"
+    reading, sorting = "Reading", "Sorting"
+    steps = [_WriteRuns(search, np.unique(known), str(runs), reading)]
+    runner.run(steps, work / "1", len(search.files), reading)
+    summaries = [json.loads(file.read_text()) for file in sorted(runs.glob("*.json"))]
+    counts = sum((Counter(one["counts"]) for one in summaries), Counter())
+    num_parts = -(-counts["records"] // _PART_RECORDS)
+    shared = np.unique(np.array([*chain.from_iterable(one["shared"] for one in summaries)], np.uint64))
+    if not num_parts:
+        return Found(counts, np.zeros(0, GROUP), shared)
+    runner.run([_CountCopies(search, str(runs), str(work / "parts"), num_parts)], work / "2", num_parts, sorting)
+    found = [np.load(file) for file in sorted((work / "parts").glob("*.npy"))]
+    groups = _joined(np.concatenate(found), search.num_bytes) if search.near else np.concatenate(found)
+    return Found(counts, groups[np.argsort(groups["count"], kind="stable")[::-1]], shared)
+
+
+def count_copies(keys: Hashes, places: Records, runs: Path, num_bytes: int) -> list[int]:
+    """Count the windows that share a key with given ones and do not overlap them; each is one more.
+
+    Args:
+        keys (Hashes): of the windows, uint64 ``[num_windows, num_keys]``.
+        places (Records): where they start, :data:`PLACE` ``[num_windows]``.
+        runs (Path): folder of the records.
+        num_bytes (int): of a window.
+    """
+    found: list[list[Records]] = [[] for _ in keys]
+    for file in sorted(runs.glob("*.npy")):
+        run = np.load(file, mmap_mode="r")
+        starts, ends = (np.searchsorted(run["key"], keys, side=side) for side in ("left", "right"))
+        for row, column in np.argwhere(ends > starts):
+            found[row].append(np.array(run["place"][starts[row, column] : ends[row, column]]))
+    counts = []
+    for own, place in zip(found, places, strict=True):
+        others = np.unique(np.concatenate(own)) if own else np.zeros(0, PLACE)
+        is_near = (others["file"] == place["file"]) & (others["document"] == place["document"])
+        is_near &= np.abs(others["offset"].astype(np.int64) - int(place["offset"])) < num_bytes
+        counts.append(1 + int((~is_near).sum()))
+    return counts
+
+
+def draw_places(number: int, runs: Path, rng: np.random.Generator) -> Records:
+    """Draw windows at random, with replacement: :data:`PLACE` ``[number]``."""
+    files = sorted(runs.glob("*.npy"))
+    ends = np.cumsum([len(np.load(file, mmap_mode="r")) for file in files])
+    drawn = np.sort(rng.integers(0, ends[-1], number))
+    places = np.zeros(number, PLACE)
+    of_file = np.searchsorted(ends, drawn, side="right")
+    for index in np.unique(of_file):
+        records = np.load(files[index], mmap_mode="r")
+        own = of_file == index
+        places[own] = records["place"][drawn[own] - (ends[index] - len(records))]
+    return rng.permutation(places)
+
+
+class WindowText(NamedTuple):
+    """A window: some characters before it, its own, and its keys."""
+
+    before: str
+    text: str
+    keys: list[int]
+
+
+def read_windows(search: WindowSearch, places: Records, work: Path, runner: TaskRunner) -> list[WindowText]:
+    """Return the windows at ``places``."""
+    files = np.unique(places["file"])
+    if len(files):
+        step = _ReadWindows(search, places, [int(file) for file in files], str(work / "texts"))
+        runner.run([step], work / "3", len(files), "Reading passages")
+    texts: dict[str, WindowText] = {}
+    for file in sorted((work / "texts").glob("*.json")):
+        texts |= {name: WindowText(*one) for name, one in json.loads(file.read_text(encoding="utf-8")).items()}
+    return [texts[_name(place)] for place in places]
+
+
+class _WriteRuns(PipelineStep):  # type: ignore[misc]
+    """Write the records of the file of a task, sorted in runs, and a summary."""
+
+    type, name = "Search", "windows"
+
+    def __init__(self, search: WindowSearch, known: Hashes, folder: str, doing: str) -> None:
+        super().__init__()
+        self.search, self.known, self.folder, self.doing = search, known, folder, doing
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Read a file."""
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        filtered = np.zeros(1 << _FILTER_BITS, np.bool_)
+        filtered[_filtered(self.known)] = True
+        counts: Counter[str] = Counter()
+        shared: set[int] = set()
+        waiting: list[Records] = []
+        num_runs = 0
+        for first, texts in self._batches(rank):
+            batch = self.search.batch(texts)
+            chosen = chosen_words(batch, self.search.num_bytes, self.search.spacing)
+            keys, of_text = self.search.keys(batch, chosen), batch.of_text[chosen]
+            records = np.zeros(keys.shape, RECORD)
+            records["key"] = keys
+            records["place"]["file"] = rank
+            records["place"]["document"] = (first + of_text)[:, None]
+            records["place"]["offset"] = (batch.words[chosen] - batch.starts[of_text])[:, None]
+            waiting.append(records.ravel())
+            counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
+            stretches = self.search.stretches(batch)
+            possible = stretches[filtered[_filtered(stretches)]]
+            shared.update(np.intersect1d(possible, self.known).tolist())
+            if sum(map(len, waiting)) >= _RUN_RECORDS:
+                _write_run(folder / f"{rank:06d}-{num_runs:06d}.npy", waiting)
+                waiting, num_runs = [], num_runs + 1
+        if waiting:
+            _write_run(folder / f"{rank:06d}-{num_runs:06d}.npy", waiting)
+        with atomic_file(folder / f"{rank:06d}.json") as file:
+            file.write_text(json.dumps({"counts": counts, "shared": sorted(shared)}))
+
+    def _batches(self, rank: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the number of the first document, and documents of about a megabyte."""
+        texts: list[bytes] = []
+        first = size = 0
+        file = self.search.files[rank]
+        with progress(self.search.files, rank, self.doing) as bar:
+            for text in self.search.documents(rank):
+                count_text(bar, file, text)
+                texts.append(text.encode("utf-8", "surrogatepass"))
+                size += len(texts[-1])
+                if size >= _BATCH_BYTES:
+                    yield first, texts
+                    first, texts, size = first + len(texts), [], 0
+            if texts:
+                yield first, texts
+
+
+class _CountCopies(PipelineStep):  # type: ignore[misc]
+    """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near ones."""
+
+    type, name = "Search", "copies"
+
+    def __init__(self, search: WindowSearch, runs: str, folder: str, num_parts: int) -> None:
+        super().__init__()
+        self.search, self.runs, self.folder, self.num_parts = search, runs, folder, num_parts
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Read a range."""
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        borders = [np.uint64(min(index * 2**64 // self.num_parts, 2**64 - 1)) for index in (rank, rank + 1)]
+        parts = []
+        for file in sorted(Path(self.runs).glob("*.npy")):
+            run = np.load(file, mmap_mode="r")
+            start, end = np.searchsorted(run["key"], borders)
+            parts.append(np.array(run[start : len(run) if rank + 1 == self.num_parts else end]))
+        records = np.concatenate(parts)
+        del parts
+        # A stable order keeps that of files, documents and offsets.
+        records = records[np.argsort(records["key"], kind="stable")]
+        is_new = np.append(True, records["key"][1:] != records["key"][:-1])[: len(records)]
+        is_copy = ~is_new[1:] & ~_overlap(records["place"], self.search.num_bytes)
+        groups = np.cumsum(is_new) - 1
+        firsts = np.flatnonzero(is_new)
+        found: Records
+        if self.search.near:
+            others = np.flatnonzero(is_copy) + 1
+            found = np.zeros(len(others), PAIR)
+            found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
+            found = np.unique(found)
+        else:
+            counts = 1 + np.bincount(groups[1:][is_copy], minlength=len(firsts))
+            repeated = np.flatnonzero(counts > 1)
+            repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // self.num_parts)]
+            found = np.zeros(len(repeated), GROUP)
+            found["count"], found["place"] = counts[repeated], records["place"][firsts[repeated]]
+        with atomic_file(folder / f"{rank:06d}.npy") as path, path.open("wb") as output:
+            np.save(output, found)
+
+
+class _ReadWindows(PipelineStep):  # type: ignore[misc]
+    """Read the text of windows in one file."""
+
+    type, name = "Search", "text"
+
+    def __init__(self, search: WindowSearch, places: Records, ranks: list[int], folder: str) -> None:
+        super().__init__()
+        self.search, self.places, self.ranks, self.folder = search, places, ranks, folder
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Read a file as far as needed."""
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        own = np.unique(self.places[self.places["file"] == self.ranks[rank]])
+        wanted: dict[int, list[Any]] = {}
+        for place in own:
+            wanted.setdefault(int(place["document"]), []).append(place)
+        texts = {}
+        for number, text in enumerate(self.search.documents(self.ranks[rank])):
+            if number in wanted:
+                content = text.encode("utf-8", "surrogatepass")
+                batch = self.search.batch([content])
+                for place in wanted.pop(number):
+                    offset = int(place["offset"])
+                    parts = (
+                        content[max(0, offset - _CONTEXT) : offset],
+                        content[offset : offset + self.search.num_bytes],
+                    )
+                    keys = self.search.keys(batch, np.searchsorted(batch.words, [offset]))[0].tolist()
+                    texts[_name(place)] = [*(part.decode("utf-8", "ignore") for part in parts), keys]
+            if not wanted:
+                break
+        with atomic_file(Path(self.folder) / f"{rank:06d}.json") as file:
+            file.write_text(json.dumps(texts), encoding="utf-8")
+
+
+def _write_run(file: Path, waiting: list[Records]) -> None:
+    records = np.concatenate(waiting)
+    np.save(file, records[np.argsort(records["key"], kind="stable")])
+
+
+def _filtered(values: Hashes) -> npt.NDArray[np.int64]:
+    return (values >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+
+
+def _overlap(places: Records, num_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return whether each window after the first overlaps the one before it, bool ``[num_windows - 1]``."""
+    same = (places["file"][1:] == places["file"][:-1]) & (places["document"][1:] == places["document"][:-1])
+    offsets = places["offset"].astype(np.int64)
+    return np.asarray(same & (np.diff(offsets) < num_bytes))
+
+
+def _joined(pairs: Records, num_bytes: int) -> Records:
+    """Join pairs of near copies to groups."""
+    places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
+    first, second = np.split(nodes, 2)
+    graph = coo_array((np.ones(len(pairs), np.bool_), (first, second)), (len(places), len(places)))
+    _, labels = connected_components(graph, directed=False)
+    order = np.argsort(labels, kind="stable")  # keeps that of the places
+    labels, places = labels[order], places[order]
+    is_first = np.diff(labels, prepend=-1) != 0
+    is_counted = is_first.copy()
+    is_counted[1:] |= ~_overlap(places, num_bytes)
+    counts = np.bincount(labels[is_counted])
+    groups = np.zeros(len(counts), GROUP)
+    groups["count"], groups["place"] = counts, places[is_first]
+    return groups[groups["count"] > 1]
+
+
+def _name(place: Any) -> str:
+    return f"{place['file']}-{place['document']}-{place['offset']}"

@@ -1,0 +1,142 @@
+"""Tasks on files that are done by the executors of datatrove: on this machine, on Slurm or on Ray."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.pipeline.base import PipelineStep
+from loguru import logger
+from tqdm import tqdm
+
+from tfidf_tune._checks import differences, require_choice, require_integer
+
+EXECUTORS = ("local", "slurm", "ray")
+_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+@dataclass(frozen=True)
+class TaskRunner:
+    """Where tasks run. A task that is finished is not done again.
+
+    Args:
+        executor (str): "local", processes of this machine; "slurm", job arrays, submitted from here; "ray", the Ray
+            cluster that this machine belongs to. All machines need this environment and the files at the same paths.
+            Default: "local"
+        num_jobs (int): tasks at once. Default: 1
+        options (Mapping[str, Any]): more arguments of datatrove's executor. Slurm needs ``partition`` and ``time``.
+
+    Raises:
+        ValueError: If a value is not possible, or Slurm's are missing.
+    """
+
+    executor: str = "local"
+    num_jobs: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_choice("executor", self.executor, EXECUTORS)
+        require_integer("num_jobs", self.num_jobs, 1)
+        if self.executor == "local" and self.options:
+            raise ValueError(f"executor_args are for slurm and ray, but the executor is local: {dict(self.options)}")
+        missing = [name for name in ("partition", "time") if name not in self.options]
+        if self.executor == "slurm" and missing:
+            raise ValueError(f"slurm needs executor_args {' and '.join(missing)}: partition=NAME,time=24:00:00")
+        if self.executor == "slurm" and shutil.which("sbatch") is None:
+            raise ValueError("slurm has no command sbatch here: run this on a machine from which jobs are submitted")
+        if self.executor == "ray" and find_spec("ray") is None:
+            raise ValueError("the executor is ray, but ray is not installed: pip install ray")
+
+    def run(self, steps: Sequence[PipelineStep], folder: Path, num_tasks: int, doing: str) -> None:
+        """Run a pipeline for each rank from 0 to ``num_tasks`` that ``folder`` does not say is finished.
+
+        Raises:
+            ChildProcessError: If a task on Slurm or Ray failed; finished ones are kept.
+        """
+        logger.disable("datatrove")
+        common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
+        if self.executor == "local":
+            LocalPipelineExecutor(list(steps), **common, start_method="fork").run()
+            return
+        if self.executor == "ray":
+            import ray
+
+            ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
+            executor: Any = RayPipelineExecutor(list(steps), **common, **self.options)
+            executor.run()
+        else:
+            activate = Path(sys.prefix) / "bin" / "activate"
+            own = {"venv_path": str(activate)} if activate.is_file() else {}
+            own |= {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}
+            executor = SlurmPipelineExecutor(list(steps), **common, **{**own, **self.options})
+            try:
+                executor.run()
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise ChildProcessError(f"{doing}: cannot submit the job to Slurm: {error}") from error
+            _wait(executor, num_tasks, doing)
+        if failed := executor.get_incomplete_ranks():
+            raise ChildProcessError(
+                f"{doing}: {len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}. The "
+                "same command goes on with them"
+            )
+
+
+def _wait(executor: Any, num_tasks: int, doing: str) -> None:
+    """Wait until the jobs of Slurm have ended."""
+    with tqdm(total=num_tasks, desc=f"{doing} on Slurm", unit="task") as bar:
+        while left := len(executor.get_incomplete_ranks()):
+            bar.update(num_tasks - left - bar.n)
+            # The last array; earlier ones end before it. Slurm forgets a job some time after its end.
+            jobs = subprocess.run(
+                ["squeue", "--noheader", "--job", executor.job_id], capture_output=True, text=True, check=False
+            )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if not jobs.stdout.strip():
+                break
+        bar.update(num_tasks - len(executor.get_incomplete_ranks()) - bar.n)
+    # What waits for the success of tasks that failed would wait forever.
+    subprocess.run(["scancel", "--quiet", "--name", executor.job_name], check=False)
+
+
+def begin(work: Path, arguments: dict[str, Any]) -> None:
+    """Make the folder of the steps, or check that the one that is there has the same arguments.
+
+    Raises:
+        ValueError: If it has others.
+    """
+    record = work / "arguments.json"
+    if record.is_file():
+        if changed := differences(json.loads(record.read_text(encoding="utf-8")), arguments):
+            raise ValueError(
+                f"{work} is of an interrupted run with other arguments: {'; '.join(changed)}. Name another output, or "
+                "remove this folder"
+            )
+        return
+    work.mkdir(parents=True)
+    record.write_text(json.dumps(arguments), encoding="utf-8")
+
+
+@contextmanager
+def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Any]:
+    """Show how far a file is, in bytes of all files; those before it count as done, as in the order of the tasks."""
+    sizes = [Path(file).stat().st_size for file in files]
+    done = sum(sizes[:index])
+    description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
+    with tqdm(total=sum(sizes), initial=done, unit="B", unit_scale=True, desc=description) as bar:
+        yield bar
+        bar.update(done + sizes[index] - bar.n)
+
+
+def count_text(bar: Any, file: str, text: str) -> None:
+    """Move the bar on by a text, unless the file is compressed."""
+    if Path(file).suffix in (".txt", ".jsonl"):
+        bar.update(len(text))

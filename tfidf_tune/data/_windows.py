@@ -1,0 +1,134 @@
+"""Windows of text that start at places chosen by its content, and hashes of them. Pure functions on bytes.
+
+Copies of a text have the same windows wherever they stand, because each place is chosen by the few words after it. The
+places are those of winnowing (Schleimer, Wilkerson and Aiken 2003): of each ``spacing`` words that follow each other,
+the one with the least hash. So two texts that share ``spacing`` words and a window after them have a window in common.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import maximum_filter1d, minimum_filter1d
+
+from tfidf_tune.data._hashes import BASE, IS_WORD, Hashes, mixed, powers
+
+Places = npt.NDArray[np.int64]
+
+_CONTEXT = 16  # bytes that decide whether a window starts at a word
+_IS_CHARACTER = np.arange(256) >= 0xE0  # first byte of a character of three or four: some scripts have no spaces
+_IS_LINE_END = np.isin(np.arange(256), (10, 13))
+_VALUES = np.random.default_rng(0).integers(0, 2**64, 256, dtype=np.uint64)
+_VALUES_IN_LOWER_CASE = _VALUES[[ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]]
+_UNUSED_BITS = np.uint64(12)  # of a hash that becomes a float64
+
+
+class TextBatch(NamedTuple):
+    """Texts, joined to bytes of UTF-8 with a line end after each, and prefix sums of their hashes."""
+
+    data: npt.NDArray[np.uint8]
+    ends: Places
+    """Of each text, int64 ``[num_texts]``."""
+    sums: Hashes
+    words: Places
+    """First byte of each word, or of each character of three bytes or more, int64 ``[num_words]``."""
+    of_text: Places
+    """The text of each word, int64 ``[num_words]``."""
+
+    @property
+    def starts(self) -> Places:
+        """First byte of each text, int64 ``[num_texts]``."""
+        return np.append(0, self.ends[:-1] + 1)
+
+    @property
+    def num_left(self) -> Places:
+        """Bytes from the start of each word to the end of its text, int64 ``[num_words]``."""
+        return self.ends[self.of_text] - self.words
+
+
+def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
+    """Hash texts: with bytes ``x_i``, random values ``T`` and an odd base B, prefix sums of ``T[x_i] B^i`` mod 2^64."""
+    data = np.frombuffer(b"\n".join(texts) + b"\n", np.uint8)
+    ends = np.cumsum([len(text) + 1 for text in texts]) - 1
+    values = (_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data]
+    forward, _ = powers(1 << len(data).bit_length())
+    sums = np.zeros(len(data) + 1, np.uint64)
+    np.cumsum(values * forward[: len(data)], out=sums[1:])
+    is_word = IS_WORD[data]
+    is_start = is_word.copy()
+    is_start[1:] &= ~is_word[:-1]
+    words = np.flatnonzero(is_start | _IS_CHARACTER[data])
+    return TextBatch(data, ends, sums, words, np.searchsorted(ends, words))
+
+
+def hashes(batch: TextBatch, starts: Places, ends: Places) -> Hashes:
+    """Return the hashes of stretches of bytes, uint64 of the shape of ``starts``; equal for equal bytes."""
+    _, inverses = powers(1 << len(batch.data).bit_length())
+    return mixed((batch.sums[ends] - batch.sums[starts]) * inverses[starts])
+
+
+def chosen_words(batch: TextBatch, num_bytes: int, spacing: int) -> Places:
+    """Choose where windows of ``num_bytes`` start, as indices of words, int64 ``[num_windows]``, ascending.
+
+    Of each ``spacing`` words in which a window fits into the text the one with the least hash, a start of a line
+    before any other; and the first one of each text.
+    """
+    fitting = np.flatnonzero(batch.num_left >= max(num_bytes, _CONTEXT))
+    if not len(fitting):
+        return fitting
+    starts = batch.words[fitting]
+    order = (hashes(batch, starts, starts + _CONTEXT) >> _UNUSED_BITS).astype(np.float64)  # as the filters compute
+    order += np.where(_IS_LINE_END[batch.data[starts - 1]], 0, 2.0**52)
+    lowest = minimum_filter1d(order, spacing, mode="nearest", origin=-(spacing // 2))  # of the words from here on
+    is_chosen = order == maximum_filter1d(lowest, spacing, mode="nearest", origin=(spacing - 1) // 2)
+    is_chosen |= np.diff(batch.of_text[fitting], prepend=-1) > 0
+    return np.asarray(fitting[is_chosen])
+
+
+def window_keys(batch: TextBatch, chosen: Places, num_bytes: int) -> Hashes:
+    """Return the hash of each window's bytes, uint64 ``[num_windows, 1]``."""
+    starts = batch.words[chosen]
+    return hashes(batch, starts, starts + num_bytes)[:, None]
+
+
+def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
+    """Return MinHash keys of each window's n-grams of words, uint64 ``[num_windows, num_bands]``.
+
+    Two windows of Jaccard similarity s have the key of a band of r hash functions in common with the probability s^r
+    (Broder 1997; Indyk and Motwani 1998). Case does not count if the batch ignores it, nor what is between words.
+
+    Args:
+        batch (TextBatch): the texts.
+        chosen (Places): windows, by their first words.
+        num_bytes (int): of a window.
+        size (int): words of an n-gram.
+        bands (tuple[int, int]): their number and the hash functions of each.
+    """
+    num_bands, num_rows = bands
+    after = np.append(batch.words[1:], len(batch.data))
+    is_word = IS_WORD[batch.data]
+    gaps = np.flatnonzero(~is_word)
+    ends = np.minimum(gaps[np.searchsorted(gaps, batch.words)], after)  # the batch ends in a gap
+    words = hashes(batch, batch.words, ends)
+    grams = np.zeros(len(words), np.uint64)
+    for place in range(size):
+        grams[: len(words) - place] = grams[: len(words) - place] * BASE + words[place:]
+    grams32 = np.append(mixed(grams) >> np.uint64(32), np.uint64(2**32 - 1)).astype(np.uint32)
+    last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
+    borders = np.stack([chosen, np.maximum(last, chosen + 1)], axis=1).ravel()
+    factors, summands = _functions(num_bands * num_rows)
+    keys = np.zeros((len(chosen), num_bands), np.uint64)
+    for number, (factor, summand) in enumerate(zip(factors, summands, strict=True)):
+        lowest = np.minimum.reduceat(grams32 * factor + summand, borders)[::2]
+        keys[:, number // num_rows] = mixed(keys[:, number // num_rows] * BASE + lowest + np.uint64(number + 1))
+    return keys
+
+
+@lru_cache(2)
+def _functions(number: int) -> npt.NDArray[np.uint32]:
+    """Return odd factors and summands modulo 2^32, uint32 ``[2, number]``."""
+    drawn = np.random.default_rng(1).integers(0, 2**32, (2, number), dtype=np.uint32)
+    drawn[0] |= np.uint32(1)
+    return drawn
