@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from peft import LoraConfig, get_peft_model
 from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 from task_fakes import probe_file as write_probe_file
 from test_memorization_task import scores_alone
@@ -92,6 +93,19 @@ def test_samples_are_distributed_as_the_model_predicts(llama, probe_file):
     for token, share in zip(best.indices.tolist(), best.values.softmax(dim=0).tolist(), strict=True):
         assert drawn.count(str(token)) / len(drawn) == pytest.approx(share, abs=0.04)
     assert set(drawn) <= {str(token) for token in best.indices.tolist()}
+
+
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+def test_a_model_is_sampled_the_same_under_an_adapter_that_changes_nothing(llama, probe_file, tmp_path, task_type):
+    settings = LoraConfig(r=2, target_modules=["q_proj"], task_type=task_type)
+    get_peft_model(load_model(llama), settings).save_pretrained(tmp_path / "adapter")
+    ways = {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    arguments = (token_ids_request(read_probe_file(probe_file)[0].token_ids[:32]), {"max_gen_toks": 8, **ways})
+    requests = [Instance("generate_until", {"generation": ways}, arguments, idx=i) for i in range(6)]
+    common = {"device": "cpu", "dtype": "float32"}
+    drawn = TokenExactHFLM(str(llama), peft=str(tmp_path / "adapter"), **common).generate_until(requests, True)
+    assert drawn == TokenExactHFLM(str(llama), **common).generate_until(requests, True)
+    assert len(set(drawn)) == 6
 
 
 def test_each_measure_is_the_best_of_all_samples(reciting, probe_file, tmp_path):

@@ -28,14 +28,19 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
 
 
 def key_values(text: str) -> dict[str, Any]:
-    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; ``True`` and ``False`` are not text."""
+    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; numbers, ``True`` and ``False`` are not text."""
     try:
-        return {
-            key: {"True": True, "False": False}.get(value, value)
-            for key, value in (part.split("=", maxsplit=1) for part in text.split(","))
-        }
+        return {key: _value(value) for key, value in (part.split("=", maxsplit=1) for part in text.split(","))}
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE") from error
+
+
+def _value(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"-?\d*\.\d+", text) else text
 
 
 def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,11 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
 def add_asking(parser: argparse.ArgumentParser) -> None:
     """Add the options of the model, of how it is asked, and of the report."""
     add = parser.add_argument
+    add("--backend", choices=("transformers", "vllm"), default="transformers", help=f"what runs the model; {_DEFAULT}")
     add("--base", help="model under an adapter; default: what the adapter names")
     add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with those under it")
     add("--model-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=(
-        "more arguments of the harness's model: load_in_4bit=True, parallelize=True, revision=..."
+        "more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, max_model_len=2048"
     ))  # fmt: skip
     add("--prefix-lengths", type=whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100")
     add("--max-new-tokens", type=whole_number(1), default=128, help=_DEFAULT)
@@ -175,6 +177,10 @@ def check_options(options: argparse.Namespace, folder: Path) -> None:
             f"--offset is {options.offset}, but the attacks have their own starts: use --attacks offset --offsets "
             f"{options.offset}"
         )
+    if options.backend == "vllm" and find_spec("vllm") is None:
+        raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
+    if options.backend == "vllm" and options.device is not None:
+        raise ValueError(f"vLLM takes no --device {options.device}: choose GPUs by CUDA_VISIBLE_DEVICES")
     require_report_folder(folder / "report")
     require_writable("--output-dir", folder)
 
@@ -183,7 +189,7 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
     """Run the harness; return the folder of the results, a new one each time."""
     from tfidf_tune.analysis import check_passages
     from tfidf_tune.data import hf_tokenizer, read_probe_file
-    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, evaluate
+    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME, evaluate
 
     is_server = getattr(options, "base_url", None) is not None
     model_args = _server_arguments(options, folder) if is_server else model_arguments(options)
@@ -209,11 +215,17 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
         if left_out := [name for name in options.attacks or () if name not in {attack.name for attack in planned}]:
             say(f"The budget of {options.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
     tasks = [task, "tfidf_membership"]
+    problem = None
     if is_server:
         metadata["prompts"] = {"text": "text", "ids": "ids_to_text"}[options.send]
-        if problem := _likelihood_problem(model_args):
-            tasks.pop()
-            say(f"Likelihoods are left out: the server cannot be used for them, {problem}.", sys.stderr)
+        problem = _server_problem(model_args)
+    elif options.backend == "vllm":
+        from tfidf_tune.tasks._vllm import likelihood_problem
+
+        problem = likelihood_problem(model_args)
+    if problem:
+        tasks.pop()
+        say(f"Likelihoods are left out: {problem}.", sys.stderr)
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     evaluate(
         model_args,
@@ -222,7 +234,7 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
         metadata=metadata,
         batch_size=options.batch_size,
         device=options.device,
-        model_name=SERVER_NAME if is_server else MODEL_NAME,
+        model_name=SERVER_NAME if is_server else {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[options.backend],
     )
     return results
 
@@ -247,10 +259,11 @@ def _server_arguments(options: argparse.Namespace, folder: Path) -> dict[str, An
     return {"model": options.model, **own, "journal": str(folder.parent / "requests.jsonl")}
 
 
-def _likelihood_problem(model_args: Mapping[str, Any]) -> str | None:
+def _server_problem(model_args: Mapping[str, Any]) -> str | None:
     from tfidf_tune.tasks._server import ServerLM
 
-    return ServerLM(**model_args).likelihood_problem()
+    problem = ServerLM(**model_args).likelihood_problem()
+    return problem and f"the server cannot be used for them, {problem}"
 
 
 def plan_attacks(options: argparse.Namespace, num_passages: int) -> "list[Attack]":

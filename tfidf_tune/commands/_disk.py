@@ -25,5 +25,4 @@ def task_runner(options: argparse.Namespace) -> "TaskRunner":
     """Return what the options of :func:`add_tasks` say."""
     from tfidf_tune.data._disk_tasks import TaskRunner
 
-    values = {key: int(value) if str(value).isdecimal() else value for key, value in options.executor_args.items()}
-    return TaskRunner(options.executor, options.jobs, values)
+    return TaskRunner(options.executor, options.jobs, options.executor_args)

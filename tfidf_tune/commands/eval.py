@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
 def _include_ours(options: Any) -> None:
     from lm_eval.utils import simple_parse_args_string
 
-    from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
+    from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME, register_model, tasks_folder
 
     register_model()
     in_file = _read_config_file(options.config) if getattr(options, "config", None) else {}
@@ -62,7 +62,7 @@ def _include_ours(options: Any) -> None:
         options.include_path = [str(tasks_folder()), *([theirs] if isinstance(theirs, str) else theirs)]
     if options.command == "run":
         options.model = options.model or in_file.get("model") or MODEL_NAME
-        if options.model == MODEL_NAME:
+        if options.model in (MODEL_NAME, VLLM_NAME):
             metadata = in_file.get("metadata") or {}
             if isinstance(metadata, str):
                 metadata = simple_parse_args_string(metadata)

@@ -34,7 +34,7 @@ GROUP = np.dtype([("count", "<u4"), ("place", PLACE)])
 
 Records = npt.NDArray[np.void]
 
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 18  # the arrays of a batch fit into a cache
 _RUN_RECORDS = 1 << 21
 _PART_RECORDS = 1 << 22
 _MOST_GROUPS = 5_000_000  # of all parts together, the largest of each
@@ -227,7 +227,7 @@ class _WriteRuns(PipelineStep):  # type: ignore[misc]
             file.write_text(json.dumps({"counts": counts, "shared": sorted(shared)}))
 
     def _batches(self, rank: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the number of the first document, and documents of about a megabyte."""
+        """Yield the number of the first document, and documents that are hashed together."""
         texts: list[bytes] = []
         first = size = 0
         file = self.search.files[rank]

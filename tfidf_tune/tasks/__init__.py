@@ -1,12 +1,21 @@
 """Tasks for lm-evaluation-harness, and a model of it that takes token ids."""
 
 from tfidf_tune.tasks._attacks import Attack, planned_attacks
-from tfidf_tune.tasks._evaluate import MODEL_NAME, SERVER_NAME, evaluate, load_now, register_model, tasks_folder
+from tfidf_tune.tasks._evaluate import (
+    MODEL_NAME,
+    SERVER_NAME,
+    VLLM_NAME,
+    evaluate,
+    load_now,
+    register_model,
+    tasks_folder,
+)
 from tfidf_tune.tasks._token_ids import save_token_ids_tokenizer
 
 __all__ = [
     "MODEL_NAME",
     "SERVER_NAME",
+    "VLLM_NAME",
     "Attack",
     "evaluate",
     "load_now",

@@ -7,9 +7,11 @@ from typing import Any
 
 MODEL_NAME = "tfidf-hf"
 SERVER_NAME = "tfidf-server"
+VLLM_NAME = "tfidf-vllm"
 _MODELS = {
     MODEL_NAME: "tfidf_tune.tasks._model:TokenExactHFLM",
     SERVER_NAME: "tfidf_tune.tasks._server:ServerLM",
+    VLLM_NAME: "tfidf_tune.tasks._vllm:TokenExactVLLM",
 }
 
 
@@ -65,7 +67,8 @@ def evaluate(
         batch_size (int): sequences in a forward pass.
         device (str | None): device of the model. Default: a GPU if there is one, else the CPU.
         limit (int | None): documents of each task. Default: None, all.
-        model_name (str): of the harness; ``tfidf-server`` takes other ``model_args``. Default: "tfidf-hf".
+        model_name (str): of the harness; ``tfidf-server`` and ``tfidf-vllm`` take other ``model_args``. Default:
+            "tfidf-hf".
 
     Raises:
         ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do not exist, or the

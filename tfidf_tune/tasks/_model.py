@@ -179,7 +179,9 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         input_ids = torch.tensor([ids], device=self.device)
         rows: list[list[int]] = []
         # generate completes any config that it is given by the model's own.
-        own, self.model.generation_config = self.model.generation_config, config
+        # Under an adapter, too, it is that of the model itself.
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        own, model.generation_config = model.generation_config, config
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), torch.no_grad():
                 torch.manual_seed(zlib.crc32(prompt.encode()))
@@ -190,7 +192,7 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
                     )
                     rows += made[:, len(ids) :].tolist()
         finally:
-            self.model.generation_config = own
+            model.generation_config = own
         return [row[: row.index(eos)] if eos in row else row for row in rows]
 
     def _check(self, ids: list[int], num_new: int) -> None:
