@@ -16,7 +16,7 @@ from tfidf_tune.data import hf_tokenizer, read_probe_file
 
 QUICK = [
     *("--num-targets", "12", "--num-controls", "12", "--block-size", "24", "--passages", "random"),
-    *("--prefix-lengths", "6", "12", "--max-new-tokens", "8", "--device", "cpu", "--batch-size", "12"),
+    *("--prefix-lengths", "6", "12", "--max-new-tokens", "8", "--batch-size", "12"),
 ]
 
 
@@ -176,6 +176,12 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
             "--offset is 3, but the attacks have their own starts: use --attacks o",
         ),
         (["--base-url", "http://localhost/v1"], "a model behind a server needs --tokenizer"),
+        (
+            ["--base-url", "http://localhost/v1", "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"],
+            "--device, --model-args: for a model that is loaded here, not for one behind --base-url",
+        ),
+        (["--backend", "vllm"], "--backend vllm needs the package vllm: pip install vllm"),
+        (["--executor", "slurm", "--search", "disk"], "slurm needs executor_args partition and time"),
         (["--budget", "20"], "a budget of 20 requests does not cover one prompt of each of 24 passages"),
         (
             ["--prefix-lengths", "24"],

@@ -65,6 +65,11 @@ def main(arguments: list[str]) -> None:
             "a model behind a server needs --tokenizer: its own, or any other one, in whose tokens passages are counted"
         )
     if options.base_url is not None:
+        local = [name for name in ("base", "device", "dtype", "model_args") if getattr(options, name)]
+        local += ["backend"] * (options.backend != "transformers")
+        if local:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in local)
+            raise ValueError(f"{named}: for a model that is loaded here, not for one behind --base-url; leave them out")
         require_extras("audit", "server")
     folder = audit_folder(options, options.model)
     check_options(options, folder)

@@ -24,7 +24,7 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.writers import JsonlWriter
 
 from tfidf_tune._checks import require_choice, require_integer, require_number
-from tfidf_tune.data._disk_tasks import TaskRunner, begin, count_text, progress
+from tfidf_tune.data._disk_tasks import TaskRunner, begin, progress
 from tfidf_tune.data._hashes import Hashes, word_ngrams
 from tfidf_tune.data._sources import SampleBy, load_rows, local_files
 
@@ -151,10 +151,10 @@ class _Reader(PipelineStep):  # type: ignore[misc]
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Yield its rows."""
         column, file = self.settings.column, self.files[rank]
-        with progress(self.files, rank, self.doing) as bar:
+        with progress(self.files, rank, self.doing) as count:
             for number, row in enumerate(load_rows(file, {column: str}, sample_by=self.settings.sample_by)):
                 text = row[column] or ""
-                count_text(bar, file, text)
+                count(text)
                 yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
 
 

@@ -20,7 +20,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.data._disk_tasks import TaskRunner, count_text, progress
+from tfidf_tune.data._disk_tasks import TaskRunner, progress
 from tfidf_tune.data._hashes import Hashes
 from tfidf_tune.data._sources import SampleBy, load_documents
 from tfidf_tune.data._windows import Places, TextBatch, band_keys, chosen_words, hashes, make_batch, window_keys
@@ -230,10 +230,9 @@ class _WriteRuns(PipelineStep):  # type: ignore[misc]
         """Yield the number of the first document, and documents that are hashed together."""
         texts: list[bytes] = []
         first = size = 0
-        file = self.search.files[rank]
-        with progress(self.search.files, rank, self.doing) as bar:
+        with progress(self.search.files, rank, self.doing) as count:
             for text in self.search.documents(rank):
-                count_text(bar, file, text)
+                count(text)
                 texts.append(text.encode("utf-8", "surrogatepass"))
                 size += len(texts[-1])
                 if size >= _BATCH_BYTES:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -126,17 +126,15 @@ def begin(work: Path, arguments: dict[str, Any]) -> None:
 
 
 @contextmanager
-def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Any]:
-    """Show how far a file is, in bytes of all files; those before it count as done, as in the order of the tasks."""
+def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Callable[[str], None]]:
+    """Show how far a file is, in bytes of all files; those before it count as done, as in the order of the tasks.
+
+    Yields a function that moves the bar on by a text; the bar of a compressed file moves at its end.
+    """
     sizes = [Path(file).stat().st_size for file in files]
     done = sum(sizes[:index])
     description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
+    is_plain = Path(files[index]).suffix in (".txt", ".jsonl")
     with tqdm(total=sum(sizes), initial=done, unit="B", unit_scale=True, desc=description) as bar:
-        yield bar
+        yield (lambda text: bar.update(len(text)) if is_plain else None)
         bar.update(done + sizes[index] - bar.n)
-
-
-def count_text(bar: Any, file: str, text: str) -> None:
-    """Move the bar on by a text, unless the file is compressed."""
-    if Path(file).suffix in (".txt", ".jsonl"):
-        bar.update(len(text))
