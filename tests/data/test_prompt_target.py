@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from data_fakes import WORDS, passage
+from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchtune.data import Message
@@ -314,7 +315,7 @@ def test_the_hub_is_the_default_source(tokenizer, tmp_path, monkeypatch):
 
     def load_dataset(source, name, *, split, streaming):
         calls.append((source, name, split))
-        return iter([squad_row() | news_row()])
+        return Dataset.from_list([squad_row() | news_row()]).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     for build, arguments in itertools.product((squad_dataset, cnn_dailymail_dataset), ({}, names)):

@@ -72,7 +72,7 @@ def test_any_other_source_is_streamed_from_the_hub(monkeypatch):
 
     def load_dataset(*args, **kwargs):
         calls.append((args, kwargs))
-        return iter(ROWS)
+        return datasets.Dataset.from_list(ROWS).to_iterable_dataset()
 
     def missing(*args, **kwargs):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'owner/name' doesn't exist")
@@ -199,13 +199,15 @@ def test_a_text_too_long_to_be_tokenized_is_named(name, write, place, tmp_path):
 
 
 def test_running_out_of_memory_while_reading_is_reported_with_the_position(tmp_path, monkeypatch):
-    def load_dataset(*args, **kwargs):
-        yield {"text": "a"}
+    def rows():
+        for number in range(40):
+            yield {"text": f"line {number}"}
         raise MemoryError
 
     (tmp_path / "a.txt").write_text("a\n")
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(ValueError, match=r"a\.txt': memory ran out while line 2 was read, it may be very long: split"):
+    read = datasets.IterableDataset.from_generator(rows)
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: read)
+    with pytest.raises(ValueError, match=r"a\.txt': memory ran out after line 32, one of the next may be very"):
         list(load_documents(str(tmp_path / "a.txt")))
 
 

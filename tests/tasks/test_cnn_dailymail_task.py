@@ -7,6 +7,7 @@ import bert_score
 import pytest
 import task_fakes
 import torch
+from datasets import Dataset
 from rouge_score.rouge_scorer import RougeScorer
 from task_fakes import NEWS_ROWS, embedded_ids, prompts_seen, run_tasks
 from tokenizers import ByteLevelBPETokenizer
@@ -171,7 +172,7 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
 
     def load_dataset(source, name, *, split, streaming):
         calls.append((source, name, split))
-        return iter(NEWS_ROWS)
+        return Dataset.from_list(NEWS_ROWS).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     documents(tokenizer=str(tokenizers["plain"]))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import task_fakes
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_fakes import SQUAD_ROWS, embedded_ids, prompts_seen, run_tasks
@@ -170,7 +171,7 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
 
     def load_dataset(source, name, *, split, streaming):
         calls.append((source, name, split))
-        return iter(SQUAD_ROWS)
+        return Dataset.from_list(SQUAD_ROWS).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     documents(tokenizer=str(tokenizers["plain"]))
