@@ -1,4 +1,4 @@
-"""Compare audits of one model through transformers and through an OpenAI-compatible server.
+"""Compare audits of one model through transformers and through an OpenAI-compatible server, or vLLM in the process.
 
     python -m transformers.cli.transformers serve --device cpu --port 8078 MODEL    # needs fastapi and uvicorn
     python benchmarks/audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8078/v1 \
@@ -7,6 +7,12 @@
     python -m llama_cpp.server --model MODEL.gguf --n_ctx 1024 --logits_all true    # llama-cpp-python[server]
     python benchmarks/audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8000/v1 --served-model any \
         --server llama-cpp-python --weights Q4_1
+
+    vllm serve MODEL --max-model-len 1024
+    python benchmarks/audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8000/v1 --server "vllm serve" \
+        --weights bfloat16
+
+    python benchmarks/audit_server.py MODEL TEXTS CONTROLS --server "vLLM" --weights bfloat16    # in the process
 
 Each is a `tfidf-tune audit` of the same texts. The records are read by docs/audit.md.
 """
@@ -28,7 +34,7 @@ def main() -> None:
     parser.add_argument("model", help="folder of a Hugging Face model")
     parser.add_argument("texts")
     parser.add_argument("controls")
-    parser.add_argument("--base-url", required=True)
+    parser.add_argument("--base-url", help="default: no server, --backend vllm")
     parser.add_argument("--served-model", help="its name at the server; default: MODEL")
     parser.add_argument("--server", required=True, help="name and version of the server, for the record")
     parser.add_argument("--weights", required=True, help="what the server computes with, for the record")
@@ -39,10 +45,23 @@ def main() -> None:
         *(options.texts, "--controls", options.controls, "--passages", "random", "--block-size", options.block_size),
         *("--num-targets", "12", "--num-controls", "12", "--prefix-lengths", "32", "--max-new-tokens", "64"),
     ]
-    behind = [options.served_model or options.model, *common, "--base-url", options.base_url]
+    if options.base_url is None:
+        other = [
+            options.model,
+            *common,
+            "--backend",
+            "vllm",
+            "--model-args",
+            "max_model_len=1024",
+            "--dtype",
+            "bfloat16",
+        ]
+    else:
+        other = [options.served_model or options.model, *common, "--base-url", options.base_url]
+        other += ["--tokenizer", options.model]
     made = {
         "transformers": _audited([options.model, *common, "--device", "cpu", "--dtype", "bfloat16"]),
-        "server": _audited([*behind, "--tokenizer", options.model]),
+        "server": _audited(other),
     }
     named = argparse.Namespace(server=options.server, weights=options.weights, block_size=options.block_size)
     result = record(named, "cpu", ("torch", "transformers", "tfidf-tune"), audits=made)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -220,6 +221,7 @@ def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
         metadata["prompts"] = {"text": "text", "ids": "ids_to_text"}[options.send]
         problem = _server_problem(model_args)
     elif options.backend == "vllm":
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
         from tfidf_tune.tasks._vllm import likelihood_problem
 
         problem = likelihood_problem(model_args)
