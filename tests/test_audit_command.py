@@ -154,7 +154,11 @@ def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, com
     made = json.loads(printed.out)
     assert 10 < made["num_targets"] < 4000
     assert 0 < made["num_controls"] < 5000
-    assert "There are no more passages of 60 tokens without overlap: 4000 targets and 5000 controls were" in printed.err
+    assert (
+        "No more passages of 60 tokens without overlap were found: 4000 targets and 5000 controls were" in printed.err
+    )
+    main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
+    assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
     with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
         main([*arguments, "--overwrite", "--block-size", "100000"])
 

@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from decimal import Decimal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tfidf_tune.commands.data import main
@@ -110,6 +113,12 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     job.communicate()
     with pytest.raises(ValueError, match=r"interrupted run with other arguments: ngram was 5, is 4"):
         main(["dedup", str(source), str(tmp_path / "cut"), "--ngram", "4"])
+    file = source / "5.jsonl"
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    os.utime(file, ns=(times[0], times[1] + 10**9))
+    with pytest.raises(ValueError, match=r"files\..*5\.jsonl was .* bytes of"):
+        main(["dedup", str(source), str(tmp_path / "cut")])
+    os.utime(file, ns=times)
     capfd.readouterr()
     main(["dedup", str(source), str(tmp_path / "cut")])
     err = capfd.readouterr().err
@@ -130,6 +139,16 @@ def test_the_hashes_are_equal_for_equal_ngrams_only(texts):
             grams[frozenset(ours)] = hashes
         for (ours, hashes), (theirs, others) in itertools.combinations(grams.items(), 2):
             assert len(ours & theirs) == len(hashes & others)
+
+
+def test_rows_without_text_are_no_copies_and_columns_that_json_has_not_are_refused(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"n": 1, "text": ""}\n{"n": 2, "text": null}\n{"n": 3, "text": "a"}\n')
+    for method in ("exact", "minhash"):
+        main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / method), "--method", method])
+        assert [row["n"] for row in kept(tmp_path / method)] == [1, 2, 3]
+    pq.write_table(pa.table({"text": ["a"], "price": [Decimal("1.5")]}), tmp_path / "in.parquet")
+    with pytest.raises(ValueError, match=r"in\.parquet' has a column that cannot be written as JSON .*decimal"):
+        main(["dedup", str(tmp_path / "in.parquet"), str(tmp_path / "out")])
 
 
 def test_what_cannot_work_is_refused(tmp_path):

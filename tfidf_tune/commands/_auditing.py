@@ -103,7 +103,8 @@ def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> 
         from tfidf_tune.data._probe_on_disk import make_probe_on_disk
 
         work = file.with_suffix(".search").expanduser()
-        made = make_probe_on_disk(hf_tokenizer(tokenizer), spec, work, task_runner(options))
+        replace = getattr(options, "overwrite", False)
+        made = make_probe_on_disk(hf_tokenizer(tokenizer), spec, work, task_runner(options), replace_work=replace)
         write_probe_file(file, made.passages)
         shutil.rmtree(work)
     else:
@@ -144,14 +145,14 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
     ]
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
-    if num_controls:
+    if spec.num_controls:
         lines.append(
             f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data and were "
             "rejected."
         )
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
         lines.append(
-            f"There are no more passages of {spec.block_size} tokens without overlap: {spec.num_targets} targets and "
+            f"No more passages of {spec.block_size} tokens without overlap were found: {spec.num_targets} targets and "
             f"{spec.num_controls} controls were wanted."
         )
     if num_controls and spec.controls_source is None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ def main(arguments: list[str]) -> None:
     tokenizer = options.tokenizer or model_arguments(options)["pretrained"]
     _choose(options, tokenizer, folder / "probe.jsonl", folder / "passages.json")
     if options.base_url is not None or options.dry_run:
-        say(estimate(options, _num_passages(options)), file=sys.stderr)
+        from tfidf_tune.data import read_probe_file
+
+        say(estimate(options, len(read_probe_file(folder / "probe.jsonl"))), file=sys.stderr)
     if options.dry_run:
         return
     report(options, ask(options, folder / "probe.jsonl", folder / "evaluation"), folder)
@@ -93,12 +96,19 @@ def _num_passages(options: argparse.Namespace) -> int:
     return int(options.num_targets + options.num_controls)
 
 
+def _sizes(sources: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of all files of the sources, by which other texts under the same names are noticed."""
+    folders = [Path(source).expanduser() for source in sources]
+    files = [file for one in folders for file in (sorted(one.iterdir()) if one.is_dir() else [one])]
+    return {str(file): file.stat().st_size for file in files if file.is_file()}
+
+
 def _choose(options: argparse.Namespace, tokenizer: str, probe_file: Path, record: Path) -> None:
     """Choose the passages, unless an earlier run with the same options has."""
     from tfidf_tune.data import ProbeSpec
 
     settings: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ProbeSpec)}
-    settings |= {"sources": list(options.sources), "tokenizer": tokenizer}
+    settings |= {"sources": list(options.sources), "tokenizer": tokenizer, "sizes": _sizes(options.sources)}
     if probe_file.is_file() and record.is_file() and not options.overwrite:
         changed = differences(json.loads(record.read_text(encoding="utf-8")), settings)
         if changed:

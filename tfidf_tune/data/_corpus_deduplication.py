@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 from datatrove.data import Document
 from datatrove.io import get_datafolder
 from datatrove.pipeline.base import PipelineStep
@@ -24,9 +25,9 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.writers import JsonlWriter
 
 from tfidf_tune._checks import require_choice, require_integer, require_number
-from tfidf_tune.data._disk_tasks import TaskRunner, begin, progress
+from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps, progress
 from tfidf_tune.data._hashes import Hashes, word_ngrams
-from tfidf_tune.data._sources import SampleBy, load_rows, local_files
+from tfidf_tune.data._sources import SampleBy, load_rows
 
 _WORK = "unfinished"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
@@ -109,13 +110,14 @@ def deduplicate_corpus(
         ChildProcessError: If a task on another machine failed.
     """
     runner = runner or TaskRunner()
-    files = [str(file.resolve()) for source in sources for file in local_files(source)]
+    stamps = file_stamps(sources)
+    files = list(stamps)
     num_bands, num_rows = settings.bands
     output = output.resolve()
     work = output / _WORK
     if output.is_file() or (output.is_dir() and any(output.iterdir()) and not work.is_dir()):
         raise ValueError(f"{output} exists and is not empty: name a new folder")
-    begin(work, {"files": files, **asdict(settings)})
+    begin(work, {"files": stamps, **asdict(settings)})
     config = MinhashConfig(n_grams=settings.ngram, num_buckets=num_bands, hashes_per_bucket=num_rows)
     signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
     writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=_row)
@@ -153,6 +155,8 @@ class _Reader(PipelineStep):  # type: ignore[misc]
         column, file = self.settings.column, self.files[rank]
         with progress(self.files, rank, self.doing) as count:
             for number, row in enumerate(load_rows(file, {column: str}, sample_by=self.settings.sample_by)):
+                if number == 0:
+                    _check_columns(row, file)
                 text = row[column] or ""
                 count(text)
                 yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
@@ -170,6 +174,8 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
     def get_shingles(self, text: str) -> Hashes:
         """Return the hashes of the n-grams of a text, or the two halves of that of the text."""
         if self.is_exact:
+            if not text:  # rows without text are no copies of each other
+                return np.zeros(0, np.uint64)
             digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             return np.frombuffer(digest, np.uint64)
         return word_ngrams(text, self.config.n_grams)
@@ -221,6 +227,15 @@ class _Keep(PipelineStep):  # type: ignore[misc]
         folder = Path(self.counts)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{rank}.json").write_text(json.dumps({"counts": counts, "largest": largest}), encoding="utf-8")
+
+
+def _check_columns(row: dict[str, Any], file: str) -> None:
+    try:
+        orjson.dumps(row)
+    except TypeError as error:
+        raise ValueError(
+            f"{file!r} has a column that cannot be written as JSON ({error}): remove it or make it text"
+        ) from error
 
 
 def _numbers(file: Path) -> npt.NDArray[np.uint32]:

@@ -21,6 +21,7 @@ from scipy.sparse.csgraph import connected_components
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._disk_tasks import TaskRunner, progress
+from tfidf_tune.data._duplicates import without_overlaps
 from tfidf_tune.data._hashes import Hashes
 from tfidf_tune.data._sources import SampleBy, load_documents
 from tfidf_tune.data._windows import Places, TextBatch, band_keys, chosen_words, hashes, make_batch, window_keys
@@ -30,7 +31,8 @@ PLACE = np.dtype([("file", "<u4"), ("document", "<u4"), ("offset", "<u4")])
 RECORD = np.dtype([("key", "<u8"), ("place", PLACE)])
 PAIR = np.dtype([("first", PLACE), ("second", PLACE)])
 GROUP = np.dtype([("count", "<u4"), ("place", PLACE)])
-"""Windows that are copies of each other: how many, without those that overlap, and where the first one is."""
+"""Windows that are copies of each other: how many do not overlap (of near copies, in how many documents), and where the
+first one is."""
 
 Records = npt.NDArray[np.void]
 
@@ -39,6 +41,7 @@ _RUN_RECORDS = 1 << 21
 _PART_RECORDS = 1 << 22
 _MOST_GROUPS = 5_000_000  # of all parts together, the largest of each
 _FILTER_BITS = 18
+_DRAWN_FOR_ONE = 20
 _CONTEXT = 16  # bytes before a window
 _NEAR_WORDS, _NEAR_BANDS = 3, (25, 5)  # datasketch's bands for 125 hash functions and the threshold 0.5
 
@@ -123,46 +126,44 @@ def search_windows(search: WindowSearch, known: Hashes, work: Path, runner: Task
         return Found(counts, np.zeros(0, GROUP), shared)
     runner.run([_CountCopies(search, str(runs), str(work / "parts"), num_parts)], work / "2", num_parts, sorting)
     found = [np.load(file) for file in sorted((work / "parts").glob("*.npy"))]
-    groups = _joined(np.concatenate(found), search.num_bytes) if search.near else np.concatenate(found)
+    groups = _joined(np.concatenate(found)) if search.near else np.concatenate(found)
     return Found(counts, groups[np.argsort(groups["count"], kind="stable")[::-1]], shared)
 
 
-def count_copies(keys: Hashes, places: Records, runs: Path, num_bytes: int) -> list[int]:
-    """Count the windows that share a key with given ones and do not overlap them; each is one more.
-
-    Args:
-        keys (Hashes): of the windows, uint64 ``[num_windows, num_keys]``.
-        places (Records): where they start, :data:`PLACE` ``[num_windows]``.
-        runs (Path): folder of the records.
-        num_bytes (int): of a window.
-    """
-    found: list[list[Records]] = [[] for _ in keys]
-    for file in sorted(runs.glob("*.npy")):
-        run = np.load(file, mmap_mode="r")
-        starts, ends = (np.searchsorted(run["key"], keys, side=side) for side in ("left", "right"))
+def count_copies(search: WindowSearch, keys: Hashes, places: Records, runs: Path) -> list[int]:
+    """Count the windows that share a key with each of ``keys``, uint64 ``[num_windows, num_keys]``, as groups do."""
+    found: list[list[Records]] = [[places[[index]]] for index in range(len(keys))]
+    for own_keys, own_places in _read_runs(runs):
+        starts, ends = (np.searchsorted(own_keys, keys, side=side) for side in ("left", "right"))
         for row, column in np.argwhere(ends > starts):
-            found[row].append(np.array(run["place"][starts[row, column] : ends[row, column]]))
+            found[row].append(np.array(own_places[starts[row, column] : ends[row, column]]))
     counts = []
-    for own, place in zip(found, places, strict=True):
-        others = np.unique(np.concatenate(own)) if own else np.zeros(0, PLACE)
-        is_near = (others["file"] == place["file"]) & (others["document"] == place["document"])
-        is_near &= np.abs(others["offset"].astype(np.int64) - int(place["offset"])) < num_bytes
-        counts.append(1 + int((~is_near).sum()))
+    for own in found:
+        together = np.unique(np.concatenate(own))
+        one_group = np.zeros(len(together), np.int64)
+        counts.append(int(_counted(together, one_group, None if search.near else search.num_bytes).sum()))
     return counts
 
 
-def draw_places(number: int, runs: Path, rng: np.random.Generator) -> Records:
-    """Draw windows at random, with replacement: :data:`PLACE` ``[number]``."""
-    files = sorted(runs.glob("*.npy"))
-    ends = np.cumsum([len(np.load(file, mmap_mode="r")) for file in files])
-    drawn = np.sort(rng.integers(0, ends[-1], number))
-    places = np.zeros(number, PLACE)
-    of_file = np.searchsorted(ends, drawn, side="right")
-    for index in np.unique(of_file):
-        records = np.load(files[index], mmap_mode="r")
-        own = of_file == index
-        places[own] = records["place"][drawn[own] - (ends[index] - len(records))]
-    return rng.permutation(places)
+def draw_places(number: int, runs: Path, rng: np.random.Generator, *, unique: bool) -> Records:
+    """Draw up to so many windows at random: :data:`PLACE` ``[number]``; if ``unique``, whose key occurs once."""
+    together = [*_read_runs(runs)]
+    ends = np.cumsum([len(keys) for keys, _ in together])
+    drawn = np.unique(rng.integers(0, ends[-1], _DRAWN_FOR_ONE * number))
+    of_run = np.searchsorted(ends, drawn, side="right")
+    keys, places = np.zeros(len(drawn), np.uint64), np.zeros(len(drawn), PLACE)
+    for index in np.unique(of_run):
+        own_keys, own_places = together[index]
+        own = of_run == index
+        indices = drawn[own] - (ends[index] - len(own_keys))
+        keys[own], places[own] = own_keys[indices], own_places[indices]
+    order = rng.permutation(len(drawn))
+    if unique:
+        counts = np.zeros(len(keys), np.int64)
+        for own_keys, _ in together:
+            counts += np.searchsorted(own_keys, keys, side="right") - np.searchsorted(own_keys, keys, side="left")
+        order = order[counts[order] == 1]
+    return np.asarray(places[order[:number]])
 
 
 class WindowText(NamedTuple):
@@ -219,10 +220,10 @@ class _WriteRuns(PipelineStep):  # type: ignore[misc]
             possible = stretches[filtered[_filtered(stretches)]]
             shared.update(np.intersect1d(possible, self.known).tolist())
             if sum(map(len, waiting)) >= _RUN_RECORDS:
-                _write_run(folder / f"{rank:06d}-{num_runs:06d}.npy", waiting)
+                _write_run(folder / f"{rank:06d}-{num_runs:06d}", waiting)
                 waiting, num_runs = [], num_runs + 1
         if waiting:
-            _write_run(folder / f"{rank:06d}-{num_runs:06d}.npy", waiting)
+            _write_run(folder / f"{rank:06d}-{num_runs:06d}", waiting)
         with atomic_file(folder / f"{rank:06d}.json") as file:
             file.write_text(json.dumps({"counts": counts, "shared": sorted(shared)}))
 
@@ -257,26 +258,29 @@ class _CountCopies(PipelineStep):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         borders = [np.uint64(min(index * 2**64 // self.num_parts, 2**64 - 1)) for index in (rank, rank + 1)]
         parts = []
-        for file in sorted(Path(self.runs).glob("*.npy")):
-            run = np.load(file, mmap_mode="r")
-            start, end = np.searchsorted(run["key"], borders)
-            parts.append(np.array(run[start : len(run) if rank + 1 == self.num_parts else end]))
+        for keys, places in _read_runs(Path(self.runs)):
+            start, end = np.searchsorted(keys, borders)
+            end = len(keys) if rank + 1 == self.num_parts else end
+            part = np.zeros(end - start, RECORD)
+            part["key"], part["place"] = keys[start:end], places[start:end]
+            parts.append(part)
         records = np.concatenate(parts)
         del parts
         # A stable order keeps that of files, documents and offsets.
         records = records[np.argsort(records["key"], kind="stable")]
         is_new = np.append(True, records["key"][1:] != records["key"][:-1])[: len(records)]
-        is_copy = ~is_new[1:] & ~_overlap(records["place"], self.search.num_bytes)
         groups = np.cumsum(is_new) - 1
         firsts = np.flatnonzero(is_new)
         found: Records
         if self.search.near:
-            others = np.flatnonzero(is_copy) + 1
+            others = np.flatnonzero(~is_new)
             found = np.zeros(len(others), PAIR)
             found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
-            found = np.unique(found)
+            is_near = _same_document(found["first"], found["second"])
+            is_near &= _distances(found["first"], found["second"]) < self.search.num_bytes
+            found = np.unique(found[~is_near])
         else:
-            counts = 1 + np.bincount(groups[1:][is_copy], minlength=len(firsts))
+            counts = np.bincount(groups[_counted(records["place"], groups, self.search.num_bytes)])
             repeated = np.flatnonzero(counts > 1)
             repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // self.num_parts)]
             found = np.zeros(len(repeated), GROUP)
@@ -322,34 +326,62 @@ class _ReadWindows(PipelineStep):  # type: ignore[misc]
 
 def _write_run(file: Path, waiting: list[Records]) -> None:
     records = np.concatenate(waiting)
-    np.save(file, records[np.argsort(records["key"], kind="stable")])
+    order = np.argsort(records["key"], kind="stable")
+    np.save(f"{file}.keys.npy", records["key"][order])
+    np.save(f"{file}.places.npy", records["place"][order])
+
+
+def _read_runs(folder: Path) -> Iterator[tuple[Hashes, Records]]:
+    """Yield keys and places of each run, which are on disk."""
+    for file in sorted(folder.glob("*.keys.npy")):
+        places = file.with_name(file.name.replace(".keys.", ".places."))
+        yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
 
 
 def _filtered(values: Hashes) -> npt.NDArray[np.int64]:
     return (values >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
 
 
-def _overlap(places: Records, num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return whether each window after the first overlaps the one before it, bool ``[num_windows - 1]``."""
-    same = (places["file"][1:] == places["file"][:-1]) & (places["document"][1:] == places["document"][:-1])
-    offsets = places["offset"].astype(np.int64)
-    return np.asarray(same & (np.diff(offsets) < num_bytes))
+def _same_document(first: Records, second: Records) -> npt.NDArray[np.bool_]:
+    return np.asarray((first["file"] == second["file"]) & (first["document"] == second["document"]))
 
 
-def _joined(pairs: Records, num_bytes: int) -> Records:
-    """Join pairs of near copies to groups."""
+def _distances(first: Records, second: Records) -> Places:
+    return np.asarray(np.abs(second["offset"].astype(np.int64) - first["offset"]))
+
+
+def _counted(places: Records, groups: Places, num_bytes: int | None) -> npt.NDArray[np.bool_]:
+    """Return which windows count: of those of a group in a document the most without overlap, or one if None.
+
+    ``places`` are in order within each of ``groups``, int64 ``[num_windows]``.
+    """
+    goes_on = (groups[1:] == groups[:-1]) & _same_document(places[1:], places[:-1])
+    is_counted = np.append(True, ~goes_on)[: len(places)]
+    if num_bytes is None:
+        return is_counted
+    is_close = goes_on & (_distances(places[1:], places[:-1]) < num_bytes)
+    stretches = np.cumsum(is_counted) - 1
+    is_counted[1:] |= ~is_close
+    borders = np.append(np.flatnonzero(np.diff(stretches, prepend=-1)), len(places))
+    for stretch in np.unique(stretches[1:][is_close]):
+        start, end = borders[stretch : stretch + 2]
+        offsets = places["offset"][start:end].astype(np.int64)
+        is_counted[start:end] = np.isin(offsets, without_overlaps(offsets, num_bytes))
+    return is_counted
+
+
+def _joined(pairs: Records) -> Records:
+    """Join pairs of near copies to groups, and count their documents."""
     places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
     first, second = np.split(nodes, 2)
     graph = coo_array((np.ones(len(pairs), np.bool_), (first, second)), (len(places), len(places)))
     _, labels = connected_components(graph, directed=False)
+    labels = labels.astype(np.int64)
     order = np.argsort(labels, kind="stable")  # keeps that of the places
     labels, places = labels[order], places[order]
-    is_first = np.diff(labels, prepend=-1) != 0
-    is_counted = is_first.copy()
-    is_counted[1:] |= ~_overlap(places, num_bytes)
-    counts = np.bincount(labels[is_counted])
+    counts = np.bincount(labels[_counted(places, labels, None)])
     groups = np.zeros(len(counts), GROUP)
-    groups["count"], groups["place"] = counts, places[is_first]
+    groups["count"], groups["place"] = counts, places[np.diff(labels, prepend=-1) != 0]
     return groups[groups["count"] > 1]
 
 

@@ -19,6 +19,8 @@ from loguru import logger
 from tqdm import tqdm
 
 from tfidf_tune._checks import differences, require_choice, require_integer
+from tfidf_tune._files import atomic_file
+from tfidf_tune.data._sources import local_files
 
 EXECUTORS = ("local", "slurm", "ray")
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -107,22 +109,44 @@ def _wait(executor: Any, num_tasks: int, doing: str) -> None:
     subprocess.run(["scancel", "--quiet", "--name", executor.job_name], check=False)
 
 
-def begin(work: Path, arguments: dict[str, Any]) -> None:
+def begin(work: Path, arguments: dict[str, Any], *, replace: bool = False) -> None:
     """Make the folder of the steps, or check that the one that is there has the same arguments.
 
     Raises:
-        ValueError: If it has others.
+        ValueError: If it has others; ``replace`` empties it instead.
     """
     record = work / "arguments.json"
     if record.is_file():
-        if changed := differences(json.loads(record.read_text(encoding="utf-8")), arguments):
+        changed = differences(json.loads(record.read_text(encoding="utf-8")), arguments)
+        if changed and not replace:
             raise ValueError(
                 f"{work} is of an interrupted run with other arguments: {'; '.join(changed)}. Name another output, or "
                 "remove this folder"
             )
-        return
+        if not changed:
+            return
+    if work.is_dir():  # without a record, it is of a run that was interrupted at its beginning or end
+        shutil.rmtree(work)
     work.mkdir(parents=True)
-    record.write_text(json.dumps(arguments), encoding="utf-8")
+    with atomic_file(record) as file:
+        file.write_text(json.dumps(arguments), encoding="utf-8")
+
+
+def file_stamps(sources: Sequence[str]) -> dict[str, str]:
+    """Return the files of sources, and size and time of each, by which a changed file is noticed.
+
+    Raises:
+        FileNotFoundError: If a source does not exist.
+        ValueError: If a source has no text files, or a file is named twice.
+    """
+    stamps: dict[str, str] = {}
+    for source in sources:
+        for file in local_files(source):
+            name, found = str(file.resolve()), file.stat()
+            if name in stamps:
+                raise ValueError(f"{name} is named twice, so that all of it would be duplicated: name it once")
+            stamps[name] = f"{found.st_size} bytes of {found.st_mtime}"
+    return stamps
 
 
 @contextmanager

@@ -30,8 +30,8 @@ class Passage:
     token_ids: list[int]
     """The first ``block_size`` token ids of the passage, or all if it has fewer."""
     num_injections: int
-    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; 0 for a
-    control."""
+    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; at least, if
+    the corpus was searched on disk; 0 for a control."""
     positions: list[list[int]]
     """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
     ``[document, offset in the document]`` of each occurrence."""
@@ -47,7 +47,7 @@ class Passage:
     None, and left out of a file, if the evaluation chooses the length of the prompt."""
     changes: list[list[int]] | None = None
     """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each position. None, and left
-    out of a file, if the copies are exact."""
+    out of a file, if the copies are exact or were not compared."""
 
     def divide(self, prefix_length: int, max_new_tokens: int, offset: int = 0) -> tuple[list[int], list[int]]:
         """Return the ids of the prompt, and at most ``max_new_tokens`` that follow it.

@@ -1,5 +1,6 @@
 """Probe files from text that is larger than memory."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -16,7 +17,7 @@ from tfidf_tune.data._disk_search import (
     read_windows,
     search_windows,
 )
-from tfidf_tune.data._disk_tasks import TaskRunner, begin
+from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
 from tfidf_tune.data._passages import make_passages
 from tfidf_tune.data._probe_making import (
     SHARED_TOKENS,
@@ -31,11 +32,12 @@ from tfidf_tune.data._probe_making import (
 from tfidf_tune.data._sources import (
     EMBEDDED,
     load_documents,
-    local_files,
     source_fingerprint,
     warn_of_short_documents,
 )
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
+
+logger = logging.getLogger(__name__)
 
 _SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
 _LEAST_SAMPLE = 16  # tokens of a document whose bytes in a token count
@@ -54,7 +56,12 @@ class _Candidate(NamedTuple):
 
 
 def make_probe_on_disk(
-    tokenizer: TextTokenizer, spec: ProbeSpec, work: Path, runner: TaskRunner | None = None
+    tokenizer: TextTokenizer,
+    spec: ProbeSpec,
+    work: Path,
+    runner: TaskRunner | None = None,
+    *,
+    replace_work: bool = False,
 ) -> MadeProbe:
     """Choose the passages of a probe file from files of any size; memory does not grow with the text.
 
@@ -62,13 +69,15 @@ def make_probe_on_disk(
     32 words. A passage starts at a word chosen by its content, if possible at the start of a line. A stretch that
     was chosen gives its first such place. No two passages have 16 consecutive tokens in common. Of near-duplicates,
     most are found whose windows have a Jaccard similarity of three-word n-grams above 0.5; ``num_injections`` counts
-    the windows that are connected by such pairs. The number of tokens is estimated.
+    the documents that are connected by such pairs. Of exact duplicates it is a lower bound: copies count that have a
+    window at the same place. The number of tokens is estimated.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added.
         spec (ProbeSpec): what to choose; the sources are local files or folders.
         work (Path): folder of the steps. If an interrupted call with the same arguments left one, it goes on.
         runner (TaskRunner | None): where the tasks run, one for each file. Default: None, one process of this machine
+        replace_work (bool): empty ``work`` if it is of a call with other arguments. Default: False
 
     Returns:
         MadeProbe: the passages, with the file of the first occurrence as ``source`` and without ``positions``.
@@ -79,26 +88,31 @@ def make_probe_on_disk(
         ChildProcessError: If a task on another machine failed.
     """
     runner = runner or TaskRunner()
-    files = tuple(str(file.resolve()) for source in spec.sources for file in local_files(source))
-    stamps = [[Path(file).stat().st_size, Path(file).stat().st_mtime] for file in files]
+    for source in spec.sources:
+        if not Path(source).expanduser().exists():
+            raise FileNotFoundError(f"no such file or folder: {source!r}; the search on disk reads local files only")
+    stamps = file_stamps(spec.sources)
+    files = tuple(stamps)
     unseen_stamp = source_fingerprint(spec.controls_source or EMBEDDED, column=spec.column, sample_by=spec.sample_by)
-    arguments = {**asdict(spec), "sources": list(spec.sources), "files": list(files), "stamps": stamps}
-    begin(work, arguments | {"controls": unseen_stamp, "tokenizer": tokenizer_fingerprint(tokenizer)})
+    arguments = {**asdict(spec), "sources": list(spec.sources), "files": stamps, "controls": unseen_stamp}
+    begin(work, arguments | {"tokenizer": tokenizer_fingerprint(tokenizer)}, replace=replace_work)
     rng = np.random.default_rng(spec.seed)
     lengths, mean, most = _sample(tokenizer, files, spec)
+    # Controls are drawn before the search, which looks for them in the text.
+    unseen = read_unseen(tokenizer, spec) if spec.num_controls else None
+    more = replace(spec, num_controls=_CANDIDATES * spec.num_controls + _MORE_CANDIDATES, allow_fewer=True)
+    drawn = choose_controls(tokenizer, unseen, rng, more, lambda *_: False)[0] if unseen else []
+    decoded = {ids.tobytes(): tokenizer.decode(ids.tolist()).encode("utf-8", "surrogatepass") for ids in drawn}
+    sizes = [len(text) / spec.block_size for text in decoded.values()] or [mean]
     search = WindowSearch(
         files=files,
         column=spec.column,
         sample_by=spec.sample_by,
         num_bytes=round(spec.block_size * most * _MARGIN),
         near=spec.passages == "near-duplicates",
-        num_shared_bytes=round(min(SHARED_TOKENS, spec.block_size) * mean * _SURE_SHARE),
+        num_shared_bytes=round(min(SHARED_TOKENS, spec.block_size) * float(np.median(sizes)) * _SURE_SHARE),
     )
-    # Controls are drawn before the search, which looks for them in the text.
-    unseen = read_unseen(tokenizer, spec) if spec.num_controls else None
-    more = replace(spec, num_controls=_CANDIDATES * spec.num_controls + _MORE_CANDIDATES, allow_fewer=True)
-    drawn = choose_controls(tokenizer, unseen, rng, more, lambda *_: False)[0] if unseen else []
-    stretches = {ids.tobytes(): search.stretches(search.batch([_decoded(tokenizer, ids)])) for ids in drawn}
+    stretches = {key: search.stretches(search.batch([text])) for key, text in decoded.items()}
     known = np.concatenate([np.zeros(0, np.uint64), *stretches.values()])
     found = search_windows(search, known, work, runner)
     targets, num_duplicates, repeats, num_repetitive = _choose_targets(
@@ -106,9 +120,11 @@ def make_probe_on_disk(
     )
     text = f"{', '.join(spec.sources)} ({found.counts['documents']:,} documents)"
     check_enough(len(targets), "num_targets", spec, text, max(lengths, default=0))
-    controls = [ids for ids in drawn if not np.isin(stretches[ids.tobytes()], found.shared).any()][: spec.num_controls]
-    num_refused = sum(bool(np.isin(own, found.shared).any()) for own in stretches.values())
-    remark = f" {num_refused} more share text with the training text." if num_refused else ""
+    # Of a control that is too short to have a stretch nothing is known.
+    accepted = {key for key, own in stretches.items() if len(own) and not np.isin(own, found.shared).any()}
+    controls = [ids for ids in drawn if ids.tobytes() in accepted][: spec.num_controls]
+    num_refused = len(drawn) - len(accepted)
+    remark = f" {num_refused} more share text with the training text, or are too short to tell." if num_refused else ""
     source = spec.controls_source or EMBEDDED
     check_enough(len(controls), "num_controls", spec, source, spec.block_size, remark)
     passages = make_passages(tokenizer, "target", [(one.ids, [], one.file) for one in targets])
@@ -161,15 +177,17 @@ def _choose_targets(
     stretches = _one_of_each_stretch(groups[groups["count"] >= spec.min_repeats], search.num_bytes)
     order = sorted(rng.permutation(len(stretches)), key=lambda index: -int(stretches["count"][index]))
     wanted = stretches[order[: number if spec.passages != "random" else 0]]
-    drawn = draw_places(number, work / "runs", rng) if num_windows else wanted["place"][:0]
+    drawn = wanted["place"][:0]
+    if num_windows:
+        drawn = draw_places(number, work / "runs", rng, unique=spec.passages != "random")
     places = np.concatenate([wanted["place"], drawn])
     texts = read_windows(search, places, work, runner)
     keys = np.array([one.keys for one in texts[len(wanted) :]], np.uint64)
-    copies = count_copies(keys, drawn, work / "runs", search.num_bytes)
+    copies = count_copies(search, keys, drawn, work / "runs") if len(drawn) else []
     counts = [*wanted["count"].tolist(), *copies]
     targets: list[_Candidate] = []
     taken: set[bytes] = set()
-    num_duplicates = num_repetitive = 0
+    num_duplicates = num_repetitive = num_short = 0
     for index, (place, (before, text, _), count) in enumerate(zip(places, texts, counts, strict=True)):
         is_random = index >= len(wanted)
         if len(targets) == spec.num_targets:
@@ -178,6 +196,7 @@ def _choose_targets(
             continue
         ids = _window_ids(tokenizer, before, text)[: spec.block_size + 1]
         if len(ids) <= spec.block_size:  # the last token may go on after the window
+            num_short += 1
             continue
         ids = ids[: spec.block_size]
         if not is_varied(ids):
@@ -193,6 +212,11 @@ def _choose_targets(
         targets.append(
             _Candidate(ids, start if place["offset"] else Start.DOCUMENT, count, search.files[int(place["file"])])
         )
+    if num_short:
+        logger.warning(
+            f"{num_short:,} candidates were left out: their {search.num_bytes:,} bytes, enough for {spec.block_size} "
+            "tokens at the beginning of the files, have fewer here. If passages are missing, mix the order of documents"
+        )
     return targets, num_duplicates, tuple(stretches["count"].tolist()), num_repetitive
 
 
@@ -206,10 +230,6 @@ def _one_of_each_stretch(groups: Records, num_bytes: int) -> Records:
     goes_on &= np.diff(places["offset"].astype(np.int64)) < num_bytes
     goes_on &= groups["count"][1:] == groups["count"][:-1]
     return np.asarray(groups[np.append(True, ~goes_on)])
-
-
-def _decoded(tokenizer: TextTokenizer, ids: TokenArray) -> bytes:
-    return tokenizer.decode(ids.tolist()).encode("utf-8", "surrogatepass")
 
 
 def _window_ids(tokenizer: TextTokenizer, before: str, text: str) -> TokenArray:

@@ -72,8 +72,8 @@ def hashes(batch: TextBatch, starts: Places, ends: Places) -> Hashes:
 def chosen_words(batch: TextBatch, num_bytes: int, spacing: int) -> Places:
     """Choose where windows of ``num_bytes`` start, as indices of words, int64 ``[num_windows]``, ascending.
 
-    Of each ``spacing`` words in which a window fits into the text the one with the least hash, a start of a line
-    before any other; and the first one of each text.
+    Of each ``spacing`` words of a text from which a window fits the one with the least hash, a start of a line before
+    any other; and the first one of each text.
     """
     fitting = np.flatnonzero(batch.num_left >= max(num_bytes, _CONTEXT))
     if not len(fitting):
@@ -82,8 +82,12 @@ def chosen_words(batch: TextBatch, num_bytes: int, spacing: int) -> Places:
     order = (hashes(batch, starts, starts + _CONTEXT) >> _UNUSED_BITS).astype(np.float64)  # as the filters compute
     order += np.where(_IS_LINE_END[batch.data[starts - 1]], 0, 2.0**52)
     lowest = minimum_filter1d(order, spacing, mode="nearest", origin=-(spacing // 2))  # of the words from here on
+    of_text = batch.of_text[fitting]
+    num_runs = max(0, len(fitting) - spacing + 1)
+    lowest[:num_runs][of_text[:num_runs] != of_text[len(fitting) - num_runs :]] = -1  # of more than one text
+    lowest[num_runs:] = -1
     is_chosen = order == maximum_filter1d(lowest, spacing, mode="nearest", origin=(spacing - 1) // 2)
-    is_chosen |= np.diff(batch.of_text[fitting], prepend=-1) > 0
+    is_chosen |= np.diff(of_text, prepend=-1) > 0
     return np.asarray(fitting[is_chosen])
 
 

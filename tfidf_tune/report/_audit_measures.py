@@ -129,7 +129,7 @@ def audit_measures(
         row = extractable.get(pair)
         measures[_extraction_name(*pair)] = _NOT_MEASURED if row is None else Measure(row.share, row.upper, "share")
     measures["auc"] = (
-        Measure(_known(membership.iloc[0]["AUC"]), _known(membership.iloc[0]["AUC to"]), "probability")
+        Measure(_known(membership.iloc[0]["AUC"]), _known(membership.iloc[0].get("AUC to")), "probability")
         if len(membership)
         else _NOT_MEASURED
     )
