@@ -158,7 +158,7 @@ def test_an_unreadable_source_is_refused_by_name(tmp_path):
         ("bad.jsonl.zst", JSON_LINES, "text", corrupt),
         ("bad.txt.zst", zstandard.compress(LINES * 100)[:-5], "text", r"cannot read '.*bad.txt.zst'"),
         ("bad.parquet", b"PAR1 and no more", "text", corrupt),
-        ("bad.txt", b"\xff\xfe\xfa latin", "text", corrupt),
+        ("bad.txt", b"\xff\xfe\xfa latin", "text", r"bad\.txt', line 1 is not UTF-8: convert the file, for example by"),
     ):
         file = tmp_path / name
         file.write_bytes(contents)
@@ -196,6 +196,15 @@ def test_a_text_too_long_to_be_tokenized_is_named(name, write, place, tmp_path):
         next(rows), next(rows)
         with pytest.raises(ValueError, match=message):
             next(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.txt", b"one\ntwo \xff\n"), ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')]
+)
+def test_the_line_that_is_not_utf8_is_named(tmp_path, name, text):
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(ValueError, match=rf"{name}', line 2 is not UTF-8: convert the file, for example by `iconv"):
+        list(load_documents(str(tmp_path / name)))
 
 
 def test_running_out_of_memory_while_reading_is_reported_with_the_position(tmp_path, monkeypatch):

@@ -104,7 +104,7 @@ DATA = [
     BadInput(
         "random bytes",
         blocks_of("a.txt", bytes(range(256)) * 9),
-        r"config: dataset: cannot read '.*/a\.txt'; is it a complete text file\? \w+: ",
+        r"config: dataset: '.*/a\.txt', line 2 is not UTF-8: convert the file",
     ),
     value("dataset.source", "nobody/nothing", r"cannot load the data set 'nobody/nothing' .*: check these names and"),
     value("dataset.num_target", 3, r"no argument 'num_target'; did you mean 'num_targets'\?"),

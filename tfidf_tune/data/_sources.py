@@ -170,7 +170,15 @@ def _local_rows(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
         failure = f"cannot read {str(file)!r}; is it a complete {reader} file?"
         # `data_files` are patterns, so the name is escaped.
         rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train", **options)
-        yield from _placed(str(file), options.get("sample_by", "row"), rows)
+        try:
+            yield from _placed(str(file), options.get("sample_by", "row"), rows)
+        except ValueError:
+            if (line := _first_line_not_utf8(file)) is not None:
+                raise ValueError(
+                    f"{str(file)!r}, line {line} is not UTF-8: convert the file, for example by "
+                    "`iconv -f LATIN1 -t UTF-8`"
+                ) from None
+            raise
         if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
             raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 
@@ -224,6 +232,15 @@ def check_length(value: Any, place: str) -> None:
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
             "documents, each a line of a .txt file or a row of a .jsonl file"
         )
+
+
+def _first_line_not_utf8(file: Path) -> int | None:
+    """Return the number of the first line of a plain text file that cannot be decoded."""
+    if file.suffix.lower() not in (".txt", ".jsonl"):
+        return None
+    with file.open("rb") as lines:
+        numbered = enumerate(lines, start=1)
+        return next((number for number, line in numbered if line.decode(errors="ignore").encode() != line), None)
 
 
 def _is_complete_zstandard(file: Path) -> bool:
