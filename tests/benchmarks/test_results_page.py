@@ -340,8 +340,10 @@ def test_the_hours_for_a_trillion_tokens_follow_from_the_record():
     file = results_page.PAGES[page] / re.search(r"<!-- table: scale (\S+) -->", text)[1]
     runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
     largest = {one["way"].split(", ")[1]: one for one in runs if one["tokens"] > 5e7}
-    hours = [1e12 / (one["tokens"] / one["cpu_seconds"]) / 3600 for one in (largest["minhash"], largest["exact"])]
-    assert "{:,.0f} hours of one core by MinHash, {:,.0f} for exact".format(*hours) in " ".join(text.split())
+    hours = {way: 1e12 / (one["tokens"] / one["cpu_seconds"]) / 3600 for way, one in largest.items()}
+    text = " ".join(text.split())
+    assert f"{hours['minhash']:,.0f} hours of one core by MinHash, {hours['exact']:,.0f} for exact" in text
+    assert f"{hours['duplicates']:,.0f} hours for duplicates, {hours['near-duplicates']:,.0f} for near-d" in text
     of_size = {round(one["tokens"], -6): one for one in runs if one["way"] == "data dedup, minhash"}
     marginal = [
         of_size[10**7]["seconds"] - of_size[10**6]["seconds"],
