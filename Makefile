@@ -36,14 +36,16 @@ $(TRAINERS)/%/ready: $(TRAINERS)/%/host $(TRAINERS)/wheel/built
 	$(TRAINERS)/$*/bin/pip install --quiet --disable-pip-version-check $(TRAINERS)/wheel/*.whl
 	touch $@
 
-# torch in a call of its own: a build for CPUs that pip has at hand then stays. A torchvision for CUDA, which cannot be
-# imported next to it, goes.
+# torch in a call of its own: a build for CPUs that pip has at hand then stays. Parts of
+# torch for CUDA, which cannot be imported next to it, go.
 $(TRAINERS)/%/host: tests/hosts/%/requirements.txt constraints.txt
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $(TORCH) --requirement $<
-	$(@D)/bin/python -c 'import torchvision' 2>/dev/null || $(@D)/bin/pip uninstall --quiet --yes torchvision
+	for name in torchvision torchaudio torchcodec; do \
+		$(@D)/bin/python -c "import $$name" 2>/dev/null || $(@D)/bin/pip uninstall --quiet --yes $$name; \
+	done
 	touch $@
 
 $(TRAINERS)/wheel/built: $(SOURCES) | install
