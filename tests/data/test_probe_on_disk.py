@@ -248,7 +248,9 @@ def test_large_text_is_searched_on_disk(embedded_tokenizer_folder, texts, tmp_pa
 
 def test_what_cannot_work_is_refused(tokenizer, tmp_path):
     short = write(tmp_path / "short", ["a few words"] * 10, 1)
-    with pytest.raises(ValueError, match=r"found 0 passages of 64 tokens .*\(10 documents\), but num_targets is 2"):
+    with pytest.raises(
+        ValueError, match=r"found 0 passages of 64 tokens .*\(10 documents\), but num_targets is 2\. On disk, only d"
+    ):
         make_probe_on_disk(tokenizer, ProbeSpec((short,), num_targets=2, block_size=64), tmp_path / "work")
     with pytest.raises(FileNotFoundError, match="'someone/data'; the search on disk reads local files only"):
         make_probe_on_disk(tokenizer, ProbeSpec(("someone/data",)), tmp_path / "hub")

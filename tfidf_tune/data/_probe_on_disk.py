@@ -119,7 +119,8 @@ def make_probe_on_disk(
         tokenizer, search, found.groups, work, runner, rng, spec, found.counts["windows"]
     )
     text = f"{', '.join(spec.sources)} ({found.counts['documents']:,} documents)"
-    check_enough(len(targets), "num_targets", spec, text, max(lengths, default=0))
+    needed = f" On disk, only documents of at least {search.num_bytes:,} bytes are searched."
+    check_enough(len(targets), "num_targets", spec, text, max(lengths, default=0), needed)
     # Of a control that is too short to have a stretch nothing is known.
     accepted = {key for key, own in stretches.items() if len(own) and not np.isin(own, found.shared).any()}
     controls = [ids for ids in drawn if ids.tobytes() in accepted][: spec.num_controls]
