@@ -6,15 +6,13 @@ import json
 import os
 import random
 import re
-import signal
-import subprocess
 import sys
-import time
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from killing import kill_when
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.data._corpus_deduplication import CorpusDeduplication, deduplicate_corpus
@@ -104,13 +102,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     source = write(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 40)], num_files=6)
     main(["dedup", str(source), str(tmp_path / "whole")])
     command = [sys.executable, "-m", "tfidf_tune.cli", "data", "dedup", str(source), str(tmp_path / "cut")]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    done = tmp_path / "cut" / "unfinished" / "1" / "completions" / "00002"
-    while not done.exists() and job.poll() is None:
-        time.sleep(0.01)
-    assert job.poll() is None
-    os.killpg(job.pid, signal.SIGKILL)
-    job.communicate()
+    kill_when(tmp_path / "cut" / "unfinished" / "1" / "completions" / "00002", command)
     with pytest.raises(ValueError, match=r"interrupted run with other arguments: ngram was 5, is 4"):
         main(["dedup", str(source), str(tmp_path / "cut"), "--ngram", "4"])
     file = source / "5.jsonl"

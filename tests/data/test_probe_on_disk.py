@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
+from killing import kill_when
 
 from tfidf_tune.commands.probe import main
 from tfidf_tune.data import ProbeSpec, embedded_documents, read_probe_file
@@ -211,13 +208,7 @@ def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_pat
                  "--num-targets", "10", "--num-controls", "5", "--block-size", str(BLOCK)]  # fmt: skip
     main([*arguments[1:], "--output", str(tmp_path / "whole.jsonl")])
     command = [sys.executable, "-m", "tfidf_tune.cli", *arguments, "--output", str(tmp_path / "cut.jsonl")]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    done = tmp_path / "cut.search" / "1" / "completions" / "00002"
-    while not done.exists() and job.poll() is None:
-        time.sleep(0.005)
-    assert job.poll() is None
-    os.killpg(job.pid, signal.SIGKILL)
-    job.communicate()
+    kill_when(tmp_path / "cut.search" / "1" / "completions" / "00002", command)
     with pytest.raises(ValueError, match=r"interrupted run with other arguments: seed was 0, is 1"):
         main([*arguments[1:], "--output", str(tmp_path / "cut.jsonl"), "--seed", "1"])
     capfd.readouterr()

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from importlib.util import find_spec
@@ -103,8 +103,8 @@ def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> 
         from tfidf_tune.data._probe_on_disk import make_probe_on_disk
 
         work = file.with_suffix(".search").expanduser()
-        replace = getattr(options, "overwrite", False)
-        made = make_probe_on_disk(hf_tokenizer(tokenizer), spec, work, task_runner(options), replace_work=replace)
+        runner = task_runner(options)
+        made = make_probe_on_disk(hf_tokenizer(tokenizer), spec, work, runner, replace_work=options.overwrite)
         write_probe_file(file, made.passages)
         shutil.rmtree(work)
     else:
@@ -118,13 +118,14 @@ def _is_on_disk(options: argparse.Namespace) -> bool:
         return bool(options.search == "disk")
     if options.passages == "near-duplicates" or options.executor != "local":
         return True
-    sizes = [
-        file.stat().st_size
-        for source in map(Path, options.sources)
-        for file in (source.expanduser().iterdir() if source.expanduser().is_dir() else [source.expanduser()])
-        if file.is_file()
-    ]
-    return sum(sizes) >= _LARGE
+    return sum(file_sizes(options.sources).values()) >= _LARGE
+
+
+def file_sizes(sources: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of each file of the sources that are local."""
+    paths = [Path(source).expanduser() for source in sources]
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    return {str(file): file.stat().st_size for file in files if file.is_file()}
 
 
 def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:

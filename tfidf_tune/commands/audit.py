@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tfidf_tune.commands._auditing import (
     check_options,
     choose_passages,
     estimate,
+    file_sizes,
     model_arguments,
     plan_attacks,
     report,
@@ -96,19 +96,12 @@ def _num_passages(options: argparse.Namespace) -> int:
     return int(options.num_targets + options.num_controls)
 
 
-def _sizes(sources: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of all files of the sources, by which other texts under the same names are noticed."""
-    folders = [Path(source).expanduser() for source in sources]
-    files = [file for one in folders for file in (sorted(one.iterdir()) if one.is_dir() else [one])]
-    return {str(file): file.stat().st_size for file in files if file.is_file()}
-
-
 def _choose(options: argparse.Namespace, tokenizer: str, probe_file: Path, record: Path) -> None:
     """Choose the passages, unless an earlier run with the same options has."""
     from tfidf_tune.data import ProbeSpec
 
     settings: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ProbeSpec)}
-    settings |= {"sources": list(options.sources), "tokenizer": tokenizer, "sizes": _sizes(options.sources)}
+    settings |= {"sources": list(options.sources), "tokenizer": tokenizer, "sizes": file_sizes(options.sources)}
     if probe_file.is_file() and record.is_file() and not options.overwrite:
         changed = differences(json.loads(record.read_text(encoding="utf-8")), settings)
         if changed:

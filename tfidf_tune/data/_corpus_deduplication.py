@@ -92,8 +92,8 @@ def deduplicate_corpus(
 ) -> dict[str, Any]:
     """Write the documents that stay to ``output/*.jsonl.gz``, with all their columns, and ``output/report.json``.
 
-    A file is a task. An interrupted call, made again, goes on with the files that were not finished. Memory does not
-    grow with the text; it grows with the number of copies, by about 0.5 kB each.
+    Each file is a task. After an interruption, the same call resumes and skips finished files. Memory does not grow
+    with the text; it grows with the number of copies, by about 0.5 kB each.
 
     Args:
         sources (Sequence[str]): ``.txt``, ``.jsonl`` or ``.parquet`` files, or folders of them; never changed.

@@ -2,7 +2,7 @@
 
 Each file gives records of its windows: a key, which copies share, and where the window starts. They are written to disk
 sorted by key in *runs* of limited length; then each task takes a range of keys from all runs and counts equal ones.
-Memory does not grow with the text.
+Memory does not grow with the text; it grows with the number of near copies.
 """
 
 import json
@@ -276,8 +276,8 @@ class _CountCopies(PipelineStep):  # type: ignore[misc]
             others = np.flatnonzero(~is_new)
             found = np.zeros(len(others), PAIR)
             found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
-            is_near = _same_document(found["first"], found["second"])
-            is_near &= _distances(found["first"], found["second"]) < self.search.num_bytes
+            is_near = same_document(found["first"], found["second"])
+            is_near &= distances(found["first"], found["second"]) < self.search.num_bytes
             found = np.unique(found[~is_near])
         else:
             counts = np.bincount(groups[_counted(records["place"], groups, self.search.num_bytes)])
@@ -342,11 +342,13 @@ def _filtered(values: Hashes) -> npt.NDArray[np.int64]:
     return (values >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
 
 
-def _same_document(first: Records, second: Records) -> npt.NDArray[np.bool_]:
+def same_document(first: Records, second: Records) -> npt.NDArray[np.bool_]:
+    """Return which of two windows each, :data:`PLACE` ``[num_windows]``, are in one document."""
     return np.asarray((first["file"] == second["file"]) & (first["document"] == second["document"]))
 
 
-def _distances(first: Records, second: Records) -> Places:
+def distances(first: Records, second: Records) -> Places:
+    """Return the bytes between the starts of two windows each of one document, int64 ``[num_windows]``."""
     return np.asarray(np.abs(second["offset"].astype(np.int64) - first["offset"]))
 
 
@@ -355,11 +357,11 @@ def _counted(places: Records, groups: Places, num_bytes: int | None) -> npt.NDAr
 
     ``places`` are in order within each of ``groups``, int64 ``[num_windows]``.
     """
-    goes_on = (groups[1:] == groups[:-1]) & _same_document(places[1:], places[:-1])
+    goes_on = (groups[1:] == groups[:-1]) & same_document(places[1:], places[:-1])
     is_counted = np.append(True, ~goes_on)[: len(places)]
     if num_bytes is None:
         return is_counted
-    is_close = goes_on & (_distances(places[1:], places[:-1]) < num_bytes)
+    is_close = goes_on & (distances(places[1:], places[:-1]) < num_bytes)
     stretches = np.cumsum(is_counted) - 1
     is_counted[1:] |= ~is_close
     borders = np.append(np.flatnonzero(np.diff(stretches, prepend=-1)), len(places))

@@ -87,8 +87,8 @@ class TaskRunner:
             _wait(executor, num_tasks, doing)
         if failed := executor.get_incomplete_ranks():
             raise ChildProcessError(
-                f"{doing}: {len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}. The "
-                "same command goes on with them"
+                f"{doing}: {len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}. "
+                "Run the same command again to retry them"
             )
 
 

@@ -1,6 +1,7 @@
 """Probe files from text that is larger than memory."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -13,8 +14,10 @@ from tfidf_tune.data._disk_search import (
     Records,
     WindowSearch,
     count_copies,
+    distances,
     draw_places,
     read_windows,
+    same_document,
     search_windows,
 )
 from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
@@ -131,9 +134,6 @@ def make_probe_on_disk(
     passages = make_passages(tokenizer, "target", [(one.ids, [], one.file) for one in targets])
     passages = [replace(one, num_injections=own.num_copies) for one, own in zip(passages, targets, strict=True)]
     passages += make_passages(tokenizer, "control", [(ids, [], source) for ids in controls])
-    starts: dict[Start, int] = {}
-    for target in targets:
-        starts[target.start] = starts.get(target.start, 0) + 1
     return MadeProbe(
         passages=tuple(passages),
         num_documents=found.counts["documents"],
@@ -142,7 +142,7 @@ def make_probe_on_disk(
         num_duplicates=num_duplicates,
         num_repetitive=num_repetitive,
         num_refused=num_refused,
-        starts=starts,
+        starts=Counter(target.start for target in targets),
         is_estimate=True,
     )
 
@@ -227,8 +227,7 @@ def _one_of_each_stretch(groups: Records, num_bytes: int) -> Records:
     if not len(groups):
         return groups
     places = groups["place"]
-    goes_on = (places["file"][1:] == places["file"][:-1]) & (places["document"][1:] == places["document"][:-1])
-    goes_on &= np.diff(places["offset"].astype(np.int64)) < num_bytes
+    goes_on = same_document(places[1:], places[:-1]) & (distances(places[1:], places[:-1]) < num_bytes)
     goes_on &= groups["count"][1:] == groups["count"][:-1]
     return np.asarray(groups[np.append(True, ~goes_on)])
 
