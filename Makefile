@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Trainers with an environment of their own; make test-trainers HOSTS="torchtitan ms-swift" tests some.
+# Trainers with an environment of their own; make test-trainers HOSTS=axolotl tests one.
 HOSTS ?= $(patsubst tests/hosts/%/requirements.txt,%,$(wildcard tests/hosts/*/requirements.txt))
 TRAINERS := .venv-trainers
 TORCH := $(shell grep '^torch==' constraints.txt)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-_HOSTS = ("trl", "axolotl", "peft", "lightning", "torchtitan", "vllm")
+_HOSTS = ("trl", "axolotl", "peft", "lightning", "vllm")
 _EXTRAS = ("", "report", "eval", "torchtune")
 _LIMIT_S = 180
 

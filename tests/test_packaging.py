@@ -24,7 +24,7 @@ IGNORED = (".git", ".venv*", "build", "dist", "site", "runs", "*.egg-info", "__p
 
 
 # Modules whose trainer, or vLLM, has an environment of its own: make test-trainers.
-OTHER_ENVIRONMENTS = {"_vllm", "axolotl", "ms_swift", "nemo_automodel", "torchtitan"}
+OTHER_ENVIRONMENTS = {"_vllm", "axolotl"}
 ALLOWED_IMPORTS = {
     "weighting": set(),
     "loss": {"weighting"},

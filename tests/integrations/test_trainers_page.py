@@ -1,6 +1,7 @@
 """The snippets of docs/trainers.md run as they stand there; those of some trainers have tests of their own."""
 
 import pytest
+import torch
 from datasets import Dataset
 from docs_snippets import snippet
 from hosts import load, logs_of, make_trainer, ragged_rows
@@ -74,3 +75,13 @@ def test_the_two_traps_and_trainer_loss(names):
         given["trainer"].train()
         losses.append(logs_of(given["trainer"])[0]["loss"])
     assert losses[0] == pytest.approx(4 * losses[1], rel=0.05)
+
+
+def test_any_other_trainer(names):
+    given = names(Trainer)
+    exec(snippet("trainers.md", "Any other trainer"), given)
+    ids = torch.tensor([[3, 1, 2, 1, 5]])
+    loss = given["weighted_loss"](given["model"](ids).logits, ids)
+
+    assert loss.requires_grad
+    assert len({*given["token_loss"].weighting(ids)[0].tolist()}) > 1
