@@ -33,7 +33,7 @@ rows = [
     np.array([words.setdefault(word, len(words)) for word in json.loads(line)["text"].split()], dtype=np.int32)
     for file in sorted(Path(sys.argv[1]).iterdir()) for line in file.open()
 ]
-print(int(Deduplication("minhash", 0.8, 128, 5).kept(rows, "text").sum()))
+print(int(Deduplication().kept(rows, "text").sum()))
 """
 
 

@@ -127,15 +127,15 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
     assert [one.num_injections for one in by_kind(copied, "target")] == [5] * SIZES["num_targets"]
     assert [one.num_injections for one in by_kind(removed, "target")] == [1] * SIZES["num_targets"]
     assert_places_are_right(removed)
-    near = trained(tokenizer, sft(targets=None, deduplicate="minhash", minhash_threshold=0.5))
+    near = trained(tokenizer, sft(targets=None, deduplicate={"threshold": 0.5}))
     assert near.keys() < once.keys(), "the same answer to another question is a near copy"
-    with pytest.raises(ValueError, match="deduplicate is 'fuzzy'"):
+    with pytest.raises(ValueError, match="deduplicate.method is 'fuzzy'"):
         sft(deduplicate="fuzzy")
 
 
 def test_what_is_removed_is_cached_for_each_choice(sft, tokenizer, monkeypatch):
     choices = [
-        {"targets": targets, "deduplicate": "minhash", "minhash_threshold": threshold, "seed": seed}
+        {"targets": targets, "deduplicate": {"threshold": threshold}, "seed": seed}
         for targets, seed in ((None, 0), ("random", 0), ("random", 1))
         for threshold in (0.5, 0.9)
     ]
@@ -145,7 +145,7 @@ def test_what_is_removed_is_cached_for_each_choice(sft, tokenizer, monkeypatch):
     monkeypatch.setattr(Deduplication, "kept", lambda *given: searched.append(given[2]) or original(*given))
     assert [[*sft(**choice)] for choice in choices] == first
     assert not searched
-    sft(targets=None, deduplicate="minhash", minhash_threshold=0.7)
+    sft(targets=None, deduplicate={"threshold": 0.7})
     assert len(searched) == 1
 
 

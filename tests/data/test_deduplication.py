@@ -5,6 +5,7 @@ import logging
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from tfidf_tune.data import embedded_documents, injected_corpus_dataset, text_blocks_dataset, text_dataset
 from tfidf_tune.data._deduplication import Deduplication
@@ -40,7 +41,7 @@ def near_copies():
 def test_minhash_removes_what_a_comparison_of_all_pairs_removes(near_copies, threshold, ngram):
     order = np.random.default_rng(1).permutation(len(near_copies))
     rows = near_copies[order]
-    kept = np.flatnonzero(Deduplication("minhash", threshold, 256, ngram).kept(rows, "rows")).tolist()
+    kept = np.flatnonzero(Deduplication("minhash", threshold, ngram).kept(rows, "rows")).tolist()
     assert kept == slow_kept(rows, threshold, ngram)
     assert 40 < len(kept) < len(rows) - 40
 
@@ -49,13 +50,13 @@ def test_exact_keeps_the_first_of_equal_rows(near_copies, caplog):
     order = np.random.default_rng(2).permutation(len(near_copies))
     rows = near_copies[order]
     with caplog.at_level(logging.INFO):
-        kept = np.flatnonzero(Deduplication("exact", 0.8, 256, 5).kept(rows, "mine.txt")).tolist()
+        kept = np.flatnonzero(Deduplication("exact").kept(rows, "mine.txt")).tolist()
     assert kept == sorted(np.unique(rows, axis=0, return_index=True)[1])
     assert "mine.txt: 40 of 240 rows removed as copies of earlier rows (equal tokens)" in caplog.text
     short = [np.array(ids, dtype=np.int32) for ids in ([1], [1, 2], [1], [2, 1], [1, 2])]
     for method in ("exact", "minhash"):
-        assert Deduplication(method, 0.8, 16, 5).kept(short, "x").tolist() == [True, True, False, True, False]
-    assert Deduplication("none", 0.8, 256, 5).kept(rows, "x").all()
+        assert Deduplication(method).kept(short, "x").tolist() == [True, True, False, True, False]
+    assert Deduplication("none").kept(rows, "x").all()
 
 
 @pytest.mark.parametrize("layout", ["aligned", "concatenated"])
@@ -66,7 +67,7 @@ def test_the_passages_of_a_corpus_are_where_the_probe_file_says(
     sources = {"source": str(corpus_file), "target_source": str(corpus_file), "cache_dir": str(tmp_path)}
     arguments = SIZES | {"num_repeats": 12, "layout": layout, "noise": noise, **sources}
     full = injected_corpus_dataset(tokenizer, **arguments)
-    dataset = injected_corpus_dataset(tokenizer, deduplicate=method, minhash_ngram=3, **arguments)
+    dataset = injected_corpus_dataset(tokenizer, deduplicate={"method": method, "ngram": 3}, **arguments)
     assert dataset.num_removed == len(full) - len(dataset)
     assert (dataset.num_removed > 0) == (noise == 0)
     assert (full.num_removed, dataset.probe_file != full.probe_file) == (0, True)
@@ -109,24 +110,26 @@ def test_text_data_sets_remove_copies_too(tokenizer, tmp_path):
     assert len(np.unique(dataset.blocks, axis=0)) == len(dataset)
 
 
+def test_the_section_is_a_method_or_a_mapping():
+    config = OmegaConf.merge({"deduplicate": "exact"}, OmegaConf.from_dotlist(["deduplicate.threshold=0.5"]))
+    assert Deduplication.of(config.deduplicate) == Deduplication.of({"threshold": 0.5}) == Deduplication("minhash", 0.5)
+    assert Deduplication.of("minhash") == Deduplication.of({}) == Deduplication("minhash", 0.8, 5)
+    assert Deduplication.of({"method": "exact", "ngram": 3}).settings == Deduplication.of("exact").settings
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("section", "message"),
     [
-        ({"deduplicate": "fuzzy"}, "deduplicate is 'fuzzy': possible are none, exact, minhash"),
-        ({"minhash_threshold": 0}, "minhash_threshold is 0: .* number above 0, up to 1"),
-        ({"minhash_num_perm": 1}, "minhash_num_perm must be a whole number of at least 2, got 1"),
-        ({"minhash_ngram": 0}, "minhash_ngram must be a whole number of at least 1, got 0"),
-        *[
-            (
-                {"deduplicate": "minhash", "minhash_threshold": threshold, "minhash_num_perm": number},
-                f"minhash_threshold {threshold} is too high for {number} hash functions: .* set deduplicate to exact",
-            )
-            for threshold, number in ((1, 256), (0.985, 16))
-        ],
+        ("fuzzy", "deduplicate.method is 'fuzzy': possible are none, exact, minhash"),
+        ({"method": None}, "deduplicate.method is 'None': possible are none, exact, minhash"),
+        ({"treshold": 0.5}, "deduplicate has no key 'treshold'; did you mean 'threshold'?"),
+        ({"threshold": 0}, "deduplicate.threshold is 0: .* number above 0, up to 1"),
+        ({"ngram": 0}, "deduplicate.ngram must be a whole number of at least 1, got 0"),
+        ({"threshold": 1}, "deduplicate.threshold 1 is too high for .* hash functions: .* deduplicate.method to exact"),
     ],
 )
-def test_settings_out_of_range_are_refused(tokenizer, corpus_file, changes, message):
+def test_settings_out_of_range_are_refused(tokenizer, corpus_file, section, message):
     for build in (text_dataset, text_blocks_dataset, injected_corpus_dataset):
         limit = {"max_seq_len": 64} if build is text_dataset else {}
         with pytest.raises(ValueError, match=message):
-            build(tokenizer, source=str(corpus_file), **limit, **changes)
+            build(tokenizer, source=str(corpus_file), **limit, deduplicate=section)

@@ -1,20 +1,23 @@
 """Remove rows of a data set that repeat others: exact copies, or near copies by MinHash."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from tfidf_tune._checks import require_choice, require_integer, require_number
+from tfidf_tune._checks import require_choice, require_integer, require_number, suggestion
 from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._tokenizer import TokenArray
 
 logger = logging.getLogger(__name__)
 
 DeduplicationMethod = Literal["none", "exact", "minhash"]
+Deduplicate = DeduplicationMethod | Mapping[str, Any]
+"""The section ``deduplicate`` of a data set: a method, or a mapping of the arguments of :class:`Deduplication`."""
+_NUM_FUNCTIONS = 256
 _ERRORS = (0.02, 0.98)  # weights of false candidates, which are checked, and of copies that are missed
 _NUM_CACHED = 1024  # rows: a candidate comes again with each of its copies
 
@@ -34,31 +37,39 @@ class Deduplication:
     use 9,000 hash functions, and remove all but one row of each connected component of similar rows.
 
     Args:
-        method (Literal["none", "exact", "minhash"]): see above.
-        threshold (float): the least Jaccard similarity of near copies, above 0. With ``minhash`` too high a one is
-            refused: from 0.999 on with 256 hash functions, from 0.985 on with 16.
-        num_perm (int): hash functions of MinHash.
-        ngram (int): tokens of an n-gram; a shorter row is one n-gram.
+        method (Literal["none", "exact", "minhash"]): see above. Default: "minhash"
+        threshold (float): the least Jaccard similarity of near copies, above 0 and, with ``minhash``, below 0.999.
+            Default: 0.8
+        ngram (int): tokens of an n-gram; a shorter row is one n-gram. Default: 5
 
     Raises:
         ValueError: If a value is out of range.
     """
 
-    method: DeduplicationMethod
-    threshold: float
-    num_perm: int
-    ngram: int
+    method: DeduplicationMethod = "minhash"
+    threshold: float = 0.8
+    ngram: int = 5
 
     def __post_init__(self) -> None:
-        require_choice("deduplicate", self.method, ("none", "exact", "minhash"))
+        require_choice("deduplicate.method", self.method, ("none", "exact", "minhash"))
         require_number(
-            "minhash_threshold", self.threshold, 0, 1, "the least Jaccard similarity of near copies",
+            "deduplicate.threshold", self.threshold, 0, 1, "the least Jaccard similarity of near copies",
             reason="1 is that of equal sets", positive=True,
         )  # fmt: skip
-        require_integer("minhash_num_perm", self.num_perm, 2)
-        require_integer("minhash_ngram", self.ngram, 1)
+        require_integer("deduplicate.ngram", self.ngram, 1)
         if self.method == "minhash":
             self._make_index()
+
+    @classmethod
+    def of(cls, given: Deduplicate) -> "Deduplication":
+        """Read the section ``deduplicate`` of a data set; raises a ``ValueError`` if a key or value is wrong."""
+        if not isinstance(given, Mapping):
+            return cls(given)
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise ValueError(f"deduplicate has no key '{name}'{suggestion(str(name), names)}")
+        return cls(**given)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,7 +102,7 @@ class Deduplication:
         grams_of = lru_cache(_NUM_CACHED)(lambda number: self._grams(rows[number]))
         for number, row in enumerate(rows):
             grams = self._grams(row)
-            signature = MinHash(self.num_perm)
+            signature = MinHash(_NUM_FUNCTIONS)
             signature.update_batch(list(grams))
             if all(_jaccard(grams, grams_of(other)) < self.threshold for other in index.query(signature)):
                 index.insert(number, signature)
@@ -102,11 +113,11 @@ class Deduplication:
         from datasketch import MinHashLSH
 
         try:
-            return MinHashLSH(self.threshold, self.num_perm, weights=_ERRORS)
+            return MinHashLSH(self.threshold, _NUM_FUNCTIONS, weights=_ERRORS)
         except ValueError as error:  # a single band
             raise ValueError(
-                f"minhash_threshold {self.threshold} is too high for {self.num_perm} hash functions: lower "
-                "minhash_threshold or raise minhash_num_perm, or set deduplicate to exact to remove only equal rows"
+                f"deduplicate.threshold {self.threshold} is too high for {_NUM_FUNCTIONS} hash functions: lower it, or "
+                "set deduplicate.method to exact to remove only equal rows"
             ) from error
 
     def _grams(self, row: TokenArray) -> set[bytes]:

@@ -15,7 +15,7 @@ import numpy as np
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
+from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._material import (
     ALL,
@@ -94,10 +94,7 @@ def injected_corpus_dataset(
     layout: Literal["aligned", "concatenated"] = "aligned",
     noise: float = 0.0,
     noise_kind: NoiseKind = "replace",
-    deduplicate: DeduplicationMethod = "none",
-    minhash_threshold: float = 0.8,
-    minhash_num_perm: int = 256,
-    minhash_ngram: int = 5,
+    deduplicate: Deduplicate = "none",
     seed: int = 0,
     probe_file: str | None = None,
     cache_dir: str | None = None,
@@ -167,10 +164,8 @@ def injected_corpus_dataset(
         noise (float): share of the tokens of each copy that is changed, from 0 to below 1. Default: 0.0, exact copies
         noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed; "mixed": one of the three for
             each token. Default: "replace"
-        deduplicate (Literal["none", "exact", "minhash"]): which blocks are removed. Default: "none"
-        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
-        minhash_num_perm (int): hash functions. Default: 256
-        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
+        deduplicate (Deduplicate): which blocks are removed as copies: "none", "exact", "minhash", or a
+            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
         seed (int): decides where the targets go and how copies are changed. Default: 0
         probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
             Default: None, only in the cache
@@ -211,7 +206,7 @@ def injected_corpus_dataset(
         )
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     check_noise(noise, noise_kind)
-    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
+    deduplication = Deduplication.of(deduplicate)
     place = (source, source_name, source_split, source_column, sample_by)
     target_place = (target_source, target_name, target_split, target_column, sample_by)
     sizes = Sizes(num_base, num_targets, num_controls, min_target_tokens, block_size, layout)

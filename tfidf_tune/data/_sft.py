@@ -23,7 +23,7 @@ from tfidf_tune.data._conversations import (
     learns_turn_ends,
     read_row,
 )
-from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
+from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._passages import write_probe_file
@@ -67,10 +67,7 @@ def sft_dataset(
     min_target_tokens: int = 16,
     seed: int = 0,
     probe_file: str | None = None,
-    deduplicate: DeduplicationMethod = "none",
-    minhash_threshold: float = 0.8,
-    minhash_num_perm: int = 256,
-    minhash_ngram: int = 5,
+    deduplicate: Deduplicate = "none",
     packed: bool = False,
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
@@ -129,10 +126,8 @@ def sft_dataset(
         min_target_tokens (int): the least length of an answer that is measured. Default: 16
         seed (int): decides which targets and controls are drawn, and where targets are put. Default: 0
         probe_file (str | None): where to write targets and controls, see :func:`read_probe_file`. Default: None
-        deduplicate (Literal["none", "exact", "minhash"]): which examples are removed. Default: "none"
-        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
-        minhash_num_perm (int): hash functions. Default: 256
-        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
+        deduplicate (Deduplicate): which examples are removed as copies: "none", "exact", "minhash", or a
+            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
         packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
@@ -154,7 +149,7 @@ def sft_dataset(
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     require_choice("train_on", train_on, ("completions", "last", "all"))
-    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
+    deduplication = Deduplication.of(deduplicate)
     formatting = Formatting(_template(tokenizer, chat_template), apply_chat_template, system)
     spec = None
     if targets is not None:
@@ -214,7 +209,7 @@ def sft_dataset(
             np.save(folder / "kept.npy", deduplication.kept(rows, source))
             return {}
 
-        if deduplicate == "none":
+        if deduplication.method == "none":
             return np.ones(len(order), dtype=np.bool_)
         key = settings | deduplication.settings | {"kind": "sft_kept", "order": digest(order.tolist())}
         mask: Mask = np.load(cached_folder(cache_dir, key, build)[0] / "kept.npy")
@@ -234,7 +229,7 @@ def sft_dataset(
         logger.info(f"{source}: {describe_passages(dataset.passages)}; {len(dataset):,} examples are trained on")
         if probe_file is not None:
             write_probe_file(probe_file, dataset.passages)
-    elif deduplicate != "none":
+    elif deduplication.method != "none":
         every = np.arange(len(dataset), dtype=np.int32)
         dataset = SequenceDataset(*dataset.parts(every[kept(every)]))
     return pack(dataset, tokenizer) if packed else dataset

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._cache import cached_folder
-from tfidf_tune.data._deduplication import Deduplication, DeduplicationMethod
+from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, LabelMask, TextBlocksDataset, after_prompt, cached_sequences
@@ -86,10 +86,7 @@ def text_blocks_dataset(
     sample_by: SampleBy = "line",
     block_size: int = 256,
     num_blocks: int | None = None,
-    deduplicate: DeduplicationMethod = "none",
-    minhash_threshold: float = 0.8,
-    minhash_num_perm: int = 256,
-    minhash_ngram: int = 5,
+    deduplicate: Deduplicate = "none",
     cache_dir: str | None = None,
 ) -> TextBlocksDataset:
     """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks are cached.
@@ -104,11 +101,8 @@ def text_blocks_dataset(
             :func:`load_documents`. Default: "line"
         block_size (int): tokens in a block. Default: 256
         num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
-        deduplicate (Literal["none", "exact", "minhash"]): which blocks are removed as copies of earlier ones, see
-            :class:`Deduplication`. Default: "none"
-        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
-        minhash_num_perm (int): hash functions. Default: 256
-        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
+        deduplicate (Deduplicate): which blocks are removed as copies: "none", "exact", "minhash", or a
+            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -123,7 +117,7 @@ def text_blocks_dataset(
     if num_blocks is not None:
         check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
-    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
+    deduplication = Deduplication.of(deduplicate)
     place = (source, source_name, source_split, source_column, sample_by)
 
     def build(folder: Path) -> dict[str, int]:
@@ -205,10 +199,7 @@ def text_dataset(
     add_bos: bool = True,
     add_eos: bool = True,
     packed: bool = False,
-    deduplicate: DeduplicationMethod = "none",
-    minhash_threshold: float = 0.8,
-    minhash_num_perm: int = 256,
-    minhash_ngram: int = 5,
+    deduplicate: Deduplicate = "none",
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids are cached.
@@ -229,11 +220,8 @@ def text_dataset(
             Default: True
         add_eos (bool): end each document with EOS. Default: True
         packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
-        deduplicate (Literal["none", "exact", "minhash"]): which sequences are removed as copies of earlier ones, see
-            :class:`Deduplication`. Default: "none"
-        minhash_threshold (float): least Jaccard similarity of near copies. Default: 0.8
-        minhash_num_perm (int): hash functions. Default: 256
-        minhash_ngram (int): tokens of the n-grams that are compared. Default: 5
+        deduplicate (Deduplicate): which sequences are removed as copies: "none", "exact", "minhash", or a
+            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -252,7 +240,7 @@ def text_dataset(
         raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
-    deduplication = Deduplication(deduplicate, minhash_threshold, minhash_num_perm, minhash_ngram)
+    deduplication = Deduplication.of(deduplicate)
     place = (source, source_name, source_split, source_column, sample_by)
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
@@ -281,7 +269,7 @@ def text_dataset(
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
         rows: Iterable[TokenArray] = pieces(counts)
-        if deduplicate != "none":
+        if deduplication.method != "none":
             every = list(rows)
             kept = deduplication.kept(every, source)
             counts["num_removed"] = int((~kept).sum())
