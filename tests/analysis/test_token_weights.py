@@ -12,14 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune import TFIDFCrossEntropyLoss
-from tfidf_tune.analysis._token_weights import WEIGHTS, shown_tokens, token_texts, weigh_blocks
-from tfidf_tune.analysis._weight_statistics import (
-    frequency_bands,
-    mark_words,
-    part_statistics,
-    split_statistics,
-    token_statistics,
-)
+from tfidf_tune.analysis._token_weights import WEIGHTS, frequency_bands, shown_tokens, token_texts, weigh_blocks
 from tfidf_tune.data import TextBlocksDataset, hf_tokenizer
 from tfidf_tune.training._data import build_dataloader
 from tfidf_tune.weighting import shift_labels
@@ -103,19 +96,6 @@ def test_rows_have_the_order_of_the_text_without_an_incomplete_mini_batch(tokens
 # ---- statistics
 
 
-def test_token_statistics_are_means_over_occurrences(labels):
-    rows = labels.to_dict("records")
-    statistics = token_statistics(labels).to_dict("records")
-    count = Counter(row["id"] for row in rows)
-    assert [token["id"] for token in statistics] == sorted(count, key=lambda token: (-count[token], token))
-    for token in statistics:
-        own = [row for row in rows if row["id"] == token["id"]]
-        assert (token["count"], token["blocks"]) == (len(own), len({row["block"] for row in own}))
-        names = {"mean tf": "tf", "mean idf": "idf"} | {column: column for column in WEIGHTS.values()}
-        for name, column in names.items():
-            assert token[name] == pytest.approx(np.mean([row[column] for row in own]))
-
-
 def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
     bands = frequency_bands(labels)
     count = Counter(labels["id"])
@@ -127,8 +107,6 @@ def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
         for form, column in WEIGHTS.items():
             weights = labels[column].to_numpy()
             assert band[f"% of weight, {form}"] == pytest.approx(100 * weights[inside].sum() / weights.sum())
-            assert band[f"mean, {form}"] == pytest.approx(weights[inside].mean())
-            assert band[f"median, {form}"] == pytest.approx(np.median(weights[inside]))
 
 
 # ---- texts
@@ -180,111 +158,3 @@ def test_the_last_token_of_a_character_shows_it():
     assert [token["text"] for token in shown_tokens(tokens, 0, texts, decode)] == [
         " the", part, part, "東", part, part, " the", part, part, "東", part,
     ]  # fmt: skip
-
-
-# ---- words
-
-
-def test_tokens_start_or_continue_a_word():
-    for texts, parts in (
-        ([" lob", "ster", "an"], "SCC"),
-        ([" the", " lob"], "SS"),
-        ([" the", ",", "an"], "SoS"),
-        ([" ", "an", "7"], "oSC"),
-        ([" the", "\n", "an"], "SoS"),
-        ([" (", "an", "é"], "oSC"),
-        (["an", "\ufffd", "\ufffd"], "SCC"),
-        (["an", "_", "an"], "SoS"),
-        (["an", " ́"], "SS"),
-    ):
-        # Two blocks: the first token of a block starts a word, whatever the block before ends with.
-        tokens = mark_words(weigh(np.array([range(len(texts))] * 2)), dict(enumerate(texts)), WINDOW)
-        assert "".join({"s": "S", "c": "C", "n": "o"}[part[0]] for part in tokens["part"]) == parts * 2
-
-
-WORD_TEXTS = {0: " the", 1: " lob", 2: "ster", 3: "s", 4: ",", 5: " lobs", 6: "ter", 7: "<eos>"}
-
-
-@pytest.fixture(scope="module")
-def words():
-    """Blocks of the words the, lobs, lobster and lobsters, the last two split in different ways, and commas."""
-    rng = np.random.default_rng(1)
-    choices = [[0], [0], [0], [1, 3], [1, 2], [5, 6], [1, 2, 3], [5, 6, 3], [4], [7]]
-    stream = [token for choice in rng.integers(len(choices), size=24 * 16) for token in choices[choice]]
-    blocks = np.array(stream[: 24 * 16], dtype=np.int32).reshape(24, 16)
-    return mark_words(weigh(blocks, batch_size=2), WORD_TEXTS, WINDOW)
-
-
-def test_part_statistics_are_means_over_the_parts(words):
-    labels = words[words["tf"] > 0]
-    parts = part_statistics(labels)
-    names = ["starts a word", "continues a word", "no word (punctuation, spaces, end of text)"]
-    assert parts["token"].tolist() == names
-    for name, found in zip(names, parts.to_dict("records"), strict=True):
-        own = labels[labels["part"] == name]
-        assert found["% of tokens"] == pytest.approx(100 * len(own) / len(labels))
-        assert found["mean idf"] == pytest.approx(own["idf"].mean())
-        assert all(found[column] == pytest.approx(own[column].mean()) for column in WEIGHTS.values())
-    assert part_statistics(labels[labels["part"] != names[1]])["token"].tolist() == [names[0], names[2]]
-
-
-def test_split_words_are_compared_with_what_they_would_be_as_one_token(words):
-    # The same with strings: cut each block into words, without those at its ends, and count documents by word.
-    of_blocks = {number: block.to_dict("records") for number, block in words.groupby("block")}
-    found = {}
-    for number, block in of_blocks.items():
-        in_block, current = [], None
-        for column, token in enumerate(block):
-            text = WORD_TEXTS[token["id"]]
-            if text in (",", "<eos>"):
-                current = None
-            elif text.startswith(" ") or current is None:
-                current = [column]
-                in_block.append(current)
-            else:
-                current.append(column)
-        uncut = [word for word in in_block if word[0] > 0 and word[-1] < len(block) - 1]
-        found[number] = [("".join(WORD_TEXTS[block[i]["id"]] for i in word).strip(), word) for word in uncut]
-
-    expected = {}
-    for number, block in of_blocks.items():
-        step = block[0]["step"]
-        window = [
-            {word for word, _ in found[other]}
-            for other in found
-            if step - WINDOW < of_blocks[other][0]["step"] <= step and found[other]
-        ]
-        for word, columns in found[number]:
-            entry = expected.setdefault(len(columns), {"words": [], "pieces": []})
-            entry["words"].append(math.log((1 + len(window)) / (1 + sum(word in others for others in window))) + 1)
-            entry["pieces"] += [block[i] for i in columns]
-
-    statistics = split_statistics(words[words["tf"] > 0])
-    assert statistics.index.tolist() == sorted(expected) == [1, 2, 3]
-    for num_pieces, split in statistics.iterrows():
-        entry = expected[num_pieces]
-        assert split["words"] == len(entry["words"])
-        assert split["idf, word"] == pytest.approx(np.mean(entry["words"]), rel=1e-6)
-        for name, column in (("idf, tokens", "idf"), ("weight, log", "weight, log")):
-            assert split[name] == pytest.approx(np.mean([token[column] for token in entry["pieces"]]))
-
-
-def split_words_of(blocks, texts, num_batches=WINDOW):
-    tokens = mark_words(weigh(np.array(blocks), num_batches=num_batches), texts, num_batches)
-    return split_statistics(tokens[tokens["tf"] > 0])
-
-
-def test_longer_words_are_counted_with_those_of_four_tokens():
-    splits = split_words_of([[4, 1, 2, 3, 3, 3, 4, 1, 2, 3, 3, 4]], WORD_TEXTS)
-    assert splits[["tokens of the word", "words"]].to_numpy().tolist() == [["4 or more", 2]]
-    assert split_words_of([[4, 4, 7, 4]], WORD_TEXTS).empty  # no words
-
-
-def test_a_word_is_the_same_with_and_without_a_space_before_it():
-    # " the" after a word, "the" after a comma: two tokens, one word, in one of two blocks.
-    texts = {0: " the", 1: "the", 2: ",", 3: " lob"}
-    the, lob = math.log(3 / 2) + 1, math.log(3 / 3) + 1
-    splits = split_words_of([[2, 0, 3, 2, 1, 2], [2, 3, 2, 3, 3, 2]], texts, num_batches=10**15)
-    assert splits["idf, word"].tolist() == pytest.approx([(2 * the + 4 * lob) / 6])
-    others = split_words_of([[2, 0, 2, 3, 3, 2], [2, 1, 2, 3, 3, 2]], texts)
-    assert others["idf, word"].tolist() == pytest.approx([1.0])  # each word is in both blocks

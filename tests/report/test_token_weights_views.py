@@ -1,26 +1,17 @@
-"""Token weights as people see them: text, pictures and the page in a real browser."""
+"""The page with token weights in a real browser."""
 
-import io
-import re
-import warnings
 from types import SimpleNamespace
 
-import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
 from browser import DESKTOP, PHONE
-from rich.console import Console
-from rich.style import Style
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tfidf_tune.analysis._token_weights import WEIGHTS, shown_tokens, weigh_blocks
-from tfidf_tune.analysis._weight_statistics import mark_words
 from tfidf_tune.report import html_page
-from tfidf_tune.report._shown_tokens import LEVELS, level_of, lines_of, on_white, print_block, readable, tokens_section
-from tfidf_tune.report._weight_figures import _MOST_LINES, bands_figure, tokens_figure
-from tfidf_tune.report._weights import findings, weights_report
+from tfidf_tune.report._weights import LEVELS, findings, level_of, readable, tokens_section, weights_report
 
 HOSTILE = "</span><script>alert(1)</script>\"'&"
 TEXTS = dict(enumerate([" the", " lob", "ster", ",", "\n", HOSTILE, " $x$"]))
@@ -33,11 +24,8 @@ def made():
     blocks = rng.choice(len(TEXTS), size=(20, 24), p=np.array([20, 5, 5, 8, 2, 1, 1]) / 42).astype(np.int32)
     blocks[:, 5] = 5
     tokens = weigh_blocks(blocks, vocab_size=len(TEXTS), batch_size=4, num_batches=2)
-    report, all_tokens = weights_report(
-        mark_words(tokens, TEXTS, 2), TEXTS, "count", num_batches=2, min_count=2, provenance={}
-    )
     shown = [shown_tokens(tokens, block, TEXTS, decode=str) for block in (0, 3)]
-    return SimpleNamespace(report=report, all_tokens=all_tokens, blocks=shown)
+    return SimpleNamespace(report=weights_report(tokens, "count", num_batches=2, provenance={}), blocks=shown)
 
 
 def block_of(*tokens):
@@ -76,147 +64,23 @@ def test_a_level_is_half_an_octave_of_weight():
     assert level_of(first, "log") is None
 
 
-def test_levels_go_from_blue_over_white_to_orange_and_keep_black_text_legible():
-    assert on_white(0) == (255, 255, 255)
-    for level in LEVELS:
-        red, _, blue = on_white(level)
-        assert np.sign(red - blue) == np.sign(level)
-        parts = np.array(on_white(level)) / 255
-        light = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-        assert (np.dot([0.2126, 0.7152, 0.0722], light) + 0.05) / 0.05 > 7  # contrast by WCAG 2, level AAA
-
-
-@pytest.mark.parametrize(
-    ("texts", "width", "expected"),
-    [
-        ([" the", " lob", "ster", " eats", " an", "ch", "ov", "ies"], 14, [" the lobster", " eats", " anchovies"]),
-        ([" ab", "cd", "ef", "gh"], 5, [" abcd", "efgh"]),  # a word longer than a line
-        (["a", "\n", "b"], 80, ["a\n", "b"]),
-        (["e\u0301", "e\u0301", "e\u0301"], 3, ["e\u0301" * 3]),
-        (["東", "京", "市"], 5, ["東京", "市"]),  # two columns each
-    ],
-)
-def test_lines_break_before_words_and_keep_every_token(texts, width, expected):
-    lines = lines_of([{"text": text} for text in texts], texts, width)
-    assert ["".join(text for text, _ in line) for line in lines] == expected
-
-
-# ---- the terminal
-
-
-def printed(block, form, **environment):
-    file = io.StringIO()
-    Style._add.cache_clear()  # rich keeps the codes of the color system that was used first
-    is_terminal = {"force_terminal": True} if environment else {}
-    print_block(block, form, Console(file=file, width=80, _environ=environment, **is_terminal))
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("environment", "is_colored"),
-    [
-        ({"TERM": "xterm-256color"}, True),
-        ({"COLORTERM": "truecolor", "TERM": "xterm", "NO_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-        ({}, False),
-    ],
-)
-def test_colors_are_for_terminals_that_want_them_and_others_get_high_weights_in_parentheses(environment, is_colored):
-    tokens = ((" the", 0.3), (" lob", 2.0), ("[bold]x[/bold]", 1.0), ("\n", 3.456))
-    text = printed(block_of(*tokens), "log", **environment)
-    assert "Block 7, mini-batch 3, 24 blocks in the window, tf=log" in text
-    numbered = "First the lob(2.00)[bold]x[/bold]↵(3.46)" in text
-    assert ("\x1b[" in text, numbered) == (is_colored, not is_colored)
-
-
-def test_with_colors_each_level_has_its_own_and_high_weights_are_underlined():
-    block = block_of((" low", 0.25), (" even", 1.0), (" up", 1.41), (" high", 2.0))
-    text = printed(block, "count", COLORTERM="truecolor", TERM="xterm")
-    red, green, blue = on_white(-4)
-    assert f"First\x1b[30;48;2;{red};{green};{blue}m low\x1b[0m even" in text
-    assert re.search(r"\x1b\[30;48;2;\d+;\d+;\d+m up\x1b\[0m\x1b\[4;30;48;2;\d+;\d+;\d+m high\x1b\[0m", text)
-
-
-# ---- pictures
-
-
-def pixels(figure):
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    buffer.seek(0)
-    return matplotlib.image.imread(buffer)[..., :3]
-
-
-def test_the_picture_has_the_colors_of_high_and_low_weights():
-    strip = " " + "x" * 30
-    ends, beyond = (
-        pixels(tokens_figure([block_of((strip, high), (strip, low), (strip, 1.0))], "count"))
-        for high, low in ((4.0, 0.25), (99.0, 0.01))
-    )
-    # Above the color bar, which has all colors.
-    found = {tuple(color) for color in np.round(ends[: len(ends) // 2] * 255).astype(int).reshape(-1, 3)}
-    assert {on_white(4), on_white(-4)} <= found
-    np.testing.assert_array_equal(ends, beyond)  # weights off the scale have the colors of its ends
-
-
-def test_characters_without_a_glyph_and_mathematics_are_drawn_without_a_warning():
-    texts = [" 東京", "مرحبا", "🙂", " $x^", "$", "$\\frac{$", "\x00", "नमस्ते", "\ufffd", "<b>", "\n"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        image = pixels(tokens_figure([block_of(*((text, 2.0) for text in texts))], "binary"))
-    assert image.min() < 0.1  # there is text
-
-
-def test_a_text_too_long_for_a_picture_is_cut():
-    texts = tokens_figure([block_of(*[("\n", 1.0)] * (_MOST_LINES + 50))], "count").axes[0].texts
-    assert texts[-1].get_text() == "51 more lines do not fit this picture"
-    assert len(texts) == 2 + _MOST_LINES  # heading, two tokens of the first line, the other lines, the remark
-
-
-def test_the_plot_shows_the_shares_and_means_of_each_form():
-    bands = pd.DataFrame({"frequency rank": ["1 to 10", "11 to 25"], "% of tokens": [30.0, 70.0]})
-    for shift, form in enumerate(WEIGHTS):
-        bands[f"% of weight, {form}"] = bands["% of tokens"] + 10 * shift
-        bands[f"mean, {form}"] = 1.0 + shift / 10
-    shares, means = bands_figure(bands).axes
-    heights = [[round(bar.get_height(), 6) for bar in bars] for bars in shares.containers]
-    assert heights == [[30, 70], [30, 70], [40, 80], [50, 90]]
-    assert {line.get_label(): [*line.get_ydata()] for line in means.lines}["tf=binary"] == [1.2, 1.2]
-    assert [label.get_text() for label in shares.get_xticklabels()] == ["1 to 10", "11 to 25"]
-
-
 # ---- the report
 
 
-def test_findings_describe_frequent_tokens_parts_of_words_and_split_words():
+def test_findings_say_what_each_form_does_to_frequent_tokens():
     bands = pd.DataFrame({"frequency rank": ["1 to 10"], "% of tokens": [20.0]})
     bands = bands.assign(**{"% of weight, count": 35.0, "% of weight, log": 20.0, "% of weight, binary": 10.0})
-    parts = pd.DataFrame({"token": ["starts a word", "continues a word"], "weight, count": [1.2, 0.8]})
-    splits = {"idf, tokens": [2.0, 2.5], "idf, word": [2.1, 4.0], "weight, count": [1.1, 0.7]}
-    assert findings("count", bands, parts, pd.DataFrame(splits, index=[1, 2])) == (
+    assert findings("count", bands) == [
         "With tf=count, the 10 most frequent tokens hold 20.0 % of the tokens and 35.0 % of the weight: raw counts "
         "lift frequent tokens here.",
         "With tf=log, the 10 most frequent tokens hold 20.0 % of the tokens and 20.0 % of the weight: 1 + ln count "
         "hardly changes frequent tokens here.",
         "With tf=binary, the 10 most frequent tokens hold 20.0 % of the tokens and 10.0 % of the weight: idf alone "
         "lowers frequent tokens here.",
-        "Tokens that start a word weigh 1.20 on average, tokens that continue one 0.80 (tf=count).",
-        "Words of two tokens would have a mean idf of 4.00 if they were one token; their tokens have 2.50: the split "
-        "hides that they are rare. These tokens weigh 0.70 on average, words of one token 1.10 (tf=count).",
-    )
-    first, *_, last = findings("binary", bands, parts[:0].assign(**{"weight, binary": []}), pd.DataFrame())
+    ]
+    first, *_, last = findings("binary", bands)
     assert first.startswith("With tf=binary")
-    assert last.startswith("With tf=log")  # no words, no sentences about words
-
-
-def test_rankings_have_the_frequent_tokens_with_the_highest_and_lowest_mean_weights(made):
-    tokens = made.all_tokens.frame
-    assert tokens["token"].tolist()[0] == "␣the"
-    frequent = tokens[tokens["count"] >= 2].sort_values("weight, count")
-    up, down = frequent[frequent["weight, count"] > 1], frequent[frequent["weight, count"] < 1]
-    tables = {table.name: [row[1] for row in table.rows] for table in made.report.tables}
-    assert tables["most_up_weighted"] == up["id"].tolist()[::-1] != []
-    assert tables["most_down_weighted"] == down["id"].tolist() != []
+    assert last.startswith("With tf=log")
 
 
 # ---- the page

@@ -26,6 +26,7 @@ WEIGHTS: dict[TermFrequency, str] = {form: f"weight, {form}" for form in get_arg
 
 _REPLACEMENT = "\ufffd"  # decoded part of a character
 _MOST_PARTS = 4  # bytes of a character in UTF-8
+_BAND_EDGES = (10, 100, 1000)
 
 IntArray = npt.NDArray[np.integer]
 
@@ -95,6 +96,27 @@ def weigh_blocks(
         )
     order = np.argsort(np.concatenate(batches))
     return pd.DataFrame({name: np.concatenate([part[name] for part in parts])[order].ravel() for name in parts[0]})
+
+
+def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
+    """Compare the 10 most frequent tokens of the text, the 11th to 100th, the 101st to 1000th and the rest.
+
+    Args:
+        labels (pandas.DataFrame): rows of :func:`weigh_blocks` with a "tf" above 0.
+
+    Returns:
+        pandas.DataFrame: a row for each band with tokens: "frequency rank" ("11 to 100"), "% of tokens" and, for each
+            TF form, "% of weight, FORM".
+    """
+    order = labels.groupby("id").size().sort_values(ascending=False, kind="stable").index
+    rank = labels["id"].map(pd.Series(range(1, len(order) + 1), index=order))
+    last = [*(edge for edge in _BAND_EDGES if edge < len(order)), len(order)]
+    groups = labels.groupby(np.searchsorted(last, rank))
+    table = pd.DataFrame({"frequency rank": [f"{a + 1} to {b}" for a, b in zip([0, *last], last, strict=False)]})
+    table["% of tokens"] = 100 * groups.size() / len(labels)
+    for form, column in WEIGHTS.items():
+        table[f"% of weight, {form}"] = 100 * groups[column].sum() / labels[column].sum()
+    return table
 
 
 def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]:

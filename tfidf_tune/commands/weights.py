@@ -1,9 +1,6 @@
 """``tfidf-tune weights``."""
 
 import argparse
-import math
-import sys
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,7 +12,6 @@ from tfidf_tune.commands import whole_number
 if TYPE_CHECKING:
     import pandas as pd
 
-_LARGEST_CAP = 1e38  # weights are float32
 _EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
 
 
@@ -30,22 +26,13 @@ def main(arguments: list[str]) -> None:
         ValueError: If an option does not fit, a file cannot be read, or the text does not fill one block.
     """
     options = _parser().parse_args(arguments)
-    if options.tokenizer is None:
-        raise ValueError(
-            "--tokenizer is missing: name the tokenizer of the model that you fine-tune, a hub id or a folder with "
-            f"tokenizer.json or tokenizer.model. For example: {_EXAMPLE}"
-        )
-    from rich.console import Console
-
     from tfidf_tune.analysis._token_weights import shown_tokens, token_texts, weigh_blocks
-    from tfidf_tune.analysis._weight_statistics import mark_words
     from tfidf_tune.data import hf_tokenizer, load_documents
     from tfidf_tune.data._sources import warn_of_short_documents
     from tfidf_tune.data._text import blocks_and_lengths
     from tfidf_tune.data._tokenizer import encode_texts
-    from tfidf_tune.report import require_report_folder, terminal_text
-    from tfidf_tune.report._shown_tokens import print_block
-    from tfidf_tune.report._weights import weights_report, write_weights
+    from tfidf_tune.report import require_report_folder, terminal_text, write_report
+    from tfidf_tune.report._weights import tokens_section, weights_report
     from tfidf_tune.weighting import TFIDFWeighting
 
     folder = options.output_dir.expanduser()
@@ -77,21 +64,11 @@ def main(arguments: list[str]) -> None:
     texts = token_texts(tokenizer, blocks)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     shown = [shown_tokens(tokens, block, texts, decode) for block in chosen]
-    report, all_tokens = weights_report(
-        mark_words(tokens, texts, options.num_batches),
-        texts,
-        options.tf,
-        num_batches=options.num_batches,
-        min_count=options.min_count,
-        provenance=_settings(options, len(blocks)),
-    )
-    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    for block in shown:
-        print_block(block, options.tf, console)
-        console.print()
-    say(terminal_text(replace(report, figures=())))
-    write_weights(report, all_tokens, shown, options.tf, folder)
-    say(f"Page: {folder / 'index.html'}; in the same folder: tokens.png, figures/ and tables/")
+    settings = _settings(options, len(blocks))
+    report = weights_report(tokens, options.tf, num_batches=options.num_batches, provenance=settings)
+    write_report(report, folder, **tokens_section(shown, options.tf))
+    say(terminal_text(report))
+    say(f"The page with colored tokens: {folder / 'index.html'}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,7 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
-    add("--tokenizer", metavar="PATH_OR_HUB_ID", help="tokenizer of the model that you fine-tune")
+    add(
+        "--tokenizer",
+        required=True,
+        metavar="PATH_OR_HUB_ID",
+        help="tokenizer of the model that you fine-tune: a hub id, or a folder with its files",
+    )
     add("--column", default="text", help="column that holds the text; default: %(default)s")
     sample_help = "what a document of a .txt file is; default: %(default)s"
     add("--sample-by", choices=("line", "paragraph", "document"), default="line", help=sample_help)
@@ -111,14 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
     add("--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s")
     add("--num-batches", type=whole_number(1), default=16, help="mini-batches in the idf window; default: %(default)s")
-    tf_help = "form of the term frequency for colors and rankings; default: %(default)s, the paper's"
+    tf_help = "form of the term frequency that the page begins with; default: %(default)s, the paper's"
     add("--tf", choices=("count", "log", "binary"), default="count", help=tf_help)
-    add("--max-weight", type=_cap, help="cap of the weights, 1 or more; default: none")
+    add("--max-weight", type=float, help="cap of the weights, 1 or more; default: none")
     shuffle_help = "blocks in the shuffled order of training, or in that of the text; default: shuffled"
     add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle_help)
     seeds = whole_number(-(2**63), 2**63 - 1)
     add("--seed", type=seeds, default=42, help="of the shuffled order; default: %(default)s")
-    add("--min-count", type=whole_number(1), default=10, help="rank tokens that occur so often; default: %(default)s")
     shown = parser.add_mutually_exclusive_group()
     show_help = "show K blocks, the first with a full window; default: 1"
     shown.add_argument("--show", type=whole_number(1), default=1, metavar="K", help=show_help)
@@ -127,27 +108,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cap(text: str) -> float:
-    number = float(text)
-    if _LARGEST_CAP < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{number:g} is above {_LARGEST_CAP:g}: leave it out for no cap")
-    return number
-
-
 def _chosen_blocks(tokens: "pd.DataFrame", options: argparse.Namespace, num_blocks: int) -> list[int]:
     """Return the blocks of ``--block``, or the first ones with a full window (if none, of the latest mini-batches)."""
     if not options.block:
         is_full = tokens["step"] >= min(options.num_batches, tokens["step"].max())
         first: list[int] = tokens["block"][is_full].unique()[: options.show].tolist()
         return first
-    weighted = set(tokens["block"])
     for block in options.block:
-        if not 0 <= block < num_blocks:
-            raise ValueError(f"--block {block}: the text has the blocks 0 to {num_blocks - 1}")
-        if block not in weighted:
+        if block not in set(tokens["block"]):
             raise ValueError(
-                f"--block {block} is in the last, incomplete mini-batch, which training leaves out: name another "
-                "block, or another --seed or --batch-size"
+                f"--block {block}: the text has the blocks 0 to {num_blocks - 1}, and training leaves out the last, "
+                "incomplete mini-batch: name another block, or another --seed or --batch-size"
             )
     return list(options.block)
 

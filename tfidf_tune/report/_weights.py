@@ -1,148 +1,67 @@
-"""What TF-IDF does to a text: sentences, tables, a plot and colored tokens."""
+"""What TF-IDF does to a text: sentences, a table, and tokens on the colors of their weights."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tfidf_tune.analysis._token_weights import WEIGHTS
-from tfidf_tune.analysis._weight_statistics import (
-    CONTINUATION,
-    START,
-    frequency_bands,
-    part_statistics,
-    split_statistics,
-    token_statistics,
-)
-from tfidf_tune.report._document import Figure, Report, Table
-from tfidf_tune.report._shown_tokens import ShownToken, readable, tokens_section
-from tfidf_tune.report._weight_figures import bands_figure, tokens_figure
-from tfidf_tune.report._write import write_report
+from tfidf_tune.analysis._token_weights import WEIGHTS, frequency_bands
+from tfidf_tune.report._document import Report, tabulate
 from tfidf_tune.weighting import TermFrequency
 
 if TYPE_CHECKING:
     import pandas as pd
 
+ShownToken: TypeAlias = dict[str, Any]
+"""A row of :func:`~tfidf_tune.analysis._token_weights.shown_tokens`."""
+
+MAX_LEVEL = 4
+LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
+# RGB of weights above and below 1, safe for all common forms of color blindness (Okabe and Ito).
+_UP_COLOR, _DOWN_COLOR = (213, 94, 0), (0, 114, 178)
+_STRONGEST_SHARE = 0.65  # of its color at the highest level; the rest is background, so that text stays legible
+_UNDERLINED_LEVEL = 2  # levels from here on are underlined: color is not the only sign
+_SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 _TF_WORDS = {"count": "raw counts", "log": "1 + ln count", "binary": "idf alone"}
-_NUM_RANKED = 20
 _NEUTRAL = 0.02  # a smaller relative change of the share counts as none
-
-
-# Columns of numbers and their formats.
-_IDF = {"mean idf": ".2f"}
-_WEIGHTS = dict.fromkeys(WEIGHTS.values(), ".2f")
-_SHARES = dict.fromkeys(("% of tokens", *(f"% of weight, {form}" for form in WEIGHTS)), ".1f")
-_BANDS = dict.fromkeys((f"{average}, {form}" for average in ("mean", "median") for form in WEIGHTS), ".2f")
-_TOKENS = {**dict.fromkeys(("token", "id", "count", "blocks"), ""), "mean tf": ".2f", **_IDF, **_WEIGHTS}
-_PARTS = {"token": "", "% of tokens": ".1f", **_IDF, **_WEIGHTS}
-_SPLITS = {"tokens of the word": "", "words": "", "idf, tokens": ".2f", "idf, word": ".2f", **_WEIGHTS}
 _BAND_NOTE = (
     "Rank 1 is the most frequent token of this text. A share of the weight above the share of tokens: these tokens "
     "count more than under plain cross-entropy."
 )
-_SPLIT_NOTE = (
-    "idf, tokens: mean over the word's tokens. idf, word: what the word would have if it were one token. A word is a "
-    "run of letters and digits; words at the ends of a block are left out."
-)
-_PLOT_CAPTION = (
-    "Above: the share of the tokens that each band holds, which is its share of a plain cross-entropy, and its share "
-    "of the weight. Below: the mean weight of its tokens, in the same colors; the dashed line is plain cross-entropy."
-)
 
 
 def weights_report(
-    tokens: "pd.DataFrame",
-    texts: Mapping[int, str],
-    form: TermFrequency,
-    *,
-    num_batches: int,
-    min_count: int,
-    provenance: Mapping[str, str],
-) -> tuple[Report, Table]:
-    """Make the report of a text, and a table of every token for a file.
-
-    ``tokens`` are those of :func:`~tfidf_tune.analysis._weight_statistics.mark_words`, ``texts`` by token id; tokens
-    that occur less often than ``min_count`` are not ranked.
-    """
+    tokens: "pd.DataFrame", form: TermFrequency, *, num_batches: int, provenance: Mapping[str, str]
+) -> Report:
+    """Make the report of all tokens of a text, see :func:`~tfidf_tune.analysis._token_weights.weigh_blocks`."""
     labels = tokens[tokens["tf"] > 0]
-    bands, parts, splits = frequency_bands(labels), part_statistics(labels), split_statistics(labels)
-    statistics = token_statistics(labels)
-    statistics["token"] = [readable(texts[token], mark_spaces=True) for token in statistics["id"]]
-    weight, note = WEIGHTS[form], f"By mean weight under tf={form}, of tokens that occur {min_count} times or more."
-    frequent = statistics[statistics["count"] >= min_count]
-    up = frequent[frequent[weight] > 1].sort_values(weight, ascending=False, kind="stable")[:_NUM_RANKED]
-    down = frequent[frequent[weight] < 1].sort_values(weight, kind="stable")[:_NUM_RANKED]
-    rank = {"frequency rank": ""}
-    tables = (
-        _table("frequency_bands", "Share of the weight by token frequency", bands, rank | _SHARES, (_BAND_NOTE,)),
-        _table("frequency_band_weights", "Weight of a token, by frequency in this text", bands, rank | _BANDS),
-        _table("most_up_weighted", "Most up-weighted tokens", up, _TOKENS, (note,)),
-        _table("most_down_weighted", "Most down-weighted tokens", down, _TOKENS, (note,)),
-        _table("word_parts", "Tokens that start a word and tokens that continue one", parts, _PARTS),
-        _table("split_words", "Words by their number of tokens", splits, _SPLITS, (_SPLIT_NOTE,)),
-    )
-    report = Report(
+    bands = frequency_bands(labels)
+    shares = ("% of tokens", *(f"% of weight, {each}" for each in WEIGHTS))
+    columns = [("frequency rank", "frequency rank", ""), *((share, share, ".1f") for share in shares)]
+    title = "Share of the weight by token frequency"
+    return Report(
         "Token weights under TF-IDF",
-        findings(form, bands, parts, splits),
-        tables,
-        [Figure("frequency_bands", "The weight by token frequency", bands_figure(bands), _PLOT_CAPTION)],
+        findings(form, bands),
+        [tabulate("frequency_bands", title, bands, columns, [_BAND_NOTE])],
         provenance={**provenance, **_method(tokens, len(labels), num_batches)},
     )
-    return report, _table("tokens", "All tokens", statistics, _TOKENS)
 
 
-def _table(
-    name: str, title: str, frame: "pd.DataFrame", formats: Mapping[str, str], notes: Sequence[str] = ()
-) -> Table:
-    return Table(name, title, frame[list(formats)], notes, formats)
-
-
-def write_weights(
-    report: Report, all_tokens: Table, blocks: Sequence[Sequence[ShownToken]], form: TermFrequency, folder: Path
-) -> None:
-    """Write the files of :func:`write_report`, with colored tokens, ``tokens.png`` and ``tables/tokens.csv``.
-
-    Raises:
-        ValueError: If the folder holds files but no report.
-    """
-    more: dict[str, Callable[[Path], object]] = {
-        f"tables/{all_tokens.name}.csv": lambda path: path.write_text(all_tokens.csv(), encoding="utf-8", newline=""),
-        "tokens.png": tokens_figure(blocks, form).savefig,
-    }
-    write_report(report, folder, more=more, **tokens_section(blocks, form))
-
-
-def findings(
-    form: TermFrequency, bands: "pd.DataFrame", parts: "pd.DataFrame", splits: "pd.DataFrame"
-) -> tuple[str, ...]:
-    """State what was found, for the chosen TF form first; data frames as of ``analysis._weight_statistics``."""
+def findings(form: TermFrequency, bands: "pd.DataFrame") -> list[str]:
+    """Say what each TF form does to frequent tokens, the chosen form first."""
     first = bands.iloc[0]
     sentences = []
     for each in (form, *(other for other in WEIGHTS if other != form)):
         tokens, weight = first["% of tokens"], first[f"% of weight, {each}"]
-        effect = (
-            "lift" if weight / tokens > 1 + _NEUTRAL else "lower" if weight / tokens < 1 - _NEUTRAL else "hardly change"
-        )
+        effect = "hardly change"
+        if abs(weight / tokens - 1) > _NEUTRAL:
+            effect = "lift" if weight > tokens else "lower"
         sentences.append(
             f"With tf={each}, the {first['frequency rank'].split()[-1]} most frequent tokens hold {tokens:.1f} % of "
             f"the tokens and {weight:.1f} % of the weight: {_TF_WORDS[each]} {effect}{'' if each == 'count' else 's'} "
             "frequent tokens here."
         )
-    of_parts = dict(zip(parts["token"], parts[WEIGHTS[form]], strict=True))
-    if {START, CONTINUATION} <= of_parts.keys():
-        sentences.append(
-            f"Tokens that start a word weigh {of_parts[START]:.2f} on average, tokens that continue one "
-            f"{of_parts[CONTINUATION]:.2f} (tf={form})."
-        )
-    if {1, 2} <= set(splits.index):
-        uncut, split = splits.loc[1], splits.loc[2]
-        is_hidden = split["idf, word"] > split["idf, tokens"]
-        effect = "the split hides that they are rare" if is_hidden else "the split does not hide how rare they are"
-        sentences.append(
-            f"Words of two tokens would have a mean idf of {split['idf, word']:.2f} if they were one token; their "
-            f"tokens have {split['idf, tokens']:.2f}: {effect}. These tokens weigh {split[WEIGHTS[form]]:.2f} on "
-            f"average, words of one token {uncut[WEIGHTS[form]]:.2f} (tf={form})."
-        )
-    return tuple(sentences)
+    return sentences
 
 
 def _method(tokens: "pd.DataFrame", num_labels: int, num_batches: int) -> dict[str, str]:
@@ -156,3 +75,75 @@ def _method(tokens: "pd.DataFrame", num_labels: int, num_batches: int) -> dict[s
         "the first token of a block is never a label"
     )
     return {"window": window, "statistics": statistics}
+
+
+def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
+    """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
+    return {
+        "section": "tokens",
+        "blocks": [
+            (_heading(tokens), [(token, _details(token), _classes(token)) for token in tokens]) for tokens in blocks
+        ],
+        "form": form,
+        "forms": [*WEIGHTS],
+        "readable": readable,
+        "legend": [(f"{2 ** (level / 2):.2g}", _class_of(level)) for level in LEVELS],
+        "colors": {"up": _UP_COLOR, "down": _DOWN_COLOR},
+        "percent_of_level": 100 * _STRONGEST_SHARE / MAX_LEVEL,
+        "lines": [0] * _UNDERLINED_LEVEL + list(range(1, MAX_LEVEL)),
+    }
+
+
+def level_of(token: ShownToken, form: TermFrequency) -> int | None:
+    """Return the level of a token's weight, None for the first token of a block, which has no weight.
+
+    A level is half an octave, from -4 to 4: 0 about weight 1, 2 about 2, -4 for 1/4 and below.
+    """
+    if not token["tf"]:
+        return None
+    return round(max(-MAX_LEVEL, min(MAX_LEVEL, 2 * math.log2(max(token[WEIGHTS[form]], 1e-9)))))
+
+
+def readable(text: str, *, mark_spaces: bool = False) -> str:
+    """Make every character of a token visible and harmless; the result is never empty.
+
+    Line ends and tabs become symbols, other control and format characters their code points, and spaces ␣, except a
+    leading one before something visible, which stays unless ``mark_spaces`` is set.
+    """
+    shown = "".join(map(_readable_character, text))
+    if text[:1] == " " and text[1:2] not in ("", " ") and not mark_spaces:
+        return " " + shown[1:]
+    return "◌" + shown if unicodedata.category(text[:1] or " ")[0] == "M" else shown or "∅"
+
+
+def _readable_character(character: str) -> str:
+    if character not in _SIGNS and unicodedata.category(character)[0] in "CZ":
+        return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
+    return _SIGNS.get(character, character)
+
+
+def _heading(tokens: Sequence[ShownToken]) -> str:
+    """Name a block, its mini-batch and the size of its window."""
+    first = tokens[0]
+    return f"Block {first['block']}, mini-batch {first['step']}, {first['documents']} blocks in the window"
+
+
+def _classes(token: ShownToken) -> dict[str, str]:
+    return {form: _class_of(level_of(token, form)) for form in WEIGHTS}
+
+
+def _class_of(level: int | None) -> str:
+    if level is None:
+        return "unweighted"
+    return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
+
+
+def _details(token: ShownToken) -> str:
+    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
+    if not token["tf"]:
+        return f"{name}: first of its block, never a label, no weight"
+    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
+    return (
+        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
+        f"idf {token['idf']:.2f}; weight {weights}"
+    )
