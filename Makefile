@@ -91,9 +91,15 @@ benchmark: install
 smollm2: install
 	$(BIN)/python benchmarks/smollm2.py
 
-# Checks, times and experiments on a GPU, docs/gpu.md. Installs nothing, because such machines often have no network.
+# Tests and benchmarks on a GPU, docs/gpu.md. Installs nothing, because such machines often have no network.
+gpu: PY = $(or $(wildcard $(BIN)/python),$(PYTHON))
 gpu:
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu.py
+	$(PY) -m pytest --device cuda
+	$(PY) benchmarks/weights.py --device cuda
+	$(PY) benchmarks/fused_head.py --device cuda --case tinyllama llama3
+	for method in full lora; do $(PY) benchmarks/training_step.py --device cuda --dtype bf16 --objectives \
+		--config tinyllama/1.1B_$${method}_memorization || exit; done
+	for script in probe trainers implementations; do $(PY) benchmarks/$$script.py --device cuda || exit; done
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

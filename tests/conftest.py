@@ -27,6 +27,26 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--device cuda`` runs the tests that take the fixture ``device``, and no others."""
+    parser.addoption("--device", default="cpu", help="where the tests compute that take a device; default: cpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that would compute on the CPU all the same."""
+    if config.getoption("--device") == "cpu":
+        return
+    chosen = [item for item in items if "device" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    """Where a test computes."""
+    return torch.device(pytestconfig.getoption("--device"))
+
+
 def pytest_collection() -> None:
     """Collect no garbage among modules and items, which live until the end."""
     gc.disable()

@@ -110,13 +110,13 @@ def test_every_milestone_of_a_lora_run_changes_the_base_in_peft_as_merged_checkp
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("objective", ["CrossEntropyLoss", "TFIDFCrossEntropyLoss"])
-def test_seeded_runs_keep_their_golden_losses(recipe_config, lora, objective):
+def test_seeded_runs_keep_their_golden_losses(recipe_config, lora, objective, device):
     """Ten steps have the recorded losses.
 
-    RECORD_GOLDEN_LOSSES=1 records them again after an intended change. The tolerance is for CPUs that order sums
-    differently: some eps of fp32, amplified by ten AdamW steps.
+    RECORD_GOLDEN_LOSSES=1 records them again after an intended change. The tolerance is for devices that order
+    sums differently: some eps of fp32, amplified by ten AdamW steps.
     """
-    cfg = recipe_config(lora=lora, max_steps=10, save_at_percent=[100])
+    cfg = recipe_config(lora=lora, max_steps=10, save_at_percent=[100], device=str(device))
     cfg.loss._component_ = f"tfidf_tune.loss.{objective}"
     losses = [line["loss"] for line in read_metrics(run_recipe(cfg, lora=lora))]
     key = f"{'lora' if lora else 'full'} {objective}"
