@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from measuring import (  # type: ignore[import-not-found]
+    available_memory,
     heading,
     markdown_table,
     median_ratio,
@@ -37,7 +38,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.training import available_memory, format_bytes
+from tfidf_tune.training import format_bytes
 
 BATCH_SIZE = 8
 IGNORED = -100
@@ -283,7 +284,7 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
     errors, reasons = gradient_errors(replace(case, **small), ways, device)
     inputs = make_inputs(case, device)
     for name in list(errors):
-        available = available_memory(torch.device(device))
+        available = available_memory(device)
         if ways[name].has_logits and case.largest_need > available:
             reasons[name] = f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
     turns = {name: partial(forward_and_backward, ways[name], inputs) for name in errors if name not in reasons}

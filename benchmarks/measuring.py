@@ -15,6 +15,7 @@ from typing import Any
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
+import psutil
 import torch
 from scipy.stats import quantile_test
 
@@ -100,6 +101,11 @@ def peak_memory(device: str) -> Iterator[Peak]:
         before = _resident("VmRSS")
         yield peak
         peak.num_bytes = _resident("VmHWM") - before
+
+
+def available_memory(device: str) -> int:
+    """The free bytes of a CUDA device, or of the host."""
+    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else int(psutil.virtual_memory().available)
 
 
 def synchronize(device: str) -> None:

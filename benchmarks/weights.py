@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from authors_way import AuthorsWay  # type: ignore[import-not-found]
 from measuring import (  # type: ignore[import-not-found]
+    available_memory,
     heading,
     markdown_table,
     median_ratio,
@@ -34,7 +35,7 @@ from measuring import (  # type: ignore[import-not-found]
 )
 from torch import Tensor
 
-from tfidf_tune.training import available_memory, format_bytes
+from tfidf_tune.training import format_bytes
 from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting, TokenWeighting
 
 Shape = tuple[int, int]
@@ -210,7 +211,7 @@ def large_case(shape: Shape, vocab_size: int, num_batches: int, rounds: int, dev
     seconds = take_turns({OURS: turns(ours, batches)}, rounds=rounds, warmup=WARMUP, device=device)
     our_seconds = statistics.median(seconds[OURS])
     # A tenth is left to everything else on the machine.
-    memory = available_memory(torch.device(device)) * 9 // 10
+    memory = available_memory(device) * 9 // 10
     theirs_seconds = authors_seconds(shape, vocab_size, num_batches, device, memory)
     return {
         "batch_size": shape[0],

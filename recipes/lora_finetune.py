@@ -28,7 +28,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             training.train_adapters_only(model)
             checkpointer.check_model(model)
             loss = training.build_loss(cfg).to(run.device)
-            training.check_optimizer(cfg)
+            training.check_resources(cfg, model, loss, run, checkpointer)
             tokenizer = training.build_tokenizer(cfg, model)
             training.set_special_tokens(loss, tokenizer)
             resume = training.open_resume(cfg, run)
@@ -36,7 +36,6 @@ def recipe_main(user_cfg: DictConfig) -> None:
             training.keep_chat_template(cfg, checkpointer)
             resume.check_inputs(dataset, checkpointer)
             monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
-            training.check_resources(cfg, model, loss, dataset, run, checkpointer)
             dataloader = training.build_dataloader(
                 cfg, dataset, tokenizer, run, counts_tokens=loss.weighting.needs_tokens
             )

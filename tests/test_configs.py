@@ -17,8 +17,8 @@ from tfidf_tune.training import (
     Run,
     build_loss,
     build_model,
+    build_optimizer,
     check_config,
-    check_optimizer,
     instantiate,
     load_config,
     require_no_lora,
@@ -72,7 +72,7 @@ def test_a_config_builds_without_weights(name, tmp_path):
     (LoRASettings.require if is_lora else require_no_lora)(model)
     if is_lora:
         train_adapters_only(model)
-    check_optimizer(checked)
+    build_optimizer(checked, model.parameters(), total_steps=1)
     instantiate(checked, "metric_logger").close()
 
     assert checked.dataset.block_size <= model.max_seq_len

@@ -7,11 +7,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from process_hooks import plan_no_memory
 from recipe_processes import Processes, RecipeRun, nothing
 from safetensors.torch import load_file
 from tiny_llama import make_llama, make_tokenizer
@@ -61,7 +59,7 @@ def start(
         [RecipeRun(cfg, job.lora)],
         folder / name,
         num_processes=job.num_processes,
-        before=partial(plan_no_memory, before),
+        before=before,
     )
 
 

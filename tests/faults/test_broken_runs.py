@@ -17,6 +17,7 @@ from process_hooks import (
     at_call,
     at_step,
     hang_up,
+    ignore_disk,
     limit_files,
     obstruct_milestone,
     refuse,
@@ -128,7 +129,8 @@ def full_disks() -> Iterator[Break]:
                     message.format("No space left on device"),
                     prepare=move_to_full_disk,
                     repair=lambda run: mount(run, "remount,size=64m"),
-                    overrides={"refuse_if_too_large": False, **overrides},
+                    before=ignore_disk,
+                    overrides=overrides,
                     newest=4,
                 )
     yield Break(

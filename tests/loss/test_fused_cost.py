@@ -7,11 +7,10 @@ models. Its operations are a CPU's: code that asked for a value would raise.
 import pytest
 import torch
 from head_reference import random_head
-from operations import Recorder
+from operations import LiveBytes, Recorder
 
 import tfidf_tune.loss._fused as module
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, _head, fused_cross_entropy
-from tfidf_tune.training._memory_plan import _LiveBytes
 
 NAMES = HeadInput._fields
 PRODUCTS = ("mm", "addmm", "addmm_")
@@ -113,7 +112,7 @@ def peak_bytes(num_tokens, dim, vocab_size, dtype=torch.bfloat16, trained=True, 
         hidden = torch.empty(1, num_tokens, dim, dtype=dtype, requires_grad=True)
         weight = torch.empty(vocab_size, dim, dtype=dtype, requires_grad=trained)
         labels, coefficients = torch.empty(1, num_tokens, dtype=torch.int64), torch.empty(1, num_tokens)
-    with _LiveBytes([hidden, weight, labels, coefficients]) as live:
+    with LiveBytes([hidden, weight, labels, coefficients]) as live:
         total, _ = fused_cross_entropy(HeadInput(hidden, weight), labels, coefficients, **settings)
         total.backward()
     assert hidden.grad is not None

@@ -21,8 +21,6 @@ from tfidf_tune.training import (
     train_step,
 )
 
-pytestmark = pytest.mark.usefixtures("no_memory_plan")
-
 CPU = torch.device("cpu")
 
 

@@ -11,8 +11,6 @@ from tfidf_tune import _signals
 from tfidf_tune._signals import Interrupted, stop_request
 from tfidf_tune.training import _train
 
-pytestmark = pytest.mark.usefixtures("no_memory_plan")
-
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
 

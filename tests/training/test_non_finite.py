@@ -15,8 +15,6 @@ from tfidf_tune.training import TrainingError, _train
 from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.weighting import UniformWeighting
 
-pytestmark = pytest.mark.usefixtures("no_memory_plan")
-
 CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
 

@@ -24,8 +24,6 @@ from tfidf_tune.loss import TFIDFCrossEntropyLoss
 from tfidf_tune.training import FinetuneConfig, SetupError, TrainingError, _snapshot, _train, check_config
 from tfidf_tune.training._run import hold_folder
 
-pytestmark = pytest.mark.usefixtures("no_memory_plan")
-
 # 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step 4.
 SMALL = {
     "dataset.num_base": 16,
@@ -305,7 +303,6 @@ def test_settings_that_do_not_change_results_and_the_folder_may_change(small_con
         "enable_activation_checkpointing": True,
         "keep_last_n_checkpoints": 1,
         "save_every_n_steps": 2,
-        "refuse_if_too_large": False,
         "on_non_finite": "skip",
         "log_peak_memory_stats": True,
         "metric_logger": {"_component_": "torchtune.training.metric_logging.StdoutLogger"},

@@ -1,4 +1,6 @@
-"""Records the torch operations of a call."""
+"""Records the torch operations of a call, and the bytes that are alive meanwhile."""
+
+import weakref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +43,31 @@ class Recorder(TorchDispatchMode):
                 if leaf.untyped_storage()._cdata not in owned:
                     self.sizes.append(leaf.numel())
         return result
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of live tensors that are made in the block, now and at most; views and known tensors excepted.
+
+    MemTracker of torch.distributed._tools gives the same bytes for full models, but cannot run frozen weights.
+    """
+
+    def __init__(self, known):
+        super().__init__()
+        self.now = self.most = 0
+        self._storages = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+            if storage not in self._storages:
+                self._storages.add(storage)
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
+        return result
+
+    def _add(self, num_bytes):
+        self.now += num_bytes
+        self.most = max(self.most, self.now)
 
 
 def assert_no_synchronisation(recorder):

@@ -41,7 +41,6 @@ _IMMATERIAL = (
     "metric_logger",
     "log_every_n_steps",
     "log_peak_memory_stats",
-    "refuse_if_too_large",
 )
 _TEXT = ("source", "name", "split", "column")
 _BLOCKS = ("block_size", "num_blocks", *(f"train_{key}" for key in _TEXT), "shared_tokens")

@@ -119,14 +119,7 @@ class HFCausalLM(nn.Module):
         where = {} if input_pos is None else self._attention(input_pos)
         if past_key_values is not None:
             where["past_key_values"] = past_key_values
-        try:
-            hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **where).logits
-        except RuntimeError:
-            if not tokens.is_meta:
-                raise
-            # Most models read the positions to see whether rows are packed, if they get no mask.
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-            hidden = self.hf(input_ids=tokens, use_cache=False, **self._masked(positions)).logits
+        hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **where).logits
         if self.output is None:
             return list(hidden.tensor_split(self.num_output_chunks, dim=1)) if self.num_output_chunks else hidden
         return self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()

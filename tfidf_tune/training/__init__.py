@@ -12,7 +12,7 @@ if ("TORCHELASTIC_RUN_ID" in os.environ or sys.argv[0].startswith("tfidf_tune.re
 
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, check_optimizer, instantiate
+from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config
 from tfidf_tune.training._data import (
     build_dataloader,
@@ -25,12 +25,11 @@ from tfidf_tune.training._data import (
 from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, has_lora_builder, require_no_lora, train_adapters_only
-from tfidf_tune.training._memory_plan import MemoryPlan, format_bytes, plan_memory
 from tfidf_tune.training._messages import print_data, print_next_steps
 from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, check_packed, load_model, prepare_head, prepare_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
-from tfidf_tune.training._resources import available_memory, check_resources
+from tfidf_tune.training._resources import check_resources, format_bytes
 from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
 from tfidf_tune.training._sharding import shard_model
@@ -44,7 +43,6 @@ __all__ = [
     "LoRAFinetuneConfig",
     "LoRASettings",
     "MemorizationMonitor",
-    "MemoryPlan",
     "ProgressLog",
     "ResumePoint",
     "Run",
@@ -54,7 +52,6 @@ __all__ = [
     "TrainState",
     "TrainingError",
     "agree_on_step",
-    "available_memory",
     "build_dataloader",
     "build_dataset",
     "build_grad_scaler",
@@ -65,7 +62,6 @@ __all__ = [
     "build_tokenizer",
     "check_config",
     "check_loss",
-    "check_optimizer",
     "check_packed",
     "check_resources",
     "count_steps",
@@ -79,7 +75,6 @@ __all__ = [
     "open_progress",
     "open_resume",
     "open_run",
-    "plan_memory",
     "prepare_head",
     "prepare_model",
     "print_data",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -384,8 +383,3 @@ def check_loss(cfg: Any) -> None:
     """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
     if is_own("loss", cfg.loss):
         build_loss(cfg)
-
-
-def check_optimizer(cfg: Any) -> None:
-    """Raise a SetupError for an optimizer or schedule that cannot be built, tried on a dummy parameter."""
-    build_optimizer(cfg, [nn.Parameter(torch.zeros(1))], total_steps=1)

@@ -113,8 +113,6 @@ class FinetuneConfig(BaseModel):
     """``auto``: a GPU if there is one, else the CPU."""
     dtype: Literal["fp32", "bf16", "auto"] = "fp32"
     """``auto``: bf16 on a GPU that computes in it, else fp32."""
-    refuse_if_too_large: bool = True
-    """Refuse a run whose plan exceeds the device's free memory or the free disk space; false only prints the plan."""
     enable_activation_checkpointing: bool = False
     compile: bool = False
     fsdp_cpu_offload: bool = False

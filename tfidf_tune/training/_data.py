@@ -193,13 +193,8 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
     return f"{len(cast(Sized, dataset))} items ({digest.hexdigest()[:16]})"
 
 
-def longest_sequence(dataset: Dataset[Any]) -> int:
-    """Return the number of tokens of the longest of up to 64 sequences, spread evenly over the data set."""
-    return max(len(item["tokens"]) for item in _samples(dataset))
-
-
 def mean_length(dataset: Dataset[Any]) -> float:
-    """Return the mean number of tokens of the sequences of the same sample."""
+    """Return the mean number of tokens of up to 64 sequences, spread evenly over the data set."""
     lengths = [len(item["tokens"]) for item in _samples(dataset)]
     return sum(lengths) / len(lengths)
 

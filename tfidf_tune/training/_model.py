@@ -48,7 +48,6 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
                 f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {NF4_MULTIPLE} "
                 "weights (64 x 256); set it to False for a model of this size"
             ) from error
-    build_rope_tables(model, torch.device("meta"))
     if "lora_attn_modules" in cfg.model:
         with setup_errors("config: model"):
             check_lora_targets(model, cfg.model.lora_attn_modules)
@@ -83,7 +82,7 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
     with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
         torch.manual_seed(run.seed)
         assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
-    build_rope_tables(model, run.device)
+    _build_rope_tables(model, run.device)
     if isinstance(model, HFCausalLM):
         with setup_errors("config: model"), evaluating(model):
             model.check_causality()
@@ -166,24 +165,14 @@ def _refusal(model: nn.Module) -> str | None:
     return None
 
 
-def build_rope_tables(model: nn.Module, device: torch.device) -> None:
-    """Build the tables of rotary embeddings, which no checkpoint has; on the meta device only their shapes."""
+def _build_rope_tables(model: nn.Module, device: torch.device) -> None:
+    """Build the tables of rotary embeddings, which no checkpoint has."""
     module: Any
     for module in model.modules():
-        if not hasattr(module, "rope_init"):
-            continue
-        if device.type != "meta":
+        if hasattr(module, "rope_init"):
             with device:
                 module.rope_init()
             module.to(device)
-        elif next(module.buffers(), None) is None:
-            # Llama 3's rope_init builds no table on the meta device. Here it builds one row: all might not fit.
-            max_seq_len, module.max_seq_len = module.max_seq_len, 1
-            with torch.device("cpu"):
-                module.rope_init()
-            module.max_seq_len = max_seq_len
-            module.to("meta")
-            module.build_rope_cache(max_seq_len)
 
 
 def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:

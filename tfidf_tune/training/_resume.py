@@ -43,7 +43,6 @@ _FREE_KEYS = (
     "metric_logger",
     "on_non_finite",
     "output_dir",
-    "refuse_if_too_large",
     "resume_from_checkpoint",
     "save_at_percent",
     "save_every_n_steps",
