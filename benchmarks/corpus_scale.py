@@ -28,12 +28,15 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from tfidf_tune.data._deduplication import Deduplication
+class Words(list):  # a tokenizer whose tokens are words
+    eos_id = -1
+    decode = lambda self, token_ids: " ".join(self[number] for number in token_ids)
 words = {}
 rows = [
     np.array([words.setdefault(word, len(words)) for word in json.loads(line)["text"].split()], dtype=np.int32)
     for file in sorted(Path(sys.argv[1]).iterdir()) for line in file.open()
 ]
-print(int(Deduplication().kept(rows, "text").sum()))
+print(int(Deduplication().kept(rows, "text", Words(words)).sum()))
 """
 
 

@@ -1,5 +1,6 @@
 """Removal of copies from a corpus, against a slow exact search, and where the passages then are."""
 
+import itertools
 import json
 import logging
 
@@ -11,6 +12,18 @@ from tfidf_tune.data import embedded_documents, injected_corpus_dataset, text_bl
 from tfidf_tune.data._deduplication import Deduplication
 
 SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
+
+
+class OneWordPerToken:
+    """A tokenizer that decodes no further than EOS, as torchtune's do."""
+
+    eos_id = 3000
+
+    def decode(self, token_ids):
+        return " ".join(f"Word{number}," for number in itertools.takewhile(lambda one: one != self.eos_id, token_ids))
+
+
+WORDS = OneWordPerToken()
 
 
 def slow_kept(rows, threshold, ngram):
@@ -41,7 +54,7 @@ def near_copies():
 def test_minhash_removes_what_a_comparison_of_all_pairs_removes(near_copies, threshold, ngram):
     order = np.random.default_rng(1).permutation(len(near_copies))
     rows = near_copies[order]
-    kept = np.flatnonzero(Deduplication("minhash", threshold, ngram).kept(rows, "rows")).tolist()
+    kept = np.flatnonzero(Deduplication("minhash", threshold, ngram).kept(rows, "rows", WORDS)).tolist()
     assert kept == slow_kept(rows, threshold, ngram)
     assert 40 < len(kept) < len(rows) - 40
 
@@ -50,13 +63,24 @@ def test_exact_keeps_the_first_of_equal_rows(near_copies, caplog):
     order = np.random.default_rng(2).permutation(len(near_copies))
     rows = near_copies[order]
     with caplog.at_level(logging.INFO):
-        kept = np.flatnonzero(Deduplication("exact").kept(rows, "mine.txt")).tolist()
+        kept = np.flatnonzero(Deduplication("exact").kept(rows, "mine.txt", WORDS)).tolist()
     assert kept == sorted(np.unique(rows, axis=0, return_index=True)[1])
     assert "mine.txt: 40 of 240 rows removed as copies of earlier rows (equal tokens)" in caplog.text
     short = [np.array(ids, dtype=np.int32) for ids in ([1], [1, 2], [1], [2, 1], [1, 2])]
     for method in ("exact", "minhash"):
-        assert Deduplication(method).kept(short, "x").tolist() == [True, True, False, True, False]
-    assert Deduplication("none").kept(rows, "x").all()
+        assert Deduplication(method).kept(short, "x", WORDS).tolist() == [True, True, False, True, False]
+    assert Deduplication("none").kept(rows, "x", WORDS).all()
+
+
+def test_rows_are_compared_by_their_words_also_after_the_end_of_a_document(tokenizer):
+    texts = ["One two, three four.", "one two three FOUR", "one two three five", "one two", "?!", "?!", "--"]
+    rows = [np.array(tokenizer.encode(text, add_bos=False), dtype=np.int32) for text in texts]
+    find = Deduplication("minhash", threshold=0.9, ngram=2)
+    assert find.kept(rows, "x", tokenizer).tolist() == [True, False, True, True, True, False, True]
+    same_start = [
+        np.array([1, WORDS.eos_id, *rest], dtype=np.int32) for rest in ([4, 5, 6], [7, 8, 9], [4, 5, 6, 3000])
+    ]
+    assert find.kept(same_start, "x", WORDS).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("layout", ["aligned", "concatenated"])
@@ -123,9 +147,9 @@ def test_the_section_is_a_method_or_a_mapping():
         ("fuzzy", "deduplicate.method is 'fuzzy': possible are none, exact, minhash"),
         ({"method": None}, "deduplicate.method is 'None': possible are none, exact, minhash"),
         ({"treshold": 0.5}, "deduplicate has no key 'treshold'; did you mean 'threshold'?"),
-        ({"threshold": 0}, "deduplicate.threshold is 0: .* number above 0, up to 1"),
-        ({"ngram": 0}, "deduplicate.ngram must be a whole number of at least 1, got 0"),
-        ({"threshold": 1}, "deduplicate.threshold 1 is too high for .* hash functions: .* deduplicate.method to exact"),
+        ({"threshold": 0}, "threshold is 0: .* number above 0, up to 1"),
+        ({"ngram": 0}, "ngram must be a whole number of at least 1, got 0"),
+        ({"threshold": 1}, "threshold 1 is too high for 128 hash functions: lower it, or set method to exact"),
     ],
 )
 def test_settings_out_of_range_are_refused(tokenizer, corpus_file, section, message):

@@ -38,14 +38,17 @@ def main(arguments: list[str]) -> None:
 
 def _dedup(options: argparse.Namespace) -> None:
     require_extras("data", "scale")
-    from tfidf_tune.data._corpus_deduplication import CorpusDeduplication, deduplicate_corpus
+    from tfidf_tune.data._corpus_deduplication import deduplicate_corpus
+    from tfidf_tune.data._deduplication import Deduplication
 
-    names = ("method", "threshold", "ngram", "num_perm", "column", "sample_by")
-    settings = CorpusDeduplication(**{name: getattr(options, name) for name in names})
+    deduplication = Deduplication(options.method, options.threshold, options.ngram)
     *sources, output = options.paths
     if not sources:
         raise ValueError(f"name the text and a folder for the result, got only {output}")
-    report = deduplicate_corpus(sources, Path(output).expanduser(), settings, task_runner(options))
+    report = deduplicate_corpus(
+        sources, Path(output).expanduser(), deduplication,
+        column=options.column, sample_by=options.sample_by, runner=task_runner(options),
+    )  # fmt: skip
     for unit in ("documents", "characters"):
         whole, kept = report[unit], report[f"kept_{unit}"]
         share = f" ({(whole - kept) / whole:.1%})" if whole else ""
@@ -107,7 +110,6 @@ def _add_dedup(parser: argparse.ArgumentParser) -> None:
     add("--method", choices=("exact", "minhash"), default="minhash", help=default)
     add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
     add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
-    add("--num-perm", type=whole_number(2), default=128, help=f"hash functions at most; {default}")
     add("--column", default="text", help=f"column of the text; {default}")
     add("--sample-by", choices=("line", "paragraph", "document"), default="line",
         help=f"what a document of a .txt file is; {default}")  # fmt: skip

@@ -229,7 +229,7 @@ def injected_corpus_dataset(
             blocks, places = inject_concatenated(
                 list(material.base), pieces, block_size=block_size, eos_id=tokenizer.eos_id, seed=seed
             )
-        kept = deduplication.kept(blocks, source)
+        kept = deduplication.kept(blocks, source, tokenizer)
         left = [_left(*row, kept, block_size) for row in zip(places, copies, strict=True)]
         blocks = blocks[kept]
         origin = target_source or source

@@ -206,7 +206,7 @@ def sft_dataset(
     def kept(order: Order) -> Mask:
         def build(folder: Path) -> dict[str, int]:
             rows = [examples.sequence(index)[0] for index in order.tolist()]
-            np.save(folder / "kept.npy", deduplication.kept(rows, source))
+            np.save(folder / "kept.npy", deduplication.kept(rows, source, tokenizer))
             return {}
 
         if deduplication.method == "none":

@@ -129,7 +129,7 @@ def text_blocks_dataset(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
                 "lower num_blocks or block_size, or name a larger source"
             )
-        kept = deduplication.kept(blocks, source)
+        kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
         counts = {"num_blocks": int(kept.sum()), "num_removed": int((~kept).sum())}
         return counts | {"num_documents": len(lengths)}
@@ -271,7 +271,7 @@ def text_dataset(
         rows: Iterable[TokenArray] = pieces(counts)
         if deduplication.method != "none":
             every = list(rows)
-            kept = deduplication.kept(every, source)
+            kept = deduplication.kept(every, source, tokenizer)
             counts["num_removed"] = int((~kept).sum())
             rows = compress(every, kept)
         return ((piece, after_prompt(len(piece), 0)) for piece in rows)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import maximum_filter1d, minimum_filter1d
 
-from tfidf_tune.data._hashes import BASE, IS_WORD, Hashes, mixed, powers
+from tfidf_tune.data._near_copies import BASE, IS_WORD, Hashes, mixed, powers
 
 Places = npt.NDArray[np.int64]
 
