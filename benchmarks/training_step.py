@@ -39,11 +39,8 @@ from tfidf_tune.weighting import (
     FocalWeighting,
     GoldfishWeighting,
     MiLeWeighting,
-    PowerLawWeighting,
-    ProductWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
-    TokenDropWeighting,
     shift_labels,
 )
 
@@ -88,12 +85,9 @@ def other_objectives() -> dict[str, WeightedCrossEntropyLoss]:
     """All objectives but cross-entropy and TF-IDF, with their defaults."""
     weightings = {
         "Goldfish": GoldfishWeighting(),
-        "token dropping": TokenDropWeighting(),
         "MiLe": MiLeWeighting(),
         "focal": FocalWeighting(),
-        "power law": PowerLawWeighting(),
         "repetition": RepetitionWeighting(),
-        "Goldfish and TF-IDF": ProductWeighting(GoldfishWeighting(), TFIDFWeighting()),
     }
     return {name: WeightedCrossEntropyLoss(weighting) for name, weighting in weightings.items()}
 

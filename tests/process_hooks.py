@@ -126,19 +126,6 @@ def save_random_state(folder: Path, rank: int) -> None:
     torch.save(torch.get_rng_state(), folder / f"random_state_{rank}.pt")
 
 
-def save_dropped_tokens(folder: Path, rank: int) -> None:
-    """Save which tokens have a weight of 0 in the first step."""
-    original = WeightedCrossEntropyLoss.terms
-
-    def terms(*args: Any, **options: Any) -> Any:
-        found = original(*args, **options)
-        if not (folder / f"dropped_{rank}.pt").exists():
-            torch.save(found.weights == 0, folder / f"dropped_{rank}.pt")
-        return found
-
-    WeightedCrossEntropyLoss.terms = terms  # type: ignore[method-assign]
-
-
 def save_loaded_weights(folder: Path, rank: int) -> None:
     """Save what this process holds of each weight when training begins: values, and bytes of memory."""
 

@@ -11,14 +11,11 @@ from forked_commands import run_in_forks
 
 from tfidf_tune import _extras, cli
 
-PRODUCT = (
+GOLDFISH = (
     "base: tinyllama/1.1B_full_memorization\n"
     "loss:\n"
     "  _component_: tfidf_tune.loss.WeightedCrossEntropyLoss\n"
-    "  weighting:\n"
-    "    _component_: tfidf_tune.weighting.ProductWeighting\n"
-    "    second: {_component_: tfidf_tune.weighting.TFIDFWeighting}\n"
-    "    first: {_component_: tfidf_tune.weighting.GoldfishWeighting"
+    "  weighting: {_component_: tfidf_tune.weighting.GoldfishWeighting"
 )
 
 
@@ -109,10 +106,10 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     cases = {
         "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean 'output_dir'",
         "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "no argument 'lora_rnk'; did you mean 'lora_rank'",
-        f"{PRODUCT}, kk: 3}}": "loss.weighting.first: .* has no argument 'kk'; did you mean 'k'",
-        f"{PRODUCT}, k: 1}}": "config: loss.weighting.first: k is 1: one token in k",
-        PRODUCT.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"): (
-            "loss.weighting: first is {.*}: it has to be a w"
+        f"{GOLDFISH}, kk: 3}}": "loss.weighting: .* has no argument 'kk'; did you mean 'k'",
+        f"{GOLDFISH}, k: 1}}": "config: loss.weighting: k is 1: one token in k",
+        GOLDFISH.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"): (
+            "loss: weighting is {.*}: it has to be a w"
         ),
         "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}": (
             "makes CrossEntropyLoss, not one of tfidf_tune's objectives: take"

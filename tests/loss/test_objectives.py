@@ -16,7 +16,7 @@ from tiny_run import run_config
 from tfidf_tune import weighting as weightings
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import FinetuneConfig, SetupError, build_loss, check_config, load_config
-from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting, TokenDropWeighting, TokenWeighting
+from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting, TokenWeighting
 
 
 def weighting(name, **arguments):
@@ -31,9 +31,7 @@ def weighted(name, **arguments):
     }
 
 
-GOLDFISH = weighting("Goldfish", k=2, h=1)
 TFIDF = weighting("TFIDF", num_batches=2)
-PRODUCT = weighting("Product", first=GOLDFISH, second=TFIDF)
 
 # Sections of configs, no argument with its default.
 OBJECTIVES = {
@@ -42,11 +40,8 @@ OBJECTIVES = {
     "TF-IDF weighting": weighted("TFIDF", tf="log", max_weight=2.5),
     "Uniform": weighted("Uniform"),
     "Goldfish": weighted("Goldfish", strategy="static", k=3, h=5, seed=7),
-    "Token drop": weighted("TokenDrop", p=0.5, seed=7),
     "MiLe": weighted("MiLe", gamma=0.5),
     "Focal": weighted("Focal", gamma=3.0),
-    "Power law": weighted("PowerLaw", alpha=0.25, epsilon=2.0),
-    "Product": weighted("Product", first=GOLDFISH, second=TFIDF),
     "Repetition": weighted("Repetition", h=1, k=1, span=3, min_length=1, sample=1, num_buckets=1000),
 }
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
@@ -76,15 +71,12 @@ def test_a_config_builds_it_with_its_arguments(name):
     if "weighting" in section:
         assert f"tfidf_tune.weighting.{type(loss.weighting).__name__}" == of_weighting["_component_"]
     for argument, value in of_weighting.items():
-        if isinstance(value, dict):
-            factor = getattr(loss.weighting, argument)
-            assert f"tfidf_tune.weighting.{type(factor).__name__}" == value["_component_"]
-        elif argument != "_component_":
+        if argument != "_component_":
             assert getattr(loss.weighting, argument) == value
 
 
 def test_a_config_sets_how_the_loss_is_computed():
-    for name in ("CE", "TF-IDF", "Product"):
+    for name in ("CE", "TF-IDF", "Goldfish"):
         loss = built(name, num_output_chunks=3, head="fused", accumulate_in_fp32=True)
         assert (loss.num_output_chunks, loss.head, loss.accumulate_in_fp32) == (3, "fused", True)
         assert built(name, head="torch").head == "torch"
@@ -156,54 +148,16 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
         ("Goldfish", {"strategy": 3}, "strategy is 3, it has to be a text$"),
         ("MiLe", {"gamma": "1"}, "gamma is '1', it has to be a number$"),
         ("Focal", {"gamma": float("nan")}, "gamma is nan, it has to be a finite number$"),
-        ("PowerLaw", {"alpha": float("inf")}, "alpha is inf, it has to be a finite number$"),
-        ("PowerLaw", {"epsilon": [1.0]}, r"epsilon is \[1.0\], it has to be a number$"),
+        ("Repetition", {"alpha": [1.0]}, r"alpha is \[1.0\], it has to be a number$"),
         # no such argument
         ("Goldfish", {"sed": 1}, "has no argument 'sed'; did you mean 'seed'[?]$"),
         ("Goldfish", {"gamma": 1.0}, "has no argument 'gamma'; possible are h, k, seed, strategy"),
-        ("Product", {"first": GOLDFISH}, ".*ProductWeighting needs second$"),
-        ("Product", {"first": GOLDFISH, "third": TFIDF, "second": TFIDF}, ".* has no argument 'third'; "),
-        ("Product", {"first": 3, "second": TFIDF}, "first is 3: it has to be a weighting, in a config a section "),
-        (
-            "Product",
-            {"first": "tfidf_tune.weighting.GoldfishWeighting", "second": TFIDF},
-            "first is 'tfidf_tune.weighting.GoldfishWeighting': it has to be a weighting",
-        ),
-        (
-            "Product",
-            {"first": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}, "second": TFIDF},
-            "first is a CrossEntropyLoss: it has to be a weighting",
-        ),
     ],
 )
 def test_an_invalid_weighting_is_refused_in_one_message(name, arguments, message):
     with pytest.raises(SetupError, match=f"^config: loss.weighting: .*{message}") as error:
         built(weighted(name, **arguments))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"first": GOLDFISH | {"k": 1}, "second": TFIDF}, "first: k is 1: .* set it to 2 to 2147483648$"),
-        (
-            {"first": TFIDF, "second": GOLDFISH | {"sed": 1}},
-            "second: tfidf_tune.weighting.GoldfishWeighting has no argument 'sed'; did you mean 'seed'",
-        ),
-        (
-            {"first": {"_component_": "tfidf_tune.weighting.Goldfish"}, "second": TFIDF},
-            "first: no component 'tfidf_tune.weighting.Goldfish'",
-        ),
-        ({"first": {"_component_": None}, "second": TFIDF}, "first has to be a section with `_component_`"),
-        (
-            {"first": PRODUCT | {"second": GOLDFISH | {"k": 1}}, "second": TFIDF},
-            "first.second: k is 1: .* set it to 2 to 2147483648$",
-        ),
-    ],
-)
-def test_an_invalid_factor_is_refused_by_name(arguments, message):
-    with pytest.raises(SetupError, match=f"^config: loss.weighting.{message}"):
-        built(weighted("Product", **arguments))
 
 
 @pytest.mark.parametrize(
@@ -274,9 +228,14 @@ def test_without_valid_tokens_loss_and_gradients_are_0_and_the_state_stays(name)
             assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
 
 
-def test_where_every_token_is_dropped_the_loss_is_0_and_can_be_backpropagated():
+class NoWeights(TokenWeighting):
+    def weigh(self, batch):
+        return torch.zeros(batch.labels.shape)
+
+
+def test_where_every_weight_is_0_the_loss_is_0_and_can_be_backpropagated():
     for head, given, trained in forms():
-        loss = WeightedCrossEntropyLoss(TokenDropWeighting(p=0.99), head=head)
+        loss = WeightedCrossEntropyLoss(NoWeights(), head=head)
         terms = loss.terms(given, random_head(40, rows=2).labels)
         assert not terms.weights.any()
         assert terms.loss.item() == 0.0
@@ -294,7 +253,7 @@ def test_a_loaded_state_continues_exactly_and_evaluation_does_not_change_it(name
     file.seek(0)
     loaded.load_state_dict(torch.load(file, weights_only=True))
     logits, labels = random_batch(4, length=14)
-    learns = name in ("TF-IDF", "TF-IDF weighting", "Token drop", "Power law", "Product", "Repetition")
+    learns = name in ("TF-IDF", "TF-IDF weighting", "Repetition")
     assert torch.equal(copy.deepcopy(undisturbed)(logits, labels), built(name)(logits, labels)) != learns
     for seed in range(4, 8):
         logits, labels = random_batch(seed, length=10 + seed)
@@ -312,5 +271,5 @@ def test_evaluation_with_a_weighting_that_hides_tokens_is_plain_cross_entropy(na
     loss = built(name)
     loss(logits, labels)
     terms = loss.eval().terms(logits, labels)
-    hides = name in ("CE", "Uniform", "Goldfish", "Token drop")
+    hides = name in ("CE", "Uniform", "Goldfish")
     assert torch.equal(terms.weights, (labels != IGNORED).float()) == hides

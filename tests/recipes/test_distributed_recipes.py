@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from process_hooks import overflow_at, save_dropped_tokens, save_random_state
+from process_hooks import overflow_at, save_random_state
 from recipe_processes import Processes, RecipeRun, run_to_the_end
 from safetensors.torch import load_file
 from tiny_llama import make_tokenizer
@@ -28,16 +28,7 @@ SHARED_ROWS = {
     "sync": True,
 }
 WEIGHTED = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}
-PRODUCT = {
-    "loss": WEIGHTED
-    | {
-        "weighting": {
-            "_component_": "tfidf_tune.weighting.ProductWeighting",
-            "first": SHARED_ROWS,
-            "second": {"_component_": "tfidf_tune.weighting.TFIDFWeighting", "sync": True},
-        }
-    }
-}
+MILE = {"_component_": "tfidf_tune.weighting.MiLeWeighting"}
 ADAPTERS_EVERYWHERE = {"model.apply_lora_to_mlp": True, "optimizer.lr": 0.2}
 NF4 = {"lora": True, "dim": 256, "model.quantize_base": True, "optimizer.lr": 0.1}
 
@@ -120,8 +111,8 @@ GROUPS = {
         "neox": {"model": "gpt_neox", "loss.head": "chunked"},
         "gptj": {"model": "gptj", "fsdp_reshard_after_forward": False},
         "accumulated, all tokens": {"gradient_accumulation_steps": 2, "rows": 8, "loss.counted": "tokens"},
-        "n-grams and TF-IDF": PRODUCT,
-        "offloaded": {"fsdp_cpu_offload": True},
+        "repetition": {"loss": WEIGHTED | {"weighting": SHARED_ROWS}},
+        "offloaded, predictions weighed": {"fsdp_cpu_offload": True, "loss": WEIGHTED | {"weighting": MILE}},
     },
     "adapters": {
         "checkpointed": {"enable_activation_checkpointing": True, "lora": True, **ADAPTERS_EVERYWHERE},
@@ -203,19 +194,16 @@ def test_gradients_that_overflow_in_the_shard_of_one_process_skip_the_step_on_bo
 
 
 def test_random_numbers_differ_between_processes_and_are_the_same_in_every_run(make_run, tmp_path):
-    """Those of dropout, and of the weighting that drops tokens."""
-    drop = {"loss": WEIGHTED | {"weighting": {"_component_": "tfidf_tune.weighting.TokenDropWeighting", "p": 0.5}}}
+    """Those of dropout."""
     folders = []
     for name in ("first", "second"):
-        run = make_run(name, 2, lora=True, **{"model.lora_dropout": 0.2}, max_steps=3, **drop)
+        run = make_run(name, 2, lora=True, **{"model.lora_dropout": 0.2}, max_steps=3)
         folders.append(run.folder)
-        hooks = {"before": partial(save_dropped_tokens, run.folder), "after": partial(save_random_state, run.folder)}
-        run_to_the_end([run], tmp_path / name, **hooks)
+        run_to_the_end([run], tmp_path / name, after=partial(save_random_state, run.folder))
 
-    for file in ("random_state_{}.pt", "dropped_{}.pt"):
-        first, second = ([torch.load(folder / file.format(rank)) for rank in (0, 1)] for folder in folders)
-        assert not torch.equal(*first), file
-        assert all(map(torch.equal, first, second)), file
+    first, second = ([torch.load(folder / f"random_state_{rank}.pt") for rank in (0, 1)] for folder in folders)
+    assert not torch.equal(*first)
+    assert all(map(torch.equal, first, second))
     assert torch.equal(*(read_metrics(folder, "loss") for folder in folders))
 
 

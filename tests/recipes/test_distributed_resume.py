@@ -47,21 +47,17 @@ def make_run(tmp_path_factory, base, text_file):
     return make
 
 
-# Counts that are shared, faded by then, and weights that need the predictions of a sharded model.
-PRODUCT = {
+# Counts that are shared.
+REPETITION = {
     "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
     "weighting": {
-        "_component_": "tfidf_tune.weighting.ProductWeighting",
-        "first": {
-            "_component_": "tfidf_tune.weighting.RepetitionWeighting",
-            "h": 2,
-            "k": 1,
-            "sample": 1,
-            "min_length": 1,
-            "num_buckets": 2**16,
-            "sync": True,
-        },
-        "second": {"_component_": "tfidf_tune.weighting.MiLeWeighting"},
+        "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+        "h": 2,
+        "k": 1,
+        "sample": 1,
+        "min_length": 1,
+        "num_buckets": 2**16,
+        "sync": True,
     },
 }
 KINDS = {
@@ -115,7 +111,7 @@ def assert_same(found, expected, what):
 
 def test_two_processes_killed_and_resumed_end_bit_identically(make_run, tmp_path):
     """Weights, optimizer, windows, random states, metrics; killed after a checkpoint, in the second epoch."""
-    whole, killed = (make_run(name, 2, save_every_n_steps=4, loss=PRODUCT) for name in ("whole", "killed"))
+    whole, killed = (make_run(name, 2, save_every_n_steps=4, loss=REPETITION) for name in ("whole", "killed"))
     run_to_the_end([whole], tmp_path / "whole")
 
     ended = Processes([killed], tmp_path / "killed", before=partial(at_step, 10, signal.SIGKILL)).wait()

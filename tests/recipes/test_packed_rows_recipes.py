@@ -91,19 +91,16 @@ def test_a_packed_run_is_the_run_of_its_documents(recipe_config, documents, num_
     [
         {"_component_": "tfidf_tune.weighting.GoldfishWeighting", "h": 3},
         {
-            "_component_": "tfidf_tune.weighting.ProductWeighting",
-            "first": {
-                "_component_": "tfidf_tune.weighting.RepetitionWeighting",
-                "h": 2,
-                "k": 1,
-                "alpha": 1.0,
-                "sample": 1,
-                "span": 5,
-            },
-            "second": {"_component_": "tfidf_tune.weighting.FocalWeighting"},
+            "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+            "h": 2,
+            "k": 1,
+            "alpha": 1.0,
+            "sample": 1,
+            "span": 5,
         },
+        {"_component_": "tfidf_tune.weighting.FocalWeighting"},
     ],
-    ids=["goldfish", "repetition and focal"],
+    ids=["goldfish", "repetition", "focal"],
 )
 def test_every_weighting_sees_the_documents_of_a_packed_row(recipe_config, documents, num_rows, tmp_path, weighting):
     loss = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": weighting}

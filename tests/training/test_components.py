@@ -19,7 +19,6 @@ from tfidf_tune.training import FinetuneConfig, SetupError, build_loss, check_co
 from tfidf_tune.training._components import _LOSS_PART, COMPONENTS, check_argument_types, check_kind
 
 WEIGHTED = "tfidf_tune.loss.WeightedCrossEntropyLoss"
-TFIDF = {"_component_": "tfidf_tune.weighting.TFIDFWeighting"}
 
 
 # ---- arguments against annotations
@@ -154,16 +153,15 @@ OWN = {"_component_": "users.dangerous", "command": "x"}
     ("key", "harmful"),
     [
         ("model", SYSTEM), ("checkpointer", CALL), ("tokenizer", OWN), ("dataset", RMTREE), ("loss", POPEN),
-        ("optimizer", OWN), ("lr_scheduler", SYSTEM), ("metric_logger", RMTREE), ("loss.weighting.first", CALL),
+        ("optimizer", OWN), ("lr_scheduler", SYSTEM), ("metric_logger", RMTREE), ("loss.weighting", CALL),
     ],
 )  # fmt: skip
 def test_functions_that_make_no_component_are_refused_and_not_called(recipe_config, tmp_path, key, harmful):
     (tmp_path / "precious").mkdir()
     section = json.loads(json.dumps(harmful).replace("FOLDER", str(tmp_path)))
     changes = {"tokenizer.path": "x", key: section}  # it refers to the checkpointer
-    if key == "loss.weighting.first":
-        weighting = {"_component_": "tfidf_tune.weighting.ProductWeighting", "first": section, "second": TFIDF}
-        changes = {"loss": {"_component_": WEIGHTED, "weighting": weighting}}
+    if key == "loss.weighting":
+        changes = {"loss": {"_component_": WEIGHTED, "weighting": section}}
 
     with pytest.raises(SetupError, match=rf"^config: {key}: {section['_component_']} (makes|does not declare)"):
         check_config(recipe_config(**changes), FinetuneConfig)

@@ -31,11 +31,6 @@ def reference_context_hash(context, length, seed=0):
     return reference_mix(polynomial % PRIME)
 
 
-def reference_pair_hash(first, second):
-    """Of a hash and a number."""
-    return reference_mix((first % PRIME * BASE + second + 1) % PRIME)
-
-
 def contexts_of(labels, document_ids=None):
     """For each position the labels of its document right before it, as far as none is ignored."""
     contexts = []
@@ -69,38 +64,6 @@ def reference_goldfish(labels, document_ids=None, *, strategy="hash", k=4, h=13,
     return mean_1(kept, labels)
 
 
-def reference_token_drop(labels, *, p, seed, num_batches_seen, rank=0, special=()):
-    """The weights of the tokens that are kept, as lists of floats."""
-    batch = reference_pair_hash(reference_pair_hash(reference_mix(num_batches_seen), seed), rank)
-    kept, position = [], 0
-    for tokens in labels:
-        kept.append([])
-        for token in tokens:
-            is_dropped = token not in special and reference_pair_hash(batch, position) < p * HASH_RANGE
-            kept[-1].append(float(token != IGNORED and not is_dropped))
-            position += 1
-    return mean_1(kept, labels)
-
-
-class ReferencePowerLaw:
-    """w = (freq + epsilon) ** -alpha / mean, over the labels of all training batches so far, this one included."""
-
-    def __init__(self, alpha=0.5, epsilon=1.0):
-        self.alpha = alpha
-        self.epsilon = epsilon
-        self.counts = Counter()
-
-    def __call__(self, labels, training=True):
-        tokens = [token for row in labels for token in row if token != IGNORED]
-        if training:
-            self.counts.update(tokens)
-        raw = [
-            [0.0 if token == IGNORED else (self.counts[token] + self.epsilon) ** -self.alpha for token in row]
-            for row in labels
-        ]
-        return mean_1(raw, labels)
-
-
 def reference_difficulty(kind, gamma, log_probabilities, labels):
     """Weights of ``mile`` or ``focal`` from the log-probabilities of the whole vocabulary, nested lists."""
 
@@ -115,12 +78,6 @@ def reference_difficulty(kind, gamma, log_probabilities, labels):
     raw = [
         [raw_weight(*token) for token in zip(*row, strict=True)] for row in zip(labels, log_probabilities, strict=True)
     ]
-    return mean_1(raw, labels)
-
-
-def reference_product(first, second, labels):
-    """Of weights as nested lists."""
-    raw = [[u * v for u, v in zip(*row, strict=True)] for row in zip(first, second, strict=True)]
     return mean_1(raw, labels)
 
 

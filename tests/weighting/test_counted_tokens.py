@@ -13,10 +13,8 @@ from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
     GatheredLabels,
-    ProductWeighting,
     TFIDFWeighting,
     TokenBatch,
-    UniformWeighting,
     shift_labels,
     shift_tokens,
 )
@@ -176,20 +174,6 @@ def test_the_loop_of_the_documentation_has_the_weights_of_the_reference():
 
 
 # ---- what else holds for every weighting
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_in_a_product_each_factor_counts_what_it_is_set_to(swapped):
-    factors = [TFIDFWeighting(), TFIDFWeighting(counted="tokens")]
-    product = ProductWeighting(*(factors[::-1] if swapped else factors))
-    assert product.needs_tokens
-    assert not ProductWeighting(UniformWeighting(), TFIDFWeighting()).needs_tokens
-    batch = random_rows(torch.Generator().manual_seed(5), packed=True).batch(packed=True)
-    product(batch)
-    for factor in factors:
-        alone = TFIDFWeighting(counted=factor.counted)
-        alone(batch)
-        assert_same_state(factor, state_copy(alone))
 
 
 def test_saved_statistics_continue_exactly():

@@ -1,7 +1,6 @@
 """What all weightings do with labels of any type and size, and the input and arguments that they refuse."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -16,11 +15,8 @@ from tfidf_tune.weighting import (
     GatheredLabels,
     GoldfishWeighting,
     MiLeWeighting,
-    PowerLawWeighting,
-    ProductWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
-    TokenDropWeighting,
     TokenWeighting,
     UniformWeighting,
     shift_labels,
@@ -28,19 +24,11 @@ from tfidf_tune.weighting import (
 )
 from tfidf_tune.weighting._labels import on_host
 
-
-def make_product():
-    return ProductWeighting(UniformWeighting(), GoldfishWeighting())
-
-
 WEIGHTINGS = [
     UniformWeighting,
     TFIDFWeighting,
     GoldfishWeighting,
-    partial(TokenDropWeighting, p=0.0),  # dropping could drop all tokens of the smallest batches
-    PowerLawWeighting,
     RepetitionWeighting,
-    make_product,
 ]
 every_weighting = pytest.mark.parametrize("make", WEIGHTINGS)
 
@@ -172,7 +160,6 @@ def test_document_ids_that_would_overflow_int64_are_refused(vocab_size):
                 weighting(ONE, vocab_size=vocab_size, document_ids=torch.full_like(ONE, bad))
 
 
-NOT_A_WEIGHTING = "it has to be a weighting, in a config a section with `_component_`, for example "
 BAD_ARGUMENTS = [
     *((DocumentWindow, {"num_batches": n}, f"num_batches is {n}: the window holds at least") for n in (0, 2.5, True)),
     (TFIDFWeighting, {"num_batches": 0}, "num_batches is 0: .* set it to 1 or more"),
@@ -190,19 +177,9 @@ BAD_ARGUMENTS = [
     (GoldfishWeighting, {"h": 0}, "h is 0: .* set it to 1 to 1024"),
     (GoldfishWeighting, {"h": 1025}, "h is 1025: .* set it to 1 to 1024"),
     *(
-        (TokenDropWeighting, {"p": p}, f"p is {p!r}: it is the share of tokens that is dropped, .* from 0 to 0.99 ")
-        for p in (-0.1, 0.9999, 1, math.nan, "many")
-    ),
-    *(
         (make, {"gamma": gamma}, f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20 ")
         for make in (MiLeWeighting, FocalWeighting)
         for gamma in (-0.5, 20.5, math.inf, "1", True)
-    ),
-    (PowerLawWeighting, {"alpha": -0.5}, "alpha is -0.5: .* set it to a number from 0 to 4 "),
-    (PowerLawWeighting, {"alpha": 4.5}, "alpha is 4.5: .* set it to a number from 0 to 4 "),
-    *(
-        (PowerLawWeighting, {"epsilon": epsilon}, f"epsilon is {epsilon!r}: .* a number from 1e-08 to 1e+06 ")
-        for epsilon in (0, 1e-300, 2e6, math.nan)
     ),
     (RepetitionWeighting, {"h": 0}, "h is 0"),
     (RepetitionWeighting, {"h": 2.5}, "h is 2.5: .* whole number of 1 to 1024"),
@@ -219,9 +196,6 @@ BAD_ARGUMENTS = [
     (RepetitionWeighting, {"quantile": 1.5}, "quantile is 1.5: .* set it to a number from 0 to 1 "),
     (RepetitionWeighting, {"sample": 65}, "sample is 65: .* set it to 1 to 64"),
     (RepetitionWeighting, {"sync": "yes"}, "sync is 'yes'"),
-    (ProductWeighting, {"first": {"k": 3}, "second": UniformWeighting()}, f"^first is {{'k': 3}}: {NOT_A_WEIGHTING}"),
-    (ProductWeighting, {"first": UniformWeighting(), "second": None}, f"^second is None: {NOT_A_WEIGHTING}"),
-    (ProductWeighting, {"first": torch.nn.ReLU(), "second": 3}, f"^first is a ReLU: {NOT_A_WEIGHTING}"),
     (lambda tf: term_frequency(ONE, tf), {"tf": "x"}, "tf is 'x': possible are count, log, binary"),
 ]
 
@@ -238,9 +212,7 @@ def test_the_limits_of_the_arguments_are_accepted():
         for weighting in (
             *(TFIDFWeighting(num_batches=1, max_weight=cap) for cap in (1, 1e9)),
             *(GoldfishWeighting(k=k, h=h) for k, h in ((2, 1), (2**31, 1024))),
-            *(TokenDropWeighting(p=p) for p in (0, 0.99)),
             *(make(gamma=gamma) for make in (MiLeWeighting, FocalWeighting) for gamma in (0, 20)),
-            *(PowerLawWeighting(alpha=alpha, epsilon=epsilon) for alpha, epsilon in ((0, 1e-8), (4, 1e6))),
             RepetitionWeighting(h=1, k=1, alpha=4, span=1, quantile=0, sample=1, num_buckets=1),
             RepetitionWeighting(h=1024, k=None, span=4095, quantile=1, sample=2),
             RepetitionWeighting(h=64, k=63, sample=64),

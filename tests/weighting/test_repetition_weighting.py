@@ -11,7 +11,7 @@ from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
 from window_state import assert_same_state, state_copy
 
-from tfidf_tune.weighting import GoldfishWeighting, ProductWeighting, RepetitionWeighting
+from tfidf_tune.weighting import RepetitionWeighting
 
 VOCAB_SIZE = 6
 # The weight is one float32 power of a small whole number.
@@ -167,10 +167,6 @@ def test_counts_end_at_2047():
 # ---- what is refused
 
 
-def in_a_product(h):
-    return ProductWeighting(RepetitionWeighting(h=h, num_buckets=64), GoldfishWeighting())
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -185,12 +181,8 @@ def test_counts_of_other_keys_are_refused_and_change_nothing(changed, message):
     for one in (saved, other):
         one(torch.arange(400).view(2, 200))
     own = state_copy(other)
-    for weighting, state in (
-        (other, saved.state_dict()),
-        (ProductWeighting(GoldfishWeighting(), other), {f"second.{n}": t for n, t in saved.state_dict().items()}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            weighting.load_state_dict(state)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
     assert_same_state(other, own)
 
 

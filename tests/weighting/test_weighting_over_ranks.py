@@ -16,7 +16,6 @@ from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
-    ProductWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
     gather_labels,
@@ -393,13 +392,6 @@ def test_sync_in_one_process_changes_nothing(path, settings):
         assert not [call for call in recorder.calls if "c10d" in call[0]]
         assert torch.equal(weights, plain(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE))
     assert_same_state(sharing.weighting, state_copy(plain.weighting))
-
-
-def test_labels_are_gathered_once_for_all_factors_of_a_product(fake_group):
-    factors = (TFIDFWeighting(sync=True), RepetitionWeighting(h=1, k=1, min_length=1, num_buckets=8, sync=True))
-    with Recorder() as recorder:
-        ProductWeighting(*factors)(torch.tensor([[1, 2, 2]]), vocab_size=3)
-    assert len([call for call in recorder.calls if "allgather" in call[0]]) == 1
 
 
 @pytest.mark.parametrize(

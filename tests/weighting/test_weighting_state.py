@@ -14,10 +14,8 @@ from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
     GoldfishWeighting,
-    PowerLawWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
-    TokenDropWeighting,
 )
 
 VOCAB_SIZE = 12
@@ -135,8 +133,6 @@ LAYOUTS = {
         "table": ((2**24,), torch.int32),
         "contexts": ((3,), torch.int64),
     },
-    PowerLawWeighting: {"counts": ((9,), torch.int64)},
-    TokenDropWeighting: {"num_batches_seen": ((1,), torch.int64)},
     GoldfishWeighting: {},
 }
 

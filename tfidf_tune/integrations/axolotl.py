@@ -1,17 +1,10 @@
 """Token weightings and the monitor of memorization in Axolotl, by keys of its YAML file.
 
-    plugins:
-      - tfidf_tune.integrations.axolotl.TokenWeightingPlugin
-    token_weighting: tfidf
-    token_weighting_args:
-      num_batches: 16
-
-The factors of a product have the same keys:
-
-    token_weighting: product
-    token_weighting_args:
-      first: {token_weighting: goldfish, token_weighting_args: {k: 4}}
-      second: {token_weighting: tfidf}
+plugins:
+- tfidf_tune.integrations.axolotl.TokenWeightingPlugin
+token_weighting: tfidf
+token_weighting_args:
+num_batches: 16
 """
 
 import inspect
@@ -39,11 +32,8 @@ WEIGHTINGS: dict[str, type[TokenWeighting]] = {
     "goldfish": weightings.GoldfishWeighting,
     "mile": weightings.MiLeWeighting,
     "focal": weightings.FocalWeighting,
-    "power_law": weightings.PowerLawWeighting,
     "repetition": weightings.RepetitionWeighting,
-    "token_drop": weightings.TokenDropWeighting,
     "uniform": weightings.UniformWeighting,
-    "product": weightings.ProductWeighting,
 }
 
 _OTHER_OBJECTIVES = (
@@ -150,11 +140,6 @@ def _build_weighting(token_weighting: str, token_weighting_args: Mapping[str, An
     weighting = WEIGHTINGS.get(token_weighting) or _imported(token_weighting)
     arguments = dict(token_weighting_args or {})
     _check_arguments("token_weighting_args", weighting, arguments)
-    for name, parameter in inspect.signature(weighting).parameters.items():
-        if parameter.annotation is TokenWeighting and name in arguments:  # a factor of a product
-            factor = arguments[name] if isinstance(arguments[name], Mapping) else {"token_weighting": arguments[name]}
-            _check_arguments(f"{name} of token_weighting_args", _build_weighting, factor)
-            arguments[name] = _build_weighting(**factor)
     return weighting(**arguments)
 
 

@@ -1,7 +1,6 @@
 """Token weights from token statistics, and from what a model predicts. Needs torch and numpy only."""
 
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
-from tfidf_tune.weighting._dropping import GoldfishWeighting, TokenDropWeighting
 from tfidf_tune.weighting._formula import (
     TermFrequency,
     distinct_terms,
@@ -9,6 +8,7 @@ from tfidf_tune.weighting._formula import (
     term_frequency,
     unit_mean,
 )
+from tfidf_tune.weighting._goldfish import GoldfishWeighting
 from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
     GatheredLabels,
@@ -18,10 +18,9 @@ from tfidf_tune.weighting._labels import (
     shift_labels,
     shift_tokens,
 )
-from tfidf_tune.weighting._power_law import PowerLawWeighting
 from tfidf_tune.weighting._repetition import RepetitionWeighting
 from tfidf_tune.weighting._tfidf import TFIDFWeighting
-from tfidf_tune.weighting._weighting import ProductWeighting, TokenWeighting, UniformWeighting
+from tfidf_tune.weighting._weighting import TokenWeighting, UniformWeighting
 from tfidf_tune.weighting._window import DocumentWindow
 
 __all__ = [
@@ -31,14 +30,11 @@ __all__ = [
     "GatheredLabels",
     "GoldfishWeighting",
     "MiLeWeighting",
-    "PowerLawWeighting",
     "Predictions",
-    "ProductWeighting",
     "RepetitionWeighting",
     "TFIDFWeighting",
     "TermFrequency",
     "TokenBatch",
-    "TokenDropWeighting",
     "TokenWeighting",
     "UniformWeighting",
     "distinct_terms",

@@ -55,14 +55,14 @@ def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int =
     with h = ``length``, the seed s and a mixing of 32 bits. The label at the position is not included; labels missing
     at the start of a document, see :func:`positions_in_document`, add nothing. Returns int64 ``[b, s]`` in [0, 2**32).
     """
-    num_rows, num_positions = labels.shape
-    tokens = torch.cat([labels.new_zeros(num_rows, length, dtype=torch.int64), labels.long() + 1], dim=1)
-    state = torch.full((num_rows, num_positions), seed % _PRIME, dtype=torch.int64, device=labels.device)
+    num_positions = labels.shape[1]
+    tokens = F.pad(labels.long() + 1, (length, 0)) % _PRIME
+    state = torch.full_like(positions, seed % _PRIME)
     for distance in range(length, 0, -1):
         first = length - distance
         before = tokens[:, first : first + num_positions]
-        state = _absorb(state, torch.where(positions >= distance, before, 0))
-    return mix_bits(state)
+        state = (state * _BASE + torch.where(positions >= distance, before, 0)) % _PRIME
+    return _mix_bits(state)
 
 
 def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: int, *, base: int = _BASE) -> Tensor:
@@ -92,15 +92,10 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: in
         else:
             state = sum((-term for term in left_out), total)
         sums.append(state + (j + 1) * pow(base, length + 1, _PRIME))
-    return mix_bits(torch.stack(sums) % _PRIME)
+    return _mix_bits(torch.stack(sums) % _PRIME)
 
 
-def hash_with(hashes: Tensor, numbers: Tensor | int) -> Tensor:
-    """Hash the pairs of a hash, int64 in [0, 2**32), and a number; int64 in [0, 2**32)."""
-    return mix_bits(_absorb(hashes % _PRIME, numbers + 1))
-
-
-def mix_bits(numbers: Tensor) -> Tensor:
+def _mix_bits(numbers: Tensor) -> Tensor:
     """Spread the lowest 32 bits of int64 numbers, so that similar ones differ widely: int64 in [0, 2**32), one to one.
 
     Two rounds of multiplying and shifting.
@@ -109,7 +104,3 @@ def mix_bits(numbers: Tensor) -> Tensor:
     for _ in range(2):
         mixed = ((mixed ^ (mixed >> 16)) * _MULTIPLIER) & _MASK
     return mixed ^ (mixed >> 16)
-
-
-def _absorb(state: Tensor, numbers: Tensor | int) -> Tensor:
-    return (state * _BASE + numbers % _PRIME) % _PRIME

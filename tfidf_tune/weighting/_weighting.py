@@ -1,4 +1,4 @@
-"""The base class of all token weightings, uniform weights, and products."""
+"""The base class of all token weightings, and uniform weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._formula import unit_mean
 from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
     TokenBatch,
@@ -136,52 +135,3 @@ class UniformWeighting(TokenWeighting):
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``."""
         return (batch.labels != IGNORE_INDEX).float()
-
-
-class ProductWeighting(TokenWeighting):
-    r"""The weights of two weightings, multiplied.
-
-    .. math::
-        w_i = \frac{u_i v_i}{\frac{1}{M}\sum_j u_j v_j}
-
-    with the weights u and v of the factors and M valid tokens: Goldfish times TF-IDF, for example, drops some tokens
-    of every passage and weights the others. The mean is 1 over the mini-batch of a rank, whether or not the factors use
-    the labels of other ranks. With a factor that does not have mean 1 itself, :class:`RepetitionWeighting`, the product
-    is not scaled either: :math:`w_i = u_i v_i`. State and mode are those of the factors.
-
-    Args:
-        first (TokenWeighting): one factor.
-        second (TokenWeighting): the other factor.
-
-    Raises:
-        ValueError: If a factor is not a weighting.
-    """
-
-    def __init__(self, first: TokenWeighting, second: TokenWeighting) -> None:
-        super().__init__()
-        check_weighting("first", first)
-        check_weighting("second", second)
-        self.first = first
-        self.second = second
-        self.needs_predictions = first.needs_predictions or second.needs_predictions
-        self.needs_tokens = first.needs_tokens or second.needs_tokens
-        self.has_unit_mean = first.has_unit_mean and second.has_unit_mean
-        self.sync = first.sync or second.sync
-
-    def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights of a mini-batch, float32 ``[b, s]``."""
-        product: Tensor = self.first(batch) * self.second(batch)
-        return unit_mean(product, batch.labels != IGNORE_INDEX) if self.has_unit_mean else product
-
-    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Set the special tokens of both factors."""
-        token_ids = list(token_ids)
-        self.first.set_special_tokens(token_ids)
-        self.second.set_special_tokens(token_ids)
-
-    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
-        """Return the bytes of both factors' states."""
-        return sum(
-            factor.num_state_bytes(batch_size, seq_len, vocab_size=vocab_size, num_ranks=num_ranks)
-            for factor in (self.first, self.second)
-        )

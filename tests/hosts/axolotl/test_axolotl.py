@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
 from tfidf_tune.data import Passage, hf_tokenizer, tokenizer_fingerprint, write_probe_file
-from tfidf_tune.weighting import GoldfishWeighting, ProductWeighting, TFIDFWeighting
+from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting
 
 PLUGIN = {"plugins": ["tfidf_tune.integrations.axolotl.TokenWeightingPlugin"]}
 WEIGHTS = ("cross_entropy", "weight_mean", "weight_std", "weight_max")
@@ -230,24 +230,20 @@ class OfTheUser(AxolotlTrainer):
         return super().compute_loss(model, inputs, **kwargs)
 
 
-def test_a_product_in_a_trainer_of_the_user(settings, tmp_path):
+def test_weights_in_a_trainer_of_the_user(settings, tmp_path):
     trainer = run(
         settings
         | yaml.safe_load(snippet("trainers.md", "Axolotl", "yaml"))
         | {
             "trainer_cls": f"{__name__}.OfTheUser",
-            "token_weighting": "product",
-            "token_weighting_args": {
-                "first": {"token_weighting": "goldfish", "token_weighting_args": {"k": 3}},
-                "second": "tfidf",
-            },
+            "token_weighting": "goldfish",
+            "token_weighting_args": {"k": 3},
             "max_steps": 1,
         }
     )
 
-    assert isinstance(trainer.weighting, ProductWeighting)
-    assert isinstance(trainer.weighting.first, GoldfishWeighting)
-    assert trainer.weighting.first.k == 3
+    assert isinstance(trainer.weighting, GoldfishWeighting)
+    assert trainer.weighting.k == 3
     ((mean, deviation),) = logged(trainer.state.log_history, "weight_mean", "weight_std")
     assert mean == pytest.approx(1)
     assert deviation > 0.5
@@ -268,10 +264,6 @@ REFUSED = [
     ({"token_weightings": "mile"}, "token_weightings is no key .*; did you mean 'token_weighting'"),
     ({"token_weighting_args": {"num_batch": 4}}, "token_weighting_args: .*'num_batch'; possible are num_batches, tf, "),
     ({"token_weighting_args": {"num_batches": 0}}, "num_batches is 0: the window holds at least"),
-    (
-        {"token_weighting": "product", "token_weighting_args": {"first": {"name": "mile"}, "second": "tfidf"}},
-        "first of token_weighting_args: .*possible are token_weighting, token_weighting_args",
-    ),
     ({"memorization_monitor": {"every_n_steps": 5}}, "memorization_monitor: .*'probe_file'; possible are probe_file, "),
     (
         {"memorization_monitor": {"probe_file": "none.jsonl", "every_n_steps": 5}},

@@ -1,0 +1,76 @@
+"""Goldfish weights: one token in k is left out of the loss."""
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from tfidf_tune._checks import require_choice, require_integer
+from tfidf_tune.weighting._context_hash import HASH_RANGE, LONGEST_CONTEXT, hash_contexts, positions_in_document
+from tfidf_tune.weighting._formula import unit_mean
+from tfidf_tune.weighting._labels import IGNORE_INDEX, SpecialTokens, TokenBatch
+from tfidf_tune.weighting._weighting import TokenWeighting
+
+GoldfishStrategy = Literal["hash", "static"]
+GOLDFISH_STRATEGIES: tuple[GoldfishStrategy, ...] = get_args(GoldfishStrategy)
+_MOST_K = 2**63 // HASH_RANGE  # a product of k and a hash is one int64
+
+
+class GoldfishWeighting(TokenWeighting):
+    r"""Goldfish weights: one token in k is left out of the loss, all others have equal weights.
+
+    .. math::
+        \mathcal{L} = -\frac{1}{|G|} \sum_i G_i \log P(x_i | x_{<i}), \qquad
+        w_i = \frac{M}{|G|} G_i
+
+    where :math:`G_i` is 0 for tokens that are left out and 1 otherwise, :math:`|G|` is the number of ones and M that of
+    the valid tokens. Source: Hans et al., "Be like a Goldfish, Don't Memorize! Mitigating Memorization in Generative
+    LLMs" (2024), section 3: k = 4 and h = 13 there.
+
+    - ``hash``: whether a token is left out follows from a hash of the h tokens before it, so that a passage always
+      loses the same tokens, wherever it occurs. The hash depends on the order of these tokens, does not include the
+      target, and is the same on every device. A token with fewer than h labels before it in its document is kept.
+    - ``static``: every k-th label of a document is left out, counted from the last ignored label.
+
+    Special tokens, see :meth:`set_special_tokens`, are always kept. In ``.eval()`` mode nothing is left out. There is
+    no state.
+
+    Args:
+        strategy (GoldfishStrategy): ``hash`` or ``static``. Default: "hash".
+        k (int): one token in k is left out, 2 to 2**31. Default: 4.
+        h (int): tokens of context that are hashed, 1 to 1024. Default: 13.
+        seed (int): of the hash. Default: 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    def __init__(self, *, strategy: GoldfishStrategy = "hash", k: int = 4, h: int = 13, seed: int = 0) -> None:
+        super().__init__()
+        require_choice("strategy", strategy, GOLDFISH_STRATEGIES)
+        require_integer("k", k, 2, "one token in k is left out of the loss", _MOST_K)
+        require_integer("h", h, 1, "the hash is of the h tokens before a token", LONGEST_CONTEXT)
+        self.strategy: GoldfishStrategy = strategy
+        self.k = k
+        self.h = h
+        self.seed = seed
+        self.special_tokens = SpecialTokens()
+
+    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
+        """Set the tokens that are never left out. They replace those set before."""
+        self.special_tokens = SpecialTokens(token_ids)
+
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        """Return M / |G| where a token is kept and 0 elsewhere, float32 ``[b, s]``."""
+        valid = batch.labels != IGNORE_INDEX
+        if not self.training:
+            return valid.float()
+        kept = ~self._is_left_out(batch, valid) | self.special_tokens.among(batch.labels)
+        return unit_mean((valid & kept).float(), valid)
+
+    def _is_left_out(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+        positions = positions_in_document(valid, batch.document_ids)
+        if self.strategy == "static":
+            return positions % self.k == self.k - 1
+        hashes = hash_contexts(batch.labels, positions, self.h, seed=self.seed)
+        return (hashes * self.k < HASH_RANGE) & (positions >= self.h)
