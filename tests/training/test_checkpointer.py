@@ -103,14 +103,14 @@ LLAMA3_ROPE = {
             {"rope_base": 500_000, "norm_eps": 1e-6},
             {},
             r"rope_base is 10000.0 in the checkpoint, 500000.0 in the model\n  norm_eps is 1e-05 in the checkpoint, "
-            r"1e-06 in the model\nset model.rope_base=10000.0 model.norm_eps=1e-05$",
+            r"1e-06 in the model\nmake `model` the same model",
         ),
-        ({"norm_eps": 1.0001e-5}, {}, r"norm_eps is .*\nset model.norm_eps=1e-05$"),
-        ({"max_seq_len": 65}, {}, "max_seq_len is 64 .*\nset model.max_seq_len=64$"),
+        ({"norm_eps": 1.0001e-5}, {}, "norm_eps is 1e-05 in the checkpoint, "),
+        ({"max_seq_len": 65}, {}, "max_seq_len is 64 in the checkpoint, 65 in the model"),
         (
             {"norm_eps": 1e-6},
             {"hidden_act": "gelu"},
-            "is gelu in the checkpoint, silu in the model\n.*\nchange `model`",
+            "is gelu in the checkpoint, silu in the model\n.*\nmake `model`",
         ),
         ({}, {"quantization_config": {"quant_method": "gptq"}}, "is quantized \\(quantization_config: gptq\\)"),
         ({}, {"rope_parameters": LLAMA3_ROPE}, "rope type is llama3 in the checkpoint, default in the model"),

@@ -1,11 +1,10 @@
 """Models: builders that a config names, and their Hugging Face checkpoints."""
 
-from tfidf_tune.models._auto import auto, lora_auto
+from tfidf_tune.models._auto import FAMILIES, auto, lora_auto
 from tfidf_tune.models._bitsandbytes import dequantize_4bit, is_4bit, quantize_as_4bit, scales_of_4bit
+from tfidf_tune.models._blocks import LinearFactory, with_lora
 from tfidf_tune.models._causal_lm import NF4_MULTIPLE, HFCausalLM, build_hf, has_own_code
-from tfidf_tune.models._families import FAMILIES
-from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict, model_remedy
-from tfidf_tune.models._linear import LinearFactory, with_lora
+from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict
 
 __all__ = [
     "FAMILIES",
@@ -21,7 +20,6 @@ __all__ = [
     "has_own_code",
     "is_4bit",
     "lora_auto",
-    "model_remedy",
     "quantize_as_4bit",
     "scales_of_4bit",
     "with_lora",

@@ -1,6 +1,6 @@
 """The model of any checkpoint, built from its own ``config.json``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,13 +9,24 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from tfidf_tune.models._blocks import PLAIN, LinearFactory
 from tfidf_tune.models._causal_lm import NF4_MULTIPLE, HFCausalLM, build_hf, linear_layers, quantize
-from tfidf_tune.models._families import FAMILIES
 from tfidf_tune.models._family import ModelFamily
-from tfidf_tune.models._linear import PLAIN, LinearFactory
+from tfidf_tune.models.gpt_neox import GPTNeoXFamily
+from tfidf_tune.models.gptj import GPTJFamily
+from tfidf_tune.models.llama import LlamaFamily
 
 Implementation = Literal["auto", "torchtune", "transformers"]
 _IMPLEMENTATIONS = ("auto", "torchtune", "transformers")
+FAMILIES: dict[str, ModelFamily] = {
+    "gemma": LlamaFamily(is_gemma=True),
+    "gpt_neox": GPTNeoXFamily(),
+    "gptj": GPTJFamily(),
+    "llama": LlamaFamily(),
+    "mistral": LlamaFamily(),
+    "qwen2": LlamaFamily(rotates_halves=True, qkv_bias=True),
+}
+"""The families that torchtune's modules can represent, by the ``model_type`` of config.json."""
 _MLP = ("w1", "w2", "w3")
 _DEFAULT_LENGTH = 2048  # of models without a limit, such as those with ALiBi
 
@@ -144,15 +155,8 @@ def _build_torchtune(hf_config: PreTrainedConfig, lora: _LoRA | None, max_seq_le
 def _linear_factory(family: ModelFamily, lora: _LoRA) -> LinearFactory:
     """Translate names of the checkpoint's layers into torchtune's."""
     possible = {name: theirs for name, theirs in family.lora_targets.items() if name != "output"}
-    chosen = set(possible)
-    if lora.targets == "attention":
-        chosen -= {*_MLP}
-    elif lora.targets != "all-linear":
-        chosen = {
-            name for name, theirs in possible.items() if any(_is_named(theirs, target) for target in _listed(lora))
-        }
-        if unknown := [one for one in _listed(lora) if not any(_is_named(theirs, one) for theirs in possible.values())]:
-            raise ValueError(f"no linear layer {unknown[0]!r}")
+    layers = _chosen({theirs: name not in _MLP for name, theirs in possible.items()}, lora.targets)
+    chosen = {name for name, theirs in possible.items() if theirs in layers}
     mlp = chosen & {*_MLP}
     if mlp and mlp != possible.keys() & {*_MLP}:
         raise ValueError("adapters on some layers of the MLP, not on all")
@@ -190,30 +194,36 @@ def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tupl
 
 
 def _layers_with_lora(hf: Any, lora: _LoRA) -> list[str]:
-    layers = linear_layers(hf)
     # PEFT refuses the output projection of Mamba's mixers.
-    possible = [name for name in layers if not ("mamba" in name + hf.config.model_type and name.endswith("out_proj"))]
-    if lora.targets == "all-linear":
-        return possible
-    if lora.targets == "attention":
-        chosen = [name for name in possible if layers[name]]
-        if not chosen:
-            raise ValueError(
-                f"lora_targets is 'attention', but {type(hf).__name__} has no linear layers of an attention: set it to "
-                f"all-linear, or to some of {', '.join(possible)}"
-            )
-        return chosen
-    for target in _listed(lora):
-        if not any(_is_named(name, target) for name in possible):
-            raise ValueError(
-                f"lora_targets names {target!r}, which {type(hf).__name__} does not have: possible are attention, "
-                f"all-linear, or a list of {', '.join(possible)}"
-            )
-    return [name for name in possible if any(_is_named(name, target) for target in _listed(lora))]
+    layers = {
+        name: is_attention
+        for name, is_attention in linear_layers(hf).items()
+        if not ("mamba" in name + hf.config.model_type and name.endswith("out_proj"))
+    }
+    try:
+        return _chosen(layers, lora.targets)
+    except ValueError as error:
+        raise ValueError(f"lora_targets: {type(hf).__name__} has {error}") from error
 
 
-def _listed(lora: _LoRA) -> Sequence[str]:
-    return [lora.targets] if isinstance(lora.targets, str) else lora.targets
+def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str]) -> list[str]:
+    """Return the layers that ``lora_targets`` means; ``layers`` says which are of an attention.
+
+    Raises:
+        ValueError: If there is no layer of a name; the message goes on after "has".
+    """
+    possible = f"possible are attention, all-linear, or a list of {', '.join(layers)}"
+    if targets == "all-linear":
+        return [*layers]
+    if targets == "attention":
+        if not any(layers.values()):
+            raise ValueError(f"no linear layers of an attention: {possible}")
+        return [name for name, is_attention in layers.items() if is_attention]
+    names = [targets] if isinstance(targets, str) else targets
+    for target in names:
+        if not any(_is_named(name, target) for name in layers):
+            raise ValueError(f"no linear layer {target!r}: {possible}")
+    return [name for name in layers if any(_is_named(name, target) for target in names)]
 
 
 def _is_named(name: str, target: str) -> bool:

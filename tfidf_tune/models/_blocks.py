@@ -1,13 +1,105 @@
-"""Blocks that torchtune lacks: rotary embeddings of every type, partial ones, and parallel residuals."""
+"""Blocks that torchtune lacks: linear layers of every kind, rotary embeddings of every type, parallel residuals."""
 
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
-from torchtune.modules import RotaryPositionalEmbeddings, TransformerSelfAttentionLayer
+from torchtune.modules import (
+    FeedForward,
+    FrozenNF4Linear,
+    RotaryPositionalEmbeddings,
+    TransformerDecoder,
+    TransformerSelfAttentionLayer,
+)
+from torchtune.modules.peft import LoRALinear
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+@dataclass(frozen=True)
+class LinearFactory:
+    """Makes each linear layer of a model, so that one builder serves plain, LoRA and QLoRA models.
+
+    LoRA: https://arxiv.org/abs/2106.09685. NF4 and QLoRA: https://arxiv.org/abs/2305.14314.
+
+    Attributes:
+        lora_attn_modules (Sequence[str]): layers of the attention that get adapters. Default: none.
+        apply_lora_to_mlp (bool): adapters for the MLPs' layers too. Default: False.
+        apply_lora_to_output (bool): adapters for the output projection too. Default: False.
+        lora_rank (int): rank of the adapters. Default: 8.
+        lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
+        lora_dropout (float): dropout before the adapters. Default: 0.0.
+        quantize_base (bool): whether weights other than adapters and output projection are frozen NF4 tensors.
+            Default: False.
+    """
+
+    lora_attn_modules: Sequence[str] = ()
+    apply_lora_to_mlp: bool = False
+    apply_lora_to_output: bool = False
+    lora_rank: int = 8
+    lora_alpha: float = 16
+    lora_dropout: float = 0.0
+    quantize_base: bool = False
+
+    def attention(self, name: str, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
+        """Make the attention's layer of that name, from ``[..., in_dim]`` to ``[..., out_dim]``."""
+        return self._linear(in_dim, out_dim, bias, name in self.lora_attn_modules, self.quantize_base)
+
+    def mlp(self, in_dim: int, out_dim: int, *, bias: bool = True) -> nn.Module:
+        """Make a layer of an MLP."""
+        return self._linear(in_dim, out_dim, bias, self.apply_lora_to_mlp, self.quantize_base)
+
+    def output(self, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
+        """Make the output projection, which is never quantized."""
+        return self._linear(in_dim, out_dim, bias, self.apply_lora_to_output, False)
+
+    def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
+        if not lora:
+            plain: nn.Module = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
+            return plain
+        adapted: nn.Module = LoRALinear(
+            in_dim, out_dim, self.lora_rank, self.lora_alpha, self.lora_dropout, use_bias=bias, quantize_base=quantize
+        )
+        return adapted
+
+
+PLAIN = LinearFactory()
+
+
+def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., TransformerDecoder]:
+    """Make the LoRA form of a builder, as torchtune's ``lora_`` builders are of its others.
+
+    Args:
+        builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument ``linear``.
+
+    Returns:
+        Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
+        :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
+    """
+    lora = dict(inspect.signature(LinearFactory).parameters)
+    lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
+    own = [each for each in inspect.signature(builder).parameters.values() if each.name != "linear"]
+
+    def build(**arguments: Any) -> TransformerDecoder:
+        settings = {name: arguments.pop(name) for name in lora if name in arguments}
+        return builder(**arguments, linear=LinearFactory(**settings))
+
+    build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
+    build.__module__ = builder.__module__
+    build.__doc__ = (
+        f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
+        ":class:`~tfidf_tune.models.LinearFactory`."
+    )
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own)]
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        parameters, return_annotation=TransformerDecoder
+    )
+    return build
 
 
 class _ConfiguredRotary:
@@ -90,3 +182,46 @@ class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore
         mlp_input = normalized if isinstance(self.mlp_norm, nn.Identity) else self.mlp_norm(x)
         residual: Tensor = x + attention + self.mlp(mlp_input)
         return residual
+
+
+def gpt_decoder(
+    attention: Callable[[], nn.Module],
+    linear: LinearFactory,
+    sizes: Sequence[int],
+    *,
+    norm_eps: float,
+    activation: nn.Module,
+    is_parallel: bool = True,
+    has_mlp_norm: bool = True,
+    output_bias: bool = False,
+) -> TransformerDecoder:
+    """Build a decoder of layer norms and MLPs with two biased layers around an attention, as GPT-NeoX and GPT-J are.
+
+    ``attention`` makes that of a layer, ``sizes`` are those below. Attention and MLP are side by side if
+    ``is_parallel``; without ``has_mlp_norm`` they share a norm.
+    """
+    vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
+    norm = partial(nn.LayerNorm, embed_dim, eps=norm_eps)
+    layer_class = ParallelSelfAttentionLayer if is_parallel else TransformerSelfAttentionLayer
+    layers = [
+        layer_class(
+            attn=attention(),
+            mlp=FeedForward(
+                gate_proj=linear.mlp(embed_dim, intermediate_dim),
+                down_proj=linear.mlp(intermediate_dim, embed_dim),
+                activation=activation,
+            ),
+            sa_norm=norm(),
+            mlp_norm=norm() if has_mlp_norm else None,
+        )
+        for _ in range(num_layers)
+    ]
+    return TransformerDecoder(
+        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
+        layers=layers,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        head_dim=embed_dim // num_heads,
+        norm=norm(),
+        output=linear.output(embed_dim, vocab_size, bias=output_bias),
+    )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchtune.modules import TiedLinear, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._linear import LinearFactory
+from tfidf_tune.models._blocks import LinearFactory
 
 StateDict = dict[str, Tensor]
 HFConfig = Mapping[str, Any]
@@ -172,24 +172,3 @@ def _without_layer(module: str) -> tuple[str, str]:
     """``layers.3.attn`` -> ``layers.{}.attn``, ``3``."""
     layer = re.search(r"\.(\d+)(?=\.|$)", module)
     return (module, "") if layer is None else (module.replace(layer[0], ".{}", 1), layer[1])
-
-
-# Settings that torchtune's builders have an argument for, by their names in messages.
-_MODEL_KEYS = {"num_attention_heads": "num_heads", "n_head": "num_heads", "num_key_value_heads": "num_kv_heads"}
-_MODEL_KEYS |= {name: name for name in ("norm_eps", "rope_base", "rotary_dim", "use_parallel_residual", "max_seq_len")}
-
-
-def model_remedy(problems: Iterable[str]) -> str:
-    """Return the keys of the config that make a model fit a checkpoint; if one problem has none, what to check.
-
-    Args:
-        problems (Iterable[str]): such as those of :meth:`ModelFamily.differing_settings`.
-    """
-    found = [re.match(r"(\w+) is (\S+) in the checkpoint,", problem) for problem in problems]
-    settings = [f"model.{_MODEL_KEYS[each[1]]}={each[2]}" for each in found if each and each[1] in _MODEL_KEYS]
-    if len(settings) == len(found):
-        return f"set {' '.join(settings)}"
-    return (
-        "change `model` or `checkpointer.checkpoint_dir` so that both are the same model; if they are, the checkpoint "
-        "is incomplete: download it again"
-    )

@@ -9,12 +9,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
-from torchtune.modules import FeedForward, MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
+from torchtune.modules import MultiHeadAttention, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
+from tfidf_tune.models._blocks import (
+    PLAIN,
+    LinearFactory,
+    ParallelSelfAttentionLayer,
+    PartialRotaryEmbeddings,
+    gpt_decoder,
+    with_lora,
+)
 from tfidf_tune.models._family import HFConfig, ModelFamily
-from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 
 class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
@@ -125,39 +131,23 @@ def gpt_neox(
     Returns:
         TransformerDecoder: the model, randomly initialised.
     """
-    head_dim = embed_dim // num_heads
     pos_embeddings = PartialRotaryEmbeddings(
-        Qwen2RotaryPositionalEmbeddings(int(head_dim * rotary_pct), max_seq_len, rope_base)
+        Qwen2RotaryPositionalEmbeddings(int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base)
     )
-    layer_class = ParallelSelfAttentionLayer if use_parallel_residual else TransformerSelfAttentionLayer
-    layers = [
-        layer_class(
-            attn=GPTNeoXAttention(
-                embed_dim=embed_dim,
-                num_heads=num_heads,
-                query_key_value=linear.attention("query_key_value", embed_dim, 3 * embed_dim, bias=attention_bias),
-                output_proj=linear.attention("output_proj", embed_dim, embed_dim, bias=attention_bias),
-                pos_embeddings=pos_embeddings,
-                attn_dropout=attn_dropout,
-            ),
-            mlp=FeedForward(
-                gate_proj=linear.mlp(embed_dim, intermediate_dim),
-                down_proj=linear.mlp(intermediate_dim, embed_dim),
-                activation=nn.GELU(),
-            ),
-            sa_norm=nn.LayerNorm(embed_dim, eps=norm_eps),
-            mlp_norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+
+    def attention() -> GPTNeoXAttention:
+        return GPTNeoXAttention(
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            query_key_value=linear.attention("query_key_value", embed_dim, 3 * embed_dim, bias=attention_bias),
+            output_proj=linear.attention("output_proj", embed_dim, embed_dim, bias=attention_bias),
+            pos_embeddings=pos_embeddings,
+            attn_dropout=attn_dropout,
         )
-        for _ in range(num_layers)
-    ]
-    return TransformerDecoder(
-        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
-        layers=layers,
-        max_seq_len=max_seq_len,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        norm=nn.LayerNorm(embed_dim, eps=norm_eps),
-        output=linear.output(embed_dim, vocab_size, bias=False),
+
+    sizes = (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len)
+    return gpt_decoder(
+        attention, linear, sizes, norm_eps=norm_eps, activation=nn.GELU(), is_parallel=use_parallel_residual
     )
 
 

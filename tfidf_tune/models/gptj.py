@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torch import nn
-from torchtune.modules import FeedForward, MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
+from torchtune.modules import MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._blocks import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
+from tfidf_tune.models._blocks import PLAIN, LinearFactory, PartialRotaryEmbeddings, gpt_decoder, with_lora
 from tfidf_tune.models._family import HFConfig, ModelFamily
-from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 
 def gptj(
@@ -44,41 +43,27 @@ def gptj(
     Returns:
         TransformerDecoder: the model, randomly initialised.
     """
-    head_dim = embed_dim // num_heads
-    hidden_dim = intermediate_dim or 4 * embed_dim
     pos_embeddings = PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len))
-    layers = [
-        ParallelSelfAttentionLayer(  # without an mlp_norm: attention and MLP share one
-            attn=MultiHeadAttention(
-                embed_dim=embed_dim,
-                num_heads=num_heads,
-                num_kv_heads=num_heads,
-                head_dim=head_dim,
-                **{
-                    name: linear.attention(name, embed_dim, embed_dim, bias=False)
-                    for name in ("q_proj", "k_proj", "v_proj", "output_proj")
-                },
-                pos_embeddings=pos_embeddings,
-                max_seq_len=max_seq_len,
-                attn_dropout=attn_dropout,
-            ),
-            mlp=FeedForward(
-                gate_proj=linear.mlp(embed_dim, hidden_dim),
-                down_proj=linear.mlp(hidden_dim, embed_dim),
-                activation=nn.GELU(approximate="tanh"),
-            ),
-            sa_norm=nn.LayerNorm(embed_dim, eps=norm_eps),
+
+    def attention() -> MultiHeadAttention:
+        return MultiHeadAttention(
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=embed_dim // num_heads,
+            **{
+                name: linear.attention(name, embed_dim, embed_dim, bias=False)
+                for name in ("q_proj", "k_proj", "v_proj", "output_proj")
+            },
+            pos_embeddings=pos_embeddings,
+            max_seq_len=max_seq_len,
+            attn_dropout=attn_dropout,
         )
-        for _ in range(num_layers)
-    ]
-    return TransformerDecoder(
-        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
-        layers=layers,
-        max_seq_len=max_seq_len,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        norm=nn.LayerNorm(embed_dim, eps=norm_eps),
-        output=linear.output(embed_dim, vocab_size, bias=True),
+
+    sizes = (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim or 4 * embed_dim, max_seq_len)
+    gelu = nn.GELU(approximate="tanh")
+    return gpt_decoder(
+        attention, linear, sizes, norm_eps=norm_eps, activation=gelu, has_mlp_norm=False, output_bias=True
     )
 
 

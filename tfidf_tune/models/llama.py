@@ -22,9 +22,14 @@ from torchtune.modules import (
 )
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._blocks import ConfiguredHalvesRotaryEmbeddings, ConfiguredRotaryEmbeddings
+from tfidf_tune.models._blocks import (
+    PLAIN,
+    ConfiguredHalvesRotaryEmbeddings,
+    ConfiguredRotaryEmbeddings,
+    LinearFactory,
+    with_lora,
+)
 from tfidf_tune.models._family import HFConfig, ModelFamily, activation
-from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 # https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
 _TINYLLAMA_1_1B: dict[str, Any] = {

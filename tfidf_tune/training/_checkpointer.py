@@ -24,7 +24,6 @@ from tfidf_tune.models import (
     StateDict,
     build_hf,
     dequantize_4bit,
-    model_remedy,
 )
 from tfidf_tune.training._base_models import find_checkpoint
 from tfidf_tune.training._causal_lm_files import check_weights, load_causal_lm, whole_parts, write_causal_lm
@@ -183,7 +182,8 @@ class HFCheckpointer:
         if problems:
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {self.folder}, which is of the architecture "
-                f"'{self.hf_config['model_type']}':\n{listed(problems)}\n{model_remedy(problems)}"
+                f"'{self.hf_config['model_type']}':\n{listed(problems)}\nmake `model` the same model, or change "
+                "checkpointer.checkpoint_dir; if they are the same, download the checkpoint again"
             )
         if by_config != expected:  # a run would train to its end and write checkpoints that cannot be loaded
             shown = "\n".join(f"  {problem}" for problem in self._config_problems(by_config, expected))
