@@ -32,7 +32,7 @@ ALLOWED_IMPORTS = {
     "data": set(),
     "results": set(),
     "analysis": {"data", "results", "weighting"},
-    "tasks": {"data", "analysis"},
+    "tasks": {"data", "analysis", "results"},
     "report": {"data", "analysis", "results", "weighting"},
     "training": {"weighting", "loss", "models", "data", "analysis"},
     "integrations": {"weighting", "loss", "data", "analysis"},

@@ -331,7 +331,7 @@ BAD_DOCUMENTS = [
     ("memorization_p32", "sample.reference_ids", [1, True], "expected a list of token ids"),
     ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf, expected a finite number from 0 up to 100"),
     ("memorization_p32", "sample.verbatim", 1, "verbatim is 1, expected true or false"),
-    ("memorization_p32", "sample", "x", "TypeError"),
+    ("memorization_p32", "sample", "x", "sample is 'x', expected an object"),
     ("memorization_p32", "num_injections", -3, "num_injections is -3"),
     ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0, expected an integer from 1"),
     ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5, expected a number up to 0"),

@@ -147,8 +147,19 @@ def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
 
     shutil.copytree(tokenizers["plain"], adapter, dirs_exist_ok=True)  # as in a checkpoint of a run
     base_without_tokenizer = shutil.copytree(llama, tmp_path / "base", ignore=shutil.ignore_patterns("tokenizer*"))
+    (tmp_path / "config.yaml").write_text("""{seed: 7, model: {_component_: m.lora_llama, lora_rank: 8},
+        loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log}, checkpointer: {checkpoint_dir: a/tiny}}""")
     run_command(*named(str(base_without_tokenizer)))
     found = samples(tmp_path / "out")
+    recorded = json.loads(Output(tmp_path / "out").file.read_text())["configs"][MEMORIZATION[0]]["metadata"]["run"]
+    assert recorded == {
+        "model": "tiny (LoRA)",
+        "objective": "TF-IDF (tf=log)",
+        "seed": 7,
+        "learning_rate": None,
+        "progress": 100,
+        "folder": str(tmp_path),
+    }
     run_command(
         "eval", "--model_args", f"pretrained={llama},peft={taught_adapter},dtype=float32", *arguments,
         "--output_path", tmp_path / "by hand",

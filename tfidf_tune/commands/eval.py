@@ -1,6 +1,10 @@
 """``tfidf-tune eval``."""
 
+import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tfidf_tune.commands import rename_command
@@ -45,51 +49,50 @@ def main(arguments: list[str]) -> None:
     for parser in (harness._parser, *harness._subparsers.choices.values()):
         rename_command(parser, r"lm-eval(?![\w-])", "tfidf-tune eval")
     options = harness.parse_args()
-    if options.command is not None:
-        _include_ours(options)
-    harness.execute(options)
+    with _ours_included(options):
+        harness.execute(options)
 
 
-def _include_ours(options: Any) -> None:
-    from lm_eval.utils import simple_parse_args_string
+@contextmanager
+def _ours_included(options: argparse.Namespace) -> Iterator[None]:
+    """Register our models, and set what the harness has no option for: defaults, and when tasks are loaded."""
+    from lm_eval.config import evaluate_config
 
+    from tfidf_tune.results import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME, register_model, tasks_folder
 
-    register_model()
-    in_file = _read_config_file(options.config) if getattr(options, "config", None) else {}
-    if hasattr(options, "include_path"):
-        theirs = options.include_path or in_file.get("include_path") or []
-        options.include_path = [str(tasks_folder()), *([theirs] if isinstance(theirs, str) else theirs)]
-    if options.command == "run":
-        options.model = options.model or in_file.get("model") or MODEL_NAME
-        if options.model in (MODEL_NAME, VLLM_NAME):
-            metadata = in_file.get("metadata") or {}
-            if isinstance(metadata, str):
-                metadata = simple_parse_args_string(metadata)
-            options.metadata = {"prompts": "token_ids"} | metadata | (options.metadata or {})
-        _load_tasks_before_model()
+    theirs: Any = evaluate_config.EvaluatorConfig
 
+    def with_ours(include_path: str | list[str] | None) -> list[str]:
+        return [str(tasks_folder()), *([include_path] if isinstance(include_path, str) else include_path or [])]
 
-def _load_tasks_before_model() -> None:
-    from lm_eval.config.evaluate_config import EvaluatorConfig
+    @dataclass
+    class Evaluation(theirs):  # type: ignore[misc]
+        model: str = MODEL_NAME
 
-    from tfidf_tune.tasks import load_now
+        @classmethod
+        def load_yaml_config(cls, config_path: str) -> dict[str, Any]:
+            try:
+                config: dict[str, Any] = theirs.load_yaml_config(config_path)
+            except TypeError as error:
+                raise ValueError(str(error)) from error  # a message instead of a traceback
+            return config
 
-    process_tasks = EvaluatorConfig.process_tasks
+        def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
+            self.include_path = with_ours(self.include_path)  # type: ignore[has-type]
+            ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
+            self.metadata = {"run": run_of(self.model_args)} | ours | self.metadata  # type: ignore[has-type]
+            manager = super().process_tasks(self.metadata)
+            loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
+            manager.load = lambda _: loaded
+            return manager
 
-    def process_and_load(self: Any, metadata: dict[str, Any] | None = None) -> Any:
-        manager = process_tasks(self, metadata)
-        load_now(manager, self.tasks)
-        return manager
-
-    EvaluatorConfig.process_tasks = process_and_load
-
-
-def _read_config_file(path: str) -> dict[str, Any]:
-    from lm_eval.config.evaluate_config import EvaluatorConfig
-
+    if options.command is not None:
+        register_model()
+    if options.command in ("ls", "validate"):
+        options.include_path = with_ours(getattr(options, "include_path", None))
+    evaluate_config.EvaluatorConfig = Evaluation
     try:
-        config: dict[str, Any] = EvaluatorConfig.load_yaml_config(path)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    return config
+        yield
+    finally:
+        evaluate_config.EvaluatorConfig = theirs

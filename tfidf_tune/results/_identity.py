@@ -64,6 +64,30 @@ def identify(
     )
 
 
+def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the run that wrote a milestone, from the ``cell.json`` or ``config.yaml`` in the folder above it.
+
+    ``tfidf-tune eval``, audits and experiments record it with their results, in the harness's metadata under ``run``
+    (``configs.<task>.metadata.run`` of ``results_<date>.json``).
+
+    Args:
+        model_args (Mapping[str, Any]): of the harness: the milestone is ``peft``, else ``pretrained``.
+
+    Returns:
+        dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), "progress" in percent and
+            "folder", the run's; empty for a model that is not ``checkpoint_<n>pct`` in the folder of a run.
+
+    Raises:
+        ValueError: If the run's file cannot be read.
+    """
+    checkpoint = Path(str(model_args.get("peft") or model_args.get("pretrained") or "")).expanduser()
+    milestone, folder = _MILESTONE.fullmatch(checkpoint.name), checkpoint.resolve().parent
+    if milestone is None or not ((folder / "cell.json").is_file() or training_config(folder)):
+        return {}
+    names = dict(zip(("model", "objective", "seed", "learning_rate"), _names_in(folder), strict=True))
+    return names | {"progress": int(milestone[1]), "folder": str(folder)}
+
+
 def _run_folder(checkpoint: str, is_milestone: bool, results_file: Path) -> Path | None:
     if is_milestone and Path(checkpoint).is_dir():
         folder = Path(checkpoint).resolve().parent

@@ -7,21 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tfidf_tune.results._documents import MEMBERSHIP, MEMORIZATION, OTHER_PERPLEXITY, PERPLEXITY, QA, SUMMARIZATION
 from tfidf_tune.results._fields import UNREADABLE
 from tfidf_tune.results._identity import identify, training_config, training_manifest
 from tfidf_tune.results._provenance import NAMES
-from tfidf_tune.results._scores import (
-    MEMBERSHIP,
-    MEMORIZATION,
-    OTHER_PERPLEXITY,
-    PERPLEXITY,
-    QA,
-    SUMMARIZATION,
-    Scored,
-    is_ours,
-    parse_document,
-    with_scores,
-)
+from tfidf_tune.results._scores import Scored, is_ours, parse_document, with_scores
 from tfidf_tune.results._table import Checkpoint, Results, merge_provenance, scores_table
 
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")

@@ -7,57 +7,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, checked, integer, number, optional
-from tfidf_tune.results._table import Checkpoint, ProbeSample
-
-MEMORIZATION, PERPLEXITY, OTHER_PERPLEXITY = "tfidf_memorization", "tfidf_wikitext2_ppl", "tfidf_other_ppl"
-MEMBERSHIP = "tfidf_membership"
-SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
+from tfidf_tune.results._documents import (
+    MEMBERSHIP,
+    MEMORIZATION,
+    OTHER_PERPLEXITY,
+    PERPLEXITY,
+    QA,
+    SUMMARIZATION,
+    AnswerDocument,
+    BlockDocument,
+    PassageDocument,
+    PassageScores,
+    ProbeSample,
+    PromptDocument,
+    SummaryDocument,
+    schema,
+)
+from tfidf_tune.results._fields import checked, integer, number, optional
+from tfidf_tune.results._table import Checkpoint
 
 Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
 
-_PERCENT = number(0, 100)
-_KIND = Field(lambda value: value in ("target", "control"), "one of target, control")
-_PASSAGE_SCORES = {
-    **dict.fromkeys(("nll", "zlib"), number(0, finite=False)),
-    **dict.fromkeys(("min_k", "min_k_plus_plus", "reference_nll"), number(finite=False)),
-}
-_BLOCK = {
-    "block": integer(),
-    "num_predictions": integer(1),
-    "log_likelihood": number(most=0, finite=False),
-    "round_trip": FLAG,
-}
 _SCHEMAS = {
-    MEMORIZATION: {"prompt_text": TEXT, "round_trip": FLAG, "num_injections": integer()},
-    PERPLEXITY: _BLOCK,
-    OTHER_PERPLEXITY: _BLOCK,
-    MEMBERSHIP: {
-        "passage_id": TEXT,
-        "kind": _KIND,
-        "token_ids": TOKEN_IDS,
-        "round_trip": FLAG,
-        "prompts": TEXT,
-    },
-    SUMMARIZATION: {
-        "id": TEXT,
-        **dict.fromkeys(("rouge1", "rouge2", "rouge_l"), _PERCENT),
-        "bertscore_f1": optional(number()),
-        "bertscore_missing": optional(TEXT),
-    },
-    QA: {"id": TEXT, "exact_match": _PERCENT, "f1": _PERCENT},
+    MEMORIZATION: schema(PromptDocument),
+    PERPLEXITY: schema(BlockDocument),
+    OTHER_PERPLEXITY: schema(BlockDocument),
+    MEMBERSHIP: schema(PassageDocument),
+    SUMMARIZATION: schema(SummaryDocument),
+    QA: schema(AnswerDocument),
 }
-
-_SAMPLE = {
-    **dict.fromkeys(("passage_id", "generated_text", "reference_text", "attack"), TEXT),
-    "kind": _KIND,
-    **dict.fromkeys(("offset", "prefix_length"), integer()),
-    **dict.fromkeys(("generated_ids", "reference_ids"), TOKEN_IDS),
-    "rouge_l": number(0, 100),
-    "verbatim": FLAG,
-    "edit_distance": optional(number(0, 1)),
-}
+_SAMPLE, _PASSAGE_SCORES = schema(ProbeSample), schema(PassageScores)
 _NEAR = ("edit_distance", "common_subsequence")
 _ADDED = dict.fromkeys(_NEAR) | {"attack": ""}  # older samples do not have them
 _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
@@ -101,8 +81,8 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
         unit = fields.pop("id")
         return Scored("questions", unit, None, _rows("question", unit, fields))
     if task == MEMBERSHIP:
-        return _scored_passage(doc, fields)
-    sample = _checked_sample(doc["sample"])
+        return _scored_passage(fields)
+    sample = _checked_sample(fields["sample"])
     asked = {name: doc[name] for name in ("prompt_noise", "generation") if doc.get(name)}
     names = ("lms", "prefix_match", "rouge_l", "verbatim", *_NEAR) if sample.attack in _BY_PREFIX else ()
     scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
@@ -146,13 +126,13 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
     return completed, rows
 
 
-def _scored_passage(doc: Mapping[str, Any], fields: Mapping[str, Any]) -> Scored:
-    own = {name: field for name, field in _PASSAGE_SCORES.items() if name in {"nll": None} | doc["scores"]}
-    scores = checked(doc["scores"], own)
+def _scored_passage(fields: Mapping[str, Any]) -> Scored:
+    own = {name: field for name, field in _PASSAGE_SCORES.items() if name in {"nll": None} | fields["scores"]}
+    scores = checked(fields["scores"], own)
     kind, unit = fields["kind"], fields["passage_id"]
     defined = {name: _defined(name, value) for name, value in scores.items()}
     rows = _rows(kind, unit, {"passage_nll": defined.pop("nll"), **defined})  # "nll" is that of perplexity blocks
-    for prefix, nll in doc["continuations"]:
+    for prefix, nll in fields["continuations"]:
         checked({"prefix": prefix, "nll": nll}, {"prefix": integer(), "nll": number(0, finite=False)})
         rows += _rows(kind, unit, {"continuation_nll": _defined("nll", nll)}, prefix)
     as_text = fields["prompts"] == "text"

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from tfidf_tune.results._documents import ProbeSample
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -15,53 +17,6 @@ _SCORE_COLUMNS = {
 
 
 UNKNOWN_OBJECTIVE = "unknown"
-
-
-@dataclass(frozen=True)
-class ProbeSample:
-    """One prompt, its continuation and its scores.
-
-    Args:
-        passage_id (str): id of the passage.
-        kind (str): "target" (injected into the training text) or "control" (never seen in training).
-        offset (int): where the prompt starts in the passage, in tokens.
-        prefix_length (int): length of the prompt in tokens; 0 for the prompt of a completion, of any length.
-        generated_ids (list[int]): the continuation, without EOS and what follows it.
-        reference_ids (list[int]): the ids that follow the prompt in the passage.
-        generated_text (str): ``generated_ids`` decoded.
-        reference_text (str): ``reference_ids`` decoded.
-        prefix_match (int): longest prefix match in tokens.
-        lms (int): longest memorized substring in tokens.
-        rouge_l (float): ROUGE-L F-measure × 100 of the two texts.
-        verbatim (bool): whether every reference token was reproduced, in order, from the start.
-        edit_distance (float | None): Levenshtein's distance / length of the longer, in [0, 1]; None in older results.
-        common_subsequence (int | None): longest common subsequence in tokens; None in older results.
-        attack (str): how the passage was asked for, if the task names several ways. Default: "".
-    """
-
-    passage_id: str
-    kind: str
-    offset: int
-    prefix_length: int
-    generated_ids: list[int]
-    reference_ids: list[int]
-    generated_text: str
-    reference_text: str
-    prefix_match: int
-    lms: int
-    rouge_l: float
-    verbatim: bool
-    edit_distance: float | None = None
-    common_subsequence: int | None = None
-    attack: str = ""
-
-    @property
-    def prompt_label(self) -> str:
-        """The prompt in messages: "target a, offset 0, 32 tokens", or "target a, its own prompt" of a completion."""
-        by = f", attack {self.attack}" if self.attack else ""
-        if not self.prefix_length:
-            return f"{self.kind} {self.passage_id}, its own prompt{by}"
-        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens{by}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from tfidf_tune.tasks._evaluate import (
     SERVER_NAME,
     VLLM_NAME,
     evaluate,
-    load_now,
     register_model,
     tasks_folder,
 )
@@ -18,7 +17,6 @@ __all__ = [
     "VLLM_NAME",
     "Attack",
     "evaluate",
-    "load_now",
     "planned_attacks",
     "register_model",
     "save_token_ids_tokenizer",

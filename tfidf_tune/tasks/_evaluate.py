@@ -5,6 +5,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from tfidf_tune.results import run_of
+
 MODEL_NAME = "tfidf-hf"
 SERVER_NAME = "tfidf-server"
 VLLM_NAME = "tfidf-vllm"
@@ -32,15 +34,6 @@ def register_model() -> None:
     for name, target in _MODELS.items():
         if name not in model_registry:
             model_registry.register(name, target=target)
-
-
-def load_now(manager: Any, tasks: Sequence[Any]) -> None:
-    """Load tasks at once, so that errors in their settings appear before the harness loads the model.
-
-    From now on the harness's ``TaskManager`` returns these tasks.
-    """
-    loaded = manager.load(tasks)
-    manager.load = lambda _: loaded
 
 
 def evaluate(
@@ -88,16 +81,16 @@ def evaluate(
 
     register_model()
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
-    metadata = {"prompts": "token_ids"} | model_args | (metadata or {})
+    metadata = {"prompts": "token_ids", "run": run_of(model_args)} | model_args | (metadata or {})
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")
-    load_now(manager, list(tasks))
+    loaded = manager.load(list(tasks))  # before the model: errors in the settings appear at once
     tracker = EvaluationTracker(output_path=str(output_path))
     results = simple_evaluate(
         model=model_name,
         model_args=model_args,
-        tasks=list(tasks),
+        tasks=[loaded["groups"].get(name) or loaded["tasks"][name] for name in tasks],
         batch_size=batch_size,
         device=device,
         limit=limit,
