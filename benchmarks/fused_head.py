@@ -18,14 +18,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from measuring import (  # type: ignore[import-not-found]
+    WARMUP,
     available_memory,
     heading,
+    make_parser,
     markdown_table,
     median_ratio,
     peak_memory,
@@ -44,7 +45,6 @@ BATCH_SIZE = 8
 IGNORED = -100
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_ROUNDS = 30
-WARMUP = 3  # rounds that are not timed
 MEMORY_ROUNDS = 5
 FUSED = "fused"
 
@@ -200,7 +200,7 @@ WAYS = {
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=None)
     parser.add_argument("--case", nargs="+", default=["demo"], choices=CASES, help="default: demo")
     parser.add_argument("--tokens", type=int, help="instead of the case's; a multiple of 64")
     parser.add_argument("--hidden", type=int, help="instead of the case's")
@@ -210,10 +210,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ways", nargs="+", default=list(WAYS), choices=WAYS, help=f"in addition to '{FUSED}'; default: all"
     )
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, help=f"timed; default: the case's on a CPU, {CUDA_ROUNDS} on CUDA")
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
     options = parser.parse_args()
     if options.tokens and options.tokens % 64:
         parser.error(f"--tokens is {options.tokens}: give a multiple of 64, which is 8 rows in 8 chunks")

@@ -2,10 +2,11 @@
 
     python benchmarks/implementations.py --checkpoint runs/smollm2_inputs/SmolLM2-135M-Instruct
     python benchmarks/implementations.py --dtypes bf16 --set model.quantize_base=true
+    python benchmarks/implementations.py --device cuda
 
-Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a rotating order, and
-are timed in seconds of the processor, which other programs on the machine change little. Each model is loaded in a
-process of its own; memory is resident, and includes the file of weights as far as it is mapped.
+Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a rotating order. On a
+CPU they are timed in seconds of the processor, which other programs on the machine change little. Each model is loaded
+in a process of its own; memory is resident, and includes the file of weights as far as it is mapped.
 """
 
 import argparse
@@ -24,7 +25,9 @@ import torch
 from measuring import (  # type: ignore[import-not-found]
     against_stock,
     heading,
+    make_parser,
     markdown_table,
+    median_peak,
     peak_memory,
     record,
     take_turns,
@@ -52,21 +55,18 @@ from tfidf_tune.training import (
 )
 
 OURS, THEIRS = "torchtune", "transformers"
-_CPU = torch.device("cpu")
 _MIB = 2**20
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=5)
     parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
     parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that is not")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
     return parser.parse_args()
 
 
@@ -76,13 +76,14 @@ def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[
         "checkpointer.checkpoint_dir": options.checkpoint,
         "model.implementation": implementation,
         "dataset.source": "unused",
-        "device": "cpu",
+        "device": options.device,
         "output_dir": "unused",
     }
     user_cfg = load_config(options.config, [*(f"{key}={value}" for key, value in changes.items()), *options.set])
     has_lora = has_lora_builder(user_cfg)
     cfg = check_config(user_cfg, LoRAFinetuneConfig if has_lora else FinetuneConfig)
-    run = Run(_CPU, get_dtype(dtype, device=_CPU), 0, Path("unused"))
+    device = torch.device(options.device)
+    run = Run(device, get_dtype(dtype, device=device), 0, Path("unused"))
     checkpointer = instantiate(cfg, "checkpointer")
     model = build_model(cfg, run, checkpointer)
     if has_lora:
@@ -99,12 +100,13 @@ def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> 
     optimizer, _ = build_optimizer(cfg, model.parameters(), 100)
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    device = torch.device(options.device)
+    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator).to(device)
+    scaler = torch.amp.GradScaler(options.device, enabled=False)
 
     def step() -> None:
         batch = {"tokens": tokens, "labels": tokens.clone()}
-        train_step(model, loss, optimizer, [batch], scaler=scaler, device=_CPU, clip_grad_norm=cfg.clip_grad_norm)
+        train_step(model, loss, optimizer, [batch], scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm)
 
     return step
 
@@ -113,23 +115,17 @@ def measure_loading(options: argparse.Namespace, implementation: str, dtype: str
     """Load the model in this process; return seconds of the processor, and peak memory above that before, in MiB."""
     torch.set_num_threads(num_threads)
     load_config(options.config)  # imports what the recipes need
-    start = time.process_time()
-    with peak_memory("cpu") as peak:
+    clock = _clock(options.device)
+    start = clock()
+    with peak_memory(options.device) as peak:
         model = load(options, implementation, dtype)[1]
-    seconds = time.process_time() - start
+    seconds = clock() - start
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return {"loading_s": seconds, "loading_peak_mib": peak.num_bytes / _MIB, "weights_mib": size / _MIB}
 
 
-def on_the_processor(step: Callable[[], object], seconds: list[float]) -> Callable[[], None]:
-    """Make a step that adds the seconds that it took of the processor."""
-
-    def timed() -> None:
-        start = time.process_time()
-        step()
-        seconds.append(time.process_time() - start)
-
-    return timed
+def _clock(device: str) -> Callable[[], float]:
+    return time.process_time if device == "cpu" else time.perf_counter
 
 
 def main() -> None:
@@ -156,36 +152,38 @@ def write_random_llama(folder: Path) -> str:
     return str(folder)
 
 
-def measure(options: argparse.Namespace, name: str) -> None:
-    """Measure the options' checkpoint and print; ``name`` is what the result calls it."""
+def measure(options: argparse.Namespace, checkpoint: str) -> None:
+    """Measure the options' checkpoint and print; ``checkpoint`` is what the result calls it."""
     ways = [(implementation, dtype) for dtype in options.dtypes for implementation in (OURS, THEIRS)]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
         loading = {way: pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways}
     steps = {way: build_step(options, *way) for way in ways}
-    spent: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
-    elapsed = take_turns(
-        {str(way): on_the_processor(steps[way], spent[way]) for way in ways}, rounds=options.rounds, warmup=1
+    spent = take_turns(
+        {", ".join(way): step for way, step in steps.items()},
+        rounds=options.rounds,
+        warmup=1,
+        device=options.device,
+        clock=_clock(options.device),
     )
-    result: dict[str, Any] = record(options, "cpu", ("torch", "torchtune", "transformers", "peft", "tfidf-tune"))
-    result["settings"]["checkpoint"] = name
+    result: dict[str, Any] = record(
+        options, options.device, ("torch", "torchtune", "transformers", "peft", "tfidf-tune")
+    )
+    result["settings"]["checkpoint"] = checkpoint
     num_tokens = options.batch_size * options.seq_len
     for way in ways:
-        seconds, stock = (spent[one][-options.rounds :] for one in (way, (THEIRS, way[1])))
-        with peak_memory("cpu") as peak:
-            steps[way]()
-        result.setdefault("implementations", {})[", ".join(way)] = {
-            **against_stock(seconds, stock),
-            "tokens_per_second": num_tokens / statistics.median(seconds),
-            "tokens_per_second_elapsed": num_tokens / statistics.median(elapsed[str(way)]),
-            "step_peak_mib": peak.num_bytes / _MIB,
+        name, stock = ", ".join(way), ", ".join((THEIRS, way[1]))
+        result.setdefault("implementations", {})[name] = {
+            **against_stock(spent[name], spent[stock]),
+            "tokens_per_second": num_tokens / statistics.median(spent[name]),
+            "step_peak_mib": median_peak(steps[way], options.device, rounds=1) / _MIB,
             **loading[way],
         }
-    settings = result["settings"]
+    settings, unit = result["settings"], "seconds of the processor" if options.device == "cpu" else "seconds"
     print(heading(result))
     print(
         f"{Path(settings['checkpoint']).name}, {settings['config']}: batch {settings['batch_size']} x "
-        f"{settings['seq_len']}, median of {settings['rounds']} rounds, seconds of the processor\n\n{table(result)}"
+        f"{settings['seq_len']}, median of {settings['rounds']} rounds, {unit}\n\n{table(result)}"
     )
     write_result(result, options.output)
 

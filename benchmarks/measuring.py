@@ -21,6 +21,10 @@ from scipy.stats import quantile_test
 
 from tfidf_tune.results import describe_machine
 
+WARMUP = 3
+"""Rounds before the timed ones."""
+_MEMORY_ROUNDS = 5
+
 
 class Peak:
     """Largest memory while measured, in bytes above what there was before: allocated (CUDA) or resident (CPU)."""
@@ -28,8 +32,29 @@ class Peak:
     num_bytes = 0
 
 
+def make_parser(description: str | None, *, rounds: int | None) -> argparse.ArgumentParser:
+    """Make a parser with the options that every measurement has, and this default number of rounds."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"timed; default: {rounds or 'of the case'}")
+    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    return parser
+
+
+def in_turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield the number of the round and a name, in each round every name, in a rotating order."""
+    for index in range(rounds):
+        for turn in range(len(names)):
+            yield index, names[(index + turn) % len(names)]
+
+
 def take_turns(
-    ways: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 3, device: str = "cpu"
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = WARMUP,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time several ways of doing one thing, so that a machine that slows down for a while slows all of them.
 
@@ -38,21 +63,19 @@ def take_turns(
         rounds (int): timed rounds; in each, every way has its turn, in a rotating order.
         warmup (int): rounds before, not timed. Default: 3.
         device (str): waited for at both ends of a turn if it is CUDA. Default: "cpu".
+        clock (Callable[[], float]): gives seconds. Default: time as it passes.
 
     Returns:
         dict[str, list[float]]: seconds of each way, one for each round.
     """
-    names = list(ways)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for index in range(rounds + warmup):
-        for turn in range(len(names)):
-            name = names[(index + turn) % len(names)]
-            synchronize(device)
-            start = time.perf_counter()
-            ways[name]()
-            synchronize(device)
-            if index >= warmup:
-                seconds[name].append(time.perf_counter() - start)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for index, name in in_turns([*ways], rounds + warmup):
+        synchronize(device)
+        start = clock()
+        ways[name]()
+        synchronize(device)
+        if index >= warmup:
+            seconds[name].append(clock() - start)
     return seconds
 
 
@@ -106,6 +129,16 @@ def peak_memory(device: str) -> Iterator[Peak]:
 def available_memory(device: str) -> int:
     """The free bytes of a CUDA device, or of the host."""
     return torch.cuda.mem_get_info(device)[0] if device != "cpu" else int(psutil.virtual_memory().available)
+
+
+def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_ROUNDS) -> int:
+    """Return the median of the peaks of memory of so many turns, in bytes."""
+    peaks = []
+    for _ in range(rounds):
+        with peak_memory(device) as peak:
+            turn()
+        peaks.append(peak.num_bytes)
+    return int(statistics.median(peaks))
 
 
 def synchronize(device: str) -> None:

@@ -20,7 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measuring import heading, median_ratio, record, take_turns, write_result  # type: ignore[import-not-found]
+from measuring import (  # type: ignore[import-not-found]
+    heading,
+    make_parser,
+    median_ratio,
+    record,
+    take_turns,
+    write_result,
+)
 
 from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
@@ -35,14 +42,11 @@ NUM_PREFIXES = 3  # the probe's default lengths
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=5)
     parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
     parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--one-in", type=int, default=10, help="one at a time, continue only every N-th passage")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one warm-up round")
-    parser.add_argument("--output", type=Path, help="also write the result as JSON")
     return parser.parse_args()
 
 

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -357,16 +358,9 @@ def _percent(one: Any) -> str:
     return f"{value:+.1f} %" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
 
 
-def _speed(file: Path) -> str:
-    from smollm2 import table  # type: ignore[import-not-found]  # slow
-
-    return str(table(json.loads(file.read_text(encoding="utf-8"))))
-
-
-def _implementations(file: Path) -> str:
-    from implementations import table  # type: ignore[import-not-found]  # slow
-
-    return str(table(json.loads(file.read_text(encoding="utf-8"))))
+def _of_script(name: str) -> Callable[[Path], str]:
+    """Return the table of a script of this folder; its import is slow."""
+    return lambda file: str(import_module(name).table(json.loads(file.read_text(encoding="utf-8"))))
 
 
 def _audit(file: Path) -> str:
@@ -375,24 +369,6 @@ def _audit(file: Path) -> str:
     names = [column["name"] for column in shown["columns"]]
     cells = [[f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row] for row in shown["rows"]]
     return str(markdown_table(names, cells))
-
-
-def _trust(file: Path) -> str:
-    from audit_trust import table  # type: ignore[import-not-found]  # slow
-
-    return str(table(json.loads(file.read_text(encoding="utf-8"))))
-
-
-def _server(file: Path) -> str:
-    from audit_server import table  # type: ignore[import-not-found]  # slow
-
-    return str(table(json.loads(file.read_text(encoding="utf-8"))))
-
-
-def _scale(file: Path) -> str:
-    from corpus_scale import table  # type: ignore[import-not-found]  # slow
-
-    return str(table(json.loads(file.read_text(encoding="utf-8"))))
 
 
 _TABLES: dict[str, Callable[[Path], str]] = {
@@ -406,12 +382,12 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "paper": _paper,
     "trajectory": _trajectory,
     "recitation": _recitation,
-    "speed": _speed,
-    "implementations": _implementations,
+    "speed": _of_script("smollm2"),
+    "implementations": _of_script("implementations"),
     "audit": _audit,
-    "trust": _trust,
-    "server": _server,
-    "scale": _scale,
+    "trust": _of_script("audit_trust"),
+    "server": _of_script("audit_server"),
+    "scale": _of_script("corpus_scale"),
 }
 
 

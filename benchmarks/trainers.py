@@ -1,6 +1,7 @@
 """A training step in transformers' Trainer and in TRL's SFTTrainer, with and without token weights, and in the recipe.
 
     python benchmarks/trainers.py           # the demo's model on this CPU
+    python benchmarks/trainers.py --device cuda
 
 Each trainer has a copy of one model, and runs its own loop on the same batches. They take turns of a few steps in one
 process, in a rotating order; what is compared are ratios within a round. A turn is timed from the start of its second
@@ -26,9 +27,12 @@ from measuring import (  # type: ignore[import-not-found]
     Peak,
     against_stock,
     heading,
+    in_turns,
+    make_parser,
     markdown_table,
     peak_memory,
     record,
+    synchronize,
     write_result,
 )
 from tokenizers import Tokenizer
@@ -43,29 +47,28 @@ from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCro
 from tfidf_tune.training import load_config, prepare_head, train_step
 
 TRAINER, SFT = "Trainer", "SFTTrainer"
-WARMUP = 2  # rounds that are not timed
+WARMUP = 2
 MEMORY_ROUNDS = 5
 Turn = Callable[[bool], tuple[float, Peak | None]]  # called with whether to measure memory, returns seconds and peak
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=30)
     parser.add_argument(
         "--config", default="demo/llama_3M_full_memorization", help="a Llama: gives sizes and optimizer"
     )
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4, help="of a turn; the first is not timed")
-    parser.add_argument("--rounds", type=int, default=30, help=f"timed rounds, after {WARMUP} that are not")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
     return parser.parse_args()
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]
     """Times the steps of a turn after the first, and measures the memory of these if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.seconds = 0.0
         self.measures_memory = False
         self.peak: Peak | None = None
@@ -74,12 +77,14 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin with the second step."""
         if state.global_step == 1:
-            self.peak = self._stack.enter_context(peak_memory("cpu")) if self.measures_memory else None
+            self.peak = self._stack.enter_context(peak_memory(self.device)) if self.measures_memory else None
+            synchronize(self.device)
             self.seconds = -time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End with the last step."""
         if state.global_step == state.max_steps:
+            synchronize(self.device)
             self.seconds += time.perf_counter()
             self._stack.close()
 
@@ -109,7 +114,7 @@ def build_trainer(
         "learning_rate": optimizer.lr,
         "max_grad_norm": cfg.clip_grad_norm,
         "logging_steps": cfg.log_every_n_steps,
-        "use_cpu": True,
+        "use_cpu": options.device == "cpu",
         "bf16": False,
         "activation_checkpointing": False,
         "save_strategy": "no",
@@ -128,7 +133,7 @@ def build_trainer(
     rows = [{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1).tolist()]
     trainer = trainer_class(model, train_dataset=Dataset.from_list(rows), **arguments)
     trainer.remove_callback(transformers.PrinterCallback)
-    watch = Stopwatch()
+    watch = Stopwatch(options.device)
     trainer.add_callback(watch)
     return trainer.train, watch
 
@@ -144,11 +149,13 @@ def build_recipe(loss: WeightedCrossEntropyLoss, options: argparse.Namespace, to
     """Build the recipe's model; return its turn."""
     cfg = load_config(options.config, [])
     torch.manual_seed(0)
-    model = config.instantiate(cfg.model)
+    device = torch.device(options.device)
+    with device:
+        model = config.instantiate(cfg.model)
+    loss.to(device)
     optimizer = config.instantiate(cfg.optimizer, model.parameters())
     prepare_head(model, loss)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    device = torch.device("cpu")
+    scaler = torch.amp.GradScaler(options.device, enabled=False)
 
     def turn(measures_memory: bool) -> tuple[float, Peak | None]:
         peak = None
@@ -156,12 +163,15 @@ def build_recipe(loss: WeightedCrossEntropyLoss, options: argparse.Namespace, to
         with ExitStack() as stack:
             for number, batch in enumerate(tokens):
                 if number == 1:
-                    peak = stack.enter_context(peak_memory("cpu")) if measures_memory else None
+                    peak = stack.enter_context(peak_memory(options.device)) if measures_memory else None
+                    synchronize(options.device)
                     start = time.perf_counter()
+                batch = batch.to(device)
                 inputs = [{"tokens": batch, "labels": batch.clone()}]
                 train_step(
                     model, loss, optimizer, inputs, scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm
                 )
+            synchronize(options.device)
             seconds = time.perf_counter() - start
         return seconds, peak
 
@@ -201,12 +211,10 @@ def main() -> None:
         names = list(turns)
         seconds: dict[str, list[float]] = {name: [] for name in names}
         memory: dict[str, list[float]] = {name: [] for name in names}
-        for index in range(WARMUP + options.rounds):
-            for turn in range(len(names)):
-                name = names[(index + turn) % len(names)]
-                took, _ = turns[name](False)
-                if index >= WARMUP:
-                    seconds[name].append(took / (options.steps - 1))
+        for index, name in in_turns(names, WARMUP + options.rounds):
+            took, _ = turns[name](False)
+            if index >= WARMUP:
+                seconds[name].append(took / (options.steps - 1))
         for _ in range(MEMORY_ROUNDS):  # apart, because reading the memory takes time of its own
             for name in names:
                 peak = turns[name](True)[1]
@@ -214,7 +222,7 @@ def main() -> None:
     num_tokens = options.batch_size * options.seq_len
     result = record(
         options,
-        "cpu",
+        options.device,
         ("torch", "transformers", "trl", "torchtune", "tfidf-tune"),
         trainers={
             name: {

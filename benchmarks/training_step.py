@@ -10,20 +10,20 @@ step's cost does not depend on them. Stock is the step of torchtune 0.6.1's own 
 """
 
 import argparse
-import statistics
 from collections.abc import Callable
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import torch
 from measuring import (  # type: ignore[import-not-found]
+    WARMUP,
     against_stock,
     heading,
+    make_parser,
     markdown_table,
+    median_peak,
     median_ratio,
     median_ratio_interval,
-    peak_memory,
     record,
     take_turns,
     write_result,
@@ -48,20 +48,15 @@ Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
 STOCK, CHUNKED, OURS, TFIDF = "stock CE", "our CE, chunked", "our CE", "TF-IDF"
 WEIGHTS = "weights alone"
-WARMUP = 3  # rounds that are not timed
-MEMORY_ROUNDS = 5
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=30)
     parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
-    parser.add_argument("--rounds", type=int, default=30, help="timed rounds, after 3 that are not")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
     parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
     parser.add_argument("--objectives", action="store_true", help="also every objective other than TF-IDF")
     parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
@@ -155,13 +150,9 @@ def main() -> None:
         return turn
 
     ways = {name: turns(step) for name, step in steps.items()}
-    seconds = take_turns(ways, rounds=options.rounds, warmup=WARMUP, device=options.device)
-    memory: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(MEMORY_ROUNDS):  # apart, because reading the memory takes time of its own
-        for name, turn in ways.items():
-            with peak_memory(options.device) as peak:
-                turn()
-            memory[name].append(peak.num_bytes / 2**20)
+    seconds = take_turns(ways, rounds=options.rounds, device=options.device)
+    # Apart, because reading the memory takes time of its own.
+    memory = {name: median_peak(turn, options.device) / 2**20 for name, turn in ways.items()}
     result = record(
         options,
         options.device,
@@ -172,7 +163,7 @@ def main() -> None:
                 **against_stock(seconds[name], seconds[STOCK]),
                 "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
                 "ratio_to_our_ce_interval": median_ratio_interval(seconds[name], seconds[OURS]),
-                "peak_mib": statistics.median(memory[name]),
+                "peak_mib": memory[name],
             }
             for name in steps
         },

@@ -18,17 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from authors_way import AuthorsWay  # type: ignore[import-not-found]
 from measuring import (  # type: ignore[import-not-found]
+    WARMUP,
     available_memory,
     heading,
+    make_parser,
     markdown_table,
+    median_peak,
     median_ratio,
-    peak_memory,
     record,
     take_turns,
     write_result,
@@ -40,8 +41,6 @@ from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting, TokenWeigh
 
 Shape = tuple[int, int]
 Turn = Callable[[], object]
-WARMUP = 3  # turns that are not timed
-MEMORY_ROUNDS = 5
 BYTES_PER_VOCABULARY_ENTRY = 4
 OURS, THEIRS = "TFIDFWeighting", "authors' way"
 
@@ -90,11 +89,8 @@ QUICK = Sizes(
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=30, help="timed rounds, after 3 that are not")
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=30)
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
     return parser.parse_args()
 
 
@@ -164,7 +160,7 @@ def measure_base_case(sizes: Sizes, device: str) -> dict[str, Any]:
     weighting = full_window(sizes.base_window, upcoming, sizes.base_vocab_size)
     weigh = partial(weighting, vocab_size=sizes.base_vocab_size)
     batches = list(islice(upcoming, WARMUP + rounds))
-    seconds = take_turns({OURS: turns(weigh, batches)}, rounds=rounds, warmup=WARMUP, device=device)
+    seconds = take_turns({OURS: turns(weigh, batches)}, rounds=rounds, device=device)
     return {
         "batch_size": sizes.base_shape[0],
         "seq_len": sizes.base_shape[1],
@@ -184,7 +180,7 @@ def measure_authors(sizes: Sizes, rounds: int, device: str) -> dict[str, Any]:
     theirs = AuthorsWay(num_batches=sizes.base_window)
     theirs.window.extend(filling)
     ways = {OURS: turns(ours, batches), THEIRS: turns(theirs, batches)}
-    seconds = take_turns(ways, rounds=rounds, warmup=WARMUP, device=device)
+    seconds = take_turns(ways, rounds=rounds, device=device)
     expected = theirs(filling[0])
     return {
         "median_ms": 1e3 * statistics.median(seconds[THEIRS]),
@@ -208,7 +204,7 @@ def large_case(shape: Shape, vocab_size: int, num_batches: int, rounds: int, dev
     presence_bytes = theirs.presence_bytes()
     ours = partial(full_window(num_batches, filling, vocab_size), vocab_size=vocab_size)
     batches = list(islice(upcoming, WARMUP + rounds))
-    seconds = take_turns({OURS: turns(ours, batches)}, rounds=rounds, warmup=WARMUP, device=device)
+    seconds = take_turns({OURS: turns(ours, batches)}, rounds=rounds, device=device)
     our_seconds = statistics.median(seconds[OURS])
     # A tenth is left to everything else on the machine.
     memory = available_memory(device) * 9 // 10
@@ -272,7 +268,7 @@ def sweep_windows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> li
     weigh = {window: partial(weighting, vocab_size=vocab_size) for window, weighting in weightings.items()}
     batches = list(islice(upcoming, WARMUP + options.rounds))
     ways = {str(window): turns(weigh[window], batches) for window in weigh}
-    seconds = list(take_turns(ways, rounds=options.rounds, warmup=WARMUP, device=device).values())
+    seconds = list(take_turns(ways, rounds=options.rounds, device=device).values())
     num_tokens = math.prod(shape)
     rows = []
     for (window, weighting), taken in zip(weightings.items(), seconds, strict=True):
@@ -289,7 +285,7 @@ def sweep_windows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> li
                 "ratio_to_smallest_window": median_ratio(taken, seconds[0]),
                 "vocabulary_bytes": vocabulary_bytes,
                 "window_bytes_per_token": (state_bytes - vocabulary_bytes) / (window * num_tokens),
-                "transient_bytes": transient_bytes(partial(weigh[window], batches[0]), device),
+                "transient_bytes": median_peak(partial(weigh[window], batches[0]), device),
             }
         )
     return rows
@@ -305,7 +301,7 @@ def repetition_rows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> 
     batches = list(islice(label_batches(shape, sizes.base_vocab_size, options.device), WARMUP + options.rounds))
     weigh = {name: partial(one, vocab_size=sizes.base_vocab_size) for name, one in weightings.items()}
     ways = {name: turns(one, batches) for name, one in weigh.items()}
-    seconds = take_turns(ways, rounds=options.rounds, warmup=WARMUP, device=options.device)
+    seconds = take_turns(ways, rounds=options.rounds, device=options.device)
     return [
         {
             "weighting": name,
@@ -313,20 +309,10 @@ def repetition_rows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> 
             "seq_len": shape[1],
             "median_ms": 1e3 * statistics.median(seconds[name]),
             "state_bytes": sum(tensor.nbytes for tensor in weighting.state_dict().values()),
-            "transient_bytes": transient_bytes(partial(weigh[name], batches[0]), options.device),
+            "transient_bytes": median_peak(partial(weigh[name], batches[0]), options.device),
         }
         for name, weighting in weightings.items()
     ]
-
-
-def transient_bytes(turn: Turn, device: str) -> int:
-    """The median peak of memory during a turn."""
-    measured = []
-    for _ in range(MEMORY_ROUNDS):
-        with peak_memory(device) as peak:
-            turn()
-        measured.append(peak.num_bytes)
-    return int(statistics.median(measured))
 
 
 def log_log_slope(rows: Sequence[Mapping[str, Any]]) -> float:
