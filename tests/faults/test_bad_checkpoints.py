@@ -26,7 +26,7 @@ MISMATCH = (
     r"base/config\.json and the weights do not match, so transformers could not load the checkpoints of the run:\n"
     r".*{}.*\ncorrect config\.json, or download"
 )
-UNFIT = r"does not fit the checkpoint .*{}.*change `model` or `checkpointer\.checkpoint_dir`.*download it again"
+UNFIT = r"does not fit the checkpoint .*{}.*make `model` the same model, or change .*download the checkpoint again"
 
 
 def checkpoint(edit: Callable[[Path], object], **overrides: Any) -> Callable[[Site], DictConfig]:
@@ -223,7 +223,7 @@ KINDS = [
     BadInput(
         "a missing expert",
         mixture(weights(lambda w: w.pop(EXPERT))),
-        rf"does not have all weights of mixtral with an output layer:\n  no weight {EXPERT}\nname",
+        r"does not have all weights of mixtral with an output layer:\n  of the weights that transformers joins, .*name",
     ),
     BadInput(
         "8-bit numbers without scales, by transformers' class",
@@ -301,18 +301,18 @@ CONTENTS = [
     BadInput(
         "a vocab_size that is not that of the weights",
         checkpoint(settings(vocab_size=600)),
-        MISMATCH.format(r"embed_tokens\.weight is \(600, 32\) by .*\(vocab_size is 600\), \(320, 32\) in the weights"),
+        MISMATCH.format(r"embed_tokens\.weight is \(600, 32\) by config\.json, \(320, 32\) in the weights"),
     ),
     BadInput(
         "biases that the weights lack, with adapters",
         checkpoint(settings(mlp_bias=True), lora=True),
-        MISMATCH.format(r"no weight model\.\S+up_proj\.bias, which config\.json asks for \(mlp_bias is True\)"),
+        MISMATCH.format(r"model\.\S+_proj\.bias is \(\d+,\) by config\.json, missing in the weights"),
         lora=True,
     ),
     BadInput(
         "fewer layers than the weights have",
         checkpoint(settings(num_hidden_layers=1)),
-        MISMATCH.format(r"1 layers by config\.json \(num_hidden_layers is 1\), 2 in the weights"),
+        MISMATCH.format(r"model\.layers\.1\.\S+ is missing by config\.json, \(.*\) in the weights"),
     ),
     BadInput(
         "padding beyond the vocabulary",
@@ -322,7 +322,7 @@ CONTENTS = [
     BadInput(
         "a weight of another shape",
         checkpoint(weights(lambda w: w.update({NORM: torch.ones(16)}))),
-        UNFIT.format(r"norm\.scale is \(16,\) in the checkpoint, \(32,\) in the model"),
+        UNFIT.format(r"model\.norm\.weight is \(16,\) in the checkpoint, \(32,\) in the model"),
     ),
     BadInput(
         "whole numbers for weights",

@@ -199,7 +199,6 @@ def test_the_last_model_below_the_threshold_is_kept(make_run, tiny_checkpoint, c
         f"step {step + 5}: the targets' mean LMS is {lms[step + 5]:.1f} tokens, above stop_above=3; "
         f"the last model below it is in {run.folder / 'below_threshold'}\n"
     ) in output
-    assert "2 checkpoints of" in output  # the plan of the disk space: a milestone, and this one
     for checkpoint in [*run.folder.glob("checkpoint_*"), *run.folder.glob("resume/*")]:
         checkpoint.rename(run.folder / f"away {checkpoint.name}")
     with pytest.raises(SetupError, match="already holds below_threshold: choose another output_dir, or move"):

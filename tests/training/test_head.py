@@ -228,7 +228,7 @@ def quantized_head():
         (lambda: with_head(quantized_head()), "the output projection's weight is a NF4Tensor"),
         (lambda: with_hook("register_forward_hook"), "the output projection has hooks"),
         (lambda: with_hook("register_forward_pre_hook"), "the output projection has hooks"),
-        (NoDecoder, "the model is a NoDecoder"),
+        (NoDecoder, "a NoDecoder computes its logits itself"),
     ],
 )
 def test_a_head_that_weight_and_bias_do_not_describe_falls_back_to_chunks(build, reason):

@@ -58,7 +58,7 @@ def test_merged_adapters_are_counted_as_complete_models_and_no_resume_checkpoint
     lora_finetune.recipe_main.__wrapped__(cfg)
 
 
-def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monkeypatch, companions):
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monkeypatch, companions, tmp_path):
     """5 x 156,288 bytes and the tokenizer; 3 x (3 x as much): two to keep, one being written."""
     free = 14 * 39_072 * 4 + 5 * companions - 1
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, free))
@@ -72,6 +72,12 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monk
 
     cfg.keep_last_n_checkpoints, cfg.max_steps = 1, 1
     full_finetune.recipe_main.__wrapped__(cfg)
+
+    threshold = {"probe_file": "${dataset.probe_file}", "every_n_steps": 5, "stop_above": 3}  # one checkpoint more
+    with pytest.raises(SetupError, match=r"6 checkpoints of"):
+        full_finetune.recipe_main.__wrapped__(
+            recipe_config(memorization_monitor=threshold, output_dir=str(tmp_path / "other"))
+        )
 
 
 def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_kept(recipe_config, monkeypatch):

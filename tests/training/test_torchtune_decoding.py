@@ -12,7 +12,7 @@ from torchtune.training import set_activation_checkpointing
 from tfidf_tune.analysis import evaluating
 from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.training import prepare_head
-from tfidf_tune.training._monitor import _TorchtuneModel
+from tfidf_tune.training._monitor import PreparedModel
 
 NUM_PROMPT, NUM_NEW = 7, 20
 
@@ -54,7 +54,7 @@ def test_greedy_text_is_that_of_the_definition(case, head):
         logits = model(torch.tensor(prompts))
     prepare_head(model, CrossEntropyLoss(head=head))
     set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
-    decoder = _TorchtuneModel(model, torch.device("cpu"), torch.float32)
+    decoder = PreparedModel(model, torch.device("cpu"), torch.float32)
 
     with torch.no_grad(), evaluating(model):
         found = decoder.continuations(prompts, [NUM_NEW] * len(prompts))

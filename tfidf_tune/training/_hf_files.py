@@ -1,27 +1,35 @@
-"""Files of a Hugging Face model folder: weights, tokenizer and generation config, JSON."""
+"""Hugging Face checkpoints on disk: found or downloaded, refused if they cannot be trained, read and written."""
 
 import json
-import os
 import pickle
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
+from tfidf_tune._files import looks_like_path
+from tfidf_tune.models import HFConfig
 from tfidf_tune.training._errors import first_line
 
 # In the order of preference: a single file, the index of shards.
 _NAMES = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
 _GENERATION = "generation_config.json"
+_SMALL_FILES = ("config.json", "adapter_config.json")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 # The files besides weights that are copied. Those of tokenizers are declared by transformers in `vocab_files_names` of
 # its classes, and in constants of its `tokenization_utils_base`.
@@ -46,7 +54,132 @@ WEIGHT_DTYPES = "floating point of 16 bits or more"
 _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 
 
-def find_weight_files(folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class BaseCheckpoint:
+    """Folder, config and weight files of the checkpoint that a run begins from."""
+
+    folder: Path
+    config: PreTrainedConfig
+    weight_files: list[Path]
+
+    @cached_property
+    def hf_config(self) -> HFConfig:
+        """Return the config with all defaults as plain values."""
+        config: HFConfig = self.config.to_dict()
+        return config
+
+
+def find_checkpoint(checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool) -> BaseCheckpoint:
+    """Find a checkpoint; of one on the hub the weights are downloaded after :func:`read_config`.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, it cannot be downloaded, or a file is missing.
+        ValueError: As :func:`read_config`, or if the index of the weights is damaged.
+    """
+    folder = Path(checkpoint_dir).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise ValueError(
+                f"revision '{revision}' is given for the local folder {checkpoint_dir}: only hub ids have revisions"
+            )
+        config = read_config(folder, trust_remote_code=trust_remote_code)
+    elif looks_like_path(checkpoint_dir):
+        raise FileNotFoundError(f"no such folder {checkpoint_dir}")
+    else:
+        code = ["*.py"] if trust_remote_code else []
+        folder = _download(checkpoint_dir, revision, [*_SMALL_FILES, *code])
+        config = read_config(folder, trust_remote_code=trust_remote_code)
+        for weights in _WEIGHTS:  # some repositories have both, older ones the second
+            folder = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
+            if any(folder.glob(weights)):
+                break
+    return BaseCheckpoint(folder, config, _find_weight_files(folder))
+
+
+def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) -> Path:
+    try:
+        return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
+    except Exception as error:
+        remedy = "give a folder, or check the id and the network"
+        if isinstance(error, GatedRepoError):
+            remedy = (
+                f"it is gated: accept its terms on https://huggingface.co/{checkpoint_dir}, and run `hf auth login`"
+            )
+        elif isinstance(error, RepositoryNotFoundError):
+            remedy = "there is no such model, or it is private: check the id, or run `hf auth login`"
+        raise FileNotFoundError(
+            f"{checkpoint_dir} is not a local folder and could not be downloaded from the Hugging Face hub "
+            f"({type(error).__name__}: {first_line(error)}); {remedy}"
+        ) from error
+
+
+def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Read a config with transformers' defaults and current names; refuse what cannot be trained.
+
+    Raises:
+        FileNotFoundError: If there is no config.json.
+        ValueError: If it is not of a causal language model with plain weights, or needs code that is not trusted.
+    """
+    if (folder / "adapter_config.json").is_file():
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model"
+        if (folder / "config.json").is_file():
+            raise ValueError(
+                f"{folder} has adapter_config.json beside config.json, and transformers would load an adapter with the "
+                f"model: if the weights are those of a whole model, remove adapter_config.json; to train {base}, set "
+                f"checkpointer.checkpoint_dir={base}"
+            )
+        raise ValueError(
+            f"{folder} is an adapter of {base}, not a model: set checkpointer.checkpoint_dir={base} to train a new "
+            "adapter, or merge this one into its base first (PEFT's merge_and_unload)"
+        )
+    files = sorted(folder.glob("*.gguf"))
+    if files and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise ValueError(
+            f"{folder} holds GGUF weights ({files[0].name}), which cannot be trained: name the folder or hub id of the "
+            "original model, with config.json and safetensors"
+        )
+    values = read_json(folder / "config.json")
+    if (quantization := values.get("quantization_config")) is not None:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise ValueError(
+            f"the checkpoint {folder} is quantized (quantization_config: {method}): name the original model; "
+            "model.quantize_base=True quantizes it for LoRA"
+        )
+    own_code = sorted(map(str, values.get("auto_map", {}).values())) if isinstance(values.get("auto_map"), dict) else []
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises anything here
+        if own_code and not trust_remote_code:
+            raise ValueError(
+                f"the architecture '{values.get('model_type')}' of {folder} is not in transformers, and needs the "
+                f"checkpoint's own code ({own_code[0]}): read that code, then set checkpointer.trust_remote_code=True "
+                "to run it"
+            ) from error
+        raise ValueError(f"{folder / 'config.json'}: {type(error).__name__}: {first_line(error)}") from error
+    if reason := _reason_against(config, values):
+        raise ValueError(
+            f"the checkpoint {folder}, of the architecture '{config.model_type}', {reason}: name a checkpoint of a "
+            "causal language model for text"
+        )
+    return config
+
+
+def _reason_against(config: PreTrainedConfig, values: dict[str, Any]) -> str:
+    """Return why a config is not of a causal language model for text; empty if it is."""
+    if config.is_encoder_decoder:
+        return "has an encoder and a decoder"
+    if any(hasattr(config, f"{part}_config") for part in ("vision", "audio")):
+        return "also reads images or sound"
+    if any("MaskedLM" in name for name in values.get("architectures") or []) or (
+        type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
+    ):
+        return "is an encoder, not a decoder"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in values.get("auto_map", {}):
+        return "has no causal language model in transformers"
+    return ""
+
+
+def _find_weight_files(folder: Path) -> list[Path]:
     """List the weight files of a checkpoint: safetensors, or PyTorch's format where there are none."""
     for single, index in _NAMES.items():
         if (folder / index).is_file():
@@ -59,16 +192,12 @@ def find_weight_files(folder: Path) -> list[Path]:
                     f"{folder / index} names '{elsewhere[0]}', which is not a file of the same folder: download or "
                     "write it again"
                 )
-            files = [folder / name for name in names]
-            break
+            if missing := [name for name in names if not (folder / name).is_file()]:
+                raise FileNotFoundError(f"the checkpoint {folder} lacks {', '.join(missing)}, which {index} names")
+            return [folder / name for name in names]
         if (folder / single).is_file():
             return [folder / single]
-    else:
-        raise FileNotFoundError(f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index")
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise FileNotFoundError(f"the checkpoint {folder} lacks {', '.join(missing)}, which {index} names")
-    return files
+    raise FileNotFoundError(f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index")
 
 
 def is_plain(dtype: torch.dtype) -> bool:
@@ -94,6 +223,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     if not (isinstance(content, dict) and all(_is_weight(name, value) for name, value in content.items())):
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content
+
+
+def _is_weight(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
 
 
 def write_weights(
@@ -139,50 +272,22 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
     if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
         roots.append(folder.resolve().parents[1])
-    paths = sorted(path for pattern in (*COMPANIONS, *["*.py"] * has_code) for path in _matching(folder, pattern))
-    companions = {path.relative_to(folder).as_posix(): _read(path, roots) for path in paths}
+    paths = sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])  # dangling links included
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    wanted = (*COMPANIONS, *["*.py"] * has_code)
+    companions = {
+        name: _read(folder / name, roots) for name in names if any(fnmatch(name, pattern) for pattern in wanted)
+    }
     if _GENERATION in companions:
-        _check_generation(folder)
+        try:
+            with suppress(OSError):  # transformers ignores what is not JSON
+                GenerationConfig.from_pretrained(folder)
+        except Exception as error:
+            raise ValueError(
+                f"{folder / _GENERATION}: transformers cannot load a model with it ({type(error).__name__}: "
+                f"{first_line(error)}): correct it, or remove it"
+            ) from error
     return companions
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    if not path.is_file():
-        raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _is_weight(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
-
-
-def _check_generation(folder: Path) -> None:
-    try:
-        with suppress(OSError):  # transformers ignores what is not JSON
-            GenerationConfig.from_pretrained(folder)
-    except Exception as error:
-        raise ValueError(
-            f"{folder / _GENERATION}: transformers cannot load a model with it ({type(error).__name__}: "
-            f"{first_line(error)}): correct it, or remove it"
-        ) from error
-
-
-def _matching(folder: Path, pattern: str) -> list[Path]:
-    """Find files by name, including dangling links, which ``glob`` skips."""
-    if "*" in pattern:
-        return list(folder.glob(pattern))
-    return [folder / pattern] if os.path.lexists(folder / pattern) else []
 
 
 def _read(path: Path, roots: list[Path]) -> bytes:
@@ -203,3 +308,20 @@ def _read(path: Path, roots: list[Path]) -> bytes:
             "checkpoint: replace it with the file of the model, or remove it"
         )
     return target.read_bytes()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    if not path.is_file():
+        raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear
 
-from tfidf_tune.models import HFCausalLM
 from tfidf_tune.training._components import find_component
 from tfidf_tune.training._sharding import parameters_by_name
 
@@ -35,8 +34,9 @@ class LoRASettings:
         Raises:
             ValueError: If the model has adapters other than LoRA, or LoRA layers that differ.
         """
-        if isinstance(model, HFCausalLM):
-            return cls._of_peft(model)
+        peft: Any = getattr(model, "peft_config", None)
+        if peft is not None:
+            return cls(peft.r, peft.lora_alpha, peft.lora_dropout, tuple(sorted(peft.target_modules)))
         adapters = {name: module for name, module in model.named_modules() if hasattr(module, "adapter_params")}
         if not adapters:
             return None
@@ -50,13 +50,6 @@ class LoRASettings:
         if rank < 1:
             raise ValueError(f"lora_rank is {rank}, it has to be at least 1")
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
-
-    @classmethod
-    def _of_peft(cls, model: HFCausalLM) -> "LoRASettings | None":
-        config = model.peft_config
-        if config is None:
-            return None
-        return cls(config.r, config.lora_alpha, config.lora_dropout, tuple(sorted(config.target_modules)))
 
     @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":

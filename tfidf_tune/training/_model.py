@@ -13,18 +13,19 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune import training
-from torchtune.modules import TiedLinear, TransformerDecoder
+from torchtune.modules import TiedLinear
 from torchtune.training import set_default_dtype
 
 from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.models import NF4_MULTIPLE, HFCausalLM
+from tfidf_tune.models import NF4_MULTIPLE
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
+from tfidf_tune.training._implementations import implementation_of
 from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
 from tfidf_tune.training._sharding import assign_parameters
@@ -83,9 +84,8 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None
         torch.manual_seed(run.seed)
         assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
     _build_rope_tables(model, run.device)
-    if isinstance(model, HFCausalLM):
-        with setup_errors("config: model"), evaluating(model):
-            model.check_causality()
+    with setup_errors("config: model"), evaluating(model):
+        implementation_of(model).check_causality()
     training.validate_no_params_on_meta_device(model)
 
 
@@ -95,9 +95,9 @@ def check_packed(model: nn.Module, dataset: Dataset[Any]) -> None:
     Raises:
         SetupError: If the data set is packed and the model cannot.
     """
-    if isinstance(model, HFCausalLM) and is_packed(dataset):
+    if is_packed(dataset):
         with setup_errors("config: dataset: packed"), evaluating(model):
-            model.check_packing()
+            implementation_of(model).check_packing()
 
 
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
@@ -148,11 +148,9 @@ def _head_input(head: Any, hidden: Tensor) -> HeadInput:
 
 def _refusal(model: nn.Module) -> str | None:
     """Return why logits of the model's head cannot be computed from just a weight and a bias, if so."""
-    if not isinstance(model, (TransformerDecoder, HFCausalLM)):
-        return f"the model is a {type(model).__name__}"
-    head: Any = model.output
+    head: Any = getattr(model, "output", None) if hasattr(model, "chunked_output") else None
     if head is None:
-        return f"{type(model.hf).__name__} changes the logits of its output projection"
+        return f"a {type(getattr(model, 'hf', model)).__name__} computes its logits itself"
     if hasattr(head, "adapter_params"):
         return "the output projection has adapters"
     if type(head) not in (nn.Linear, TiedLinear):

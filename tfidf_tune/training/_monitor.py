@@ -1,6 +1,7 @@
 """The monitor: memorization of a probe file, measured while a recipe trains."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-from torchtune.modules import local_kv_cache
-from transformers.cache_utils import DynamicCache
 
 from tfidf_tune.analysis import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.loss import HeadInput
-from tfidf_tune.models import HFCausalLM
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._implementations import implementation_of
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._non_finite import require_finite
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
@@ -61,7 +60,7 @@ class MemorizationMonitor:
         """
         is_fp16 = self._run.dtype is torch.float16
         with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
-            metrics = self._probe.measure(self._generator(model))
+            metrics = self._probe.measure(PreparedModel(model, self._run.device, self._cache_dtype))
         progress.log(step, metrics)
         is_above = self._probe.is_above(metrics)
         below_threshold = self._run.output_dir / BELOW_THRESHOLD
@@ -75,11 +74,6 @@ class MemorizationMonitor:
         self._was_above = is_above
         progress.restart_clock()
         return self._probe.verdict(metrics) if is_above and not self._keeps else None
-
-    def _generator(self, model: nn.Module) -> "_TorchtuneModel":
-        if isinstance(model, HFCausalLM):
-            return _TransformersModel(model, self._run.device, self._cache_dtype)
-        return _TorchtuneModel(model, self._run.device, self._cache_dtype)
 
 
 def build_monitor(
@@ -102,7 +96,7 @@ def build_monitor(
             f"config: memorization_monitor: a prompt and its continuation have up to {probe.num_positions} tokens, the "
             f"model takes at most {model_.max_seq_len}: lower max_new_tokens or prefix_length"
         )
-    if not (hasattr(model, "setup_caches") or isinstance(model, HFCausalLM)):
+    if not implementation_of(model).has_caches:
         raise SetupError(
             f"config: memorization_monitor: a {type(model).__name__} has no KV caches to generate text with: set it to "
             "null"
@@ -110,52 +104,26 @@ def build_monitor(
     return MemorizationMonitor(probe, cfg, run)
 
 
-class _TorchtuneModel:
-    """A model of torchtune, perhaps sharded, that returns what the loss takes."""
+@dataclass(frozen=True)
+class PreparedModel:
+    """A prepared model, perhaps sharded, as a probe takes models: logits, and greedy text by a KV cache."""
 
-    def __init__(self, model: Any, device: torch.device, cache_dtype: torch.dtype) -> None:
-        self._model = model
-        self._device = device
-        self._cache_dtype = cache_dtype
+    model: nn.Module
+    device: torch.device
+    cache_dtype: torch.dtype
 
     def logits(self, ids_bs: Tensor, num_last: int) -> Tensor:
-        return _last_logits(self._model(ids_bs.to(self._device)), num_last)
+        """Return the last logits ``[b, num_last, v]`` of ids ``[b, s]``."""
+        return _last_logits(self.model(ids_bs.to(self.device)), num_last)
 
     def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
+        """Continue each prompt greedily by its number of tokens."""
         decoding = Decoding(prompts, num_tokens)
-        ids_bs = torch.tensor(decoding.start, device=self._device)
-        num_rows, num_positions = len(prompts), decoding.num_positions
-        may_attend = torch.ones(num_positions, num_positions, dtype=torch.bool, device=self._device).tril()
-        positions = torch.arange(num_positions, device=self._device)
-        with local_kv_cache(
-            self._model,
-            batch_size=num_rows,
-            device=self._device,
-            dtype=self._cache_dtype,
-            decoder_max_seq_len=num_positions,
-        ):
-            start = 0
+        ids_bs = torch.tensor(decoding.start, device=self.device)
+        sizes = len(prompts), decoding.num_positions
+        with implementation_of(self.model).cached(*sizes, device=self.device, dtype=self.cache_dtype) as run:
             for _ in range(decoding.num_steps):
-                end = start + ids_bs.shape[1]
-                output = self._model(
-                    ids_bs,
-                    mask=may_attend[start:end].expand(num_rows, -1, -1),
-                    input_pos=positions[start:end].expand(num_rows, -1),
-                )
-                ids_bs = decoding.append(_last_logits(output, 1).argmax(dim=-1))
-                start = end
-        return decoding.continuations()
-
-
-class _TransformersModel(_TorchtuneModel):
-    """A model of transformers, perhaps sharded, in the recipes' form."""
-
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
-        decoding = Decoding(prompts, num_tokens)
-        ids_bs = torch.tensor(decoding.start, device=self._device)
-        cache = DynamicCache(config=self._model.hf.config)
-        for _ in range(decoding.num_steps):
-            ids_bs = decoding.append(_last_logits(self._model(ids_bs, past_key_values=cache), 1).argmax(dim=-1))
+                ids_bs = decoding.append(_last_logits(run(ids_bs), 1).argmax(dim=-1))
         return decoding.continuations()
 
 
