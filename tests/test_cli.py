@@ -4,12 +4,12 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 from forked_commands import run_in_forks
 
-from tfidf_tune import _extras, cli
+from tfidf_tune import cli, commands
 
 GOLDFISH = (
     "base: tinyllama/1.1B_full_memorization\n"
@@ -176,7 +176,12 @@ def test_too_little_memory_is_one_message(failure, monkeypatch):
 
 def test_a_command_whose_extra_is_missing_names_it(failure, monkeypatch):
     """tests/test_packaging.py does the same for every command in an environment without the extras."""
-    monkeypatch.setattr(_extras, "_is_installed", lambda name: name not in ("lm-eval", "rouge-score"))
+
+    def installed(name):
+        if name in ("lm-eval", "rouge-score"):
+            raise PackageNotFoundError
+
+    monkeypatch.setattr(commands, "distribution", installed)
 
     assert failure("probe", "make") == (
         "error: tfidf-tune probe needs packages that are not installed (lm-eval, rouge-score): "

@@ -8,7 +8,7 @@ from docs_snippets import snippet
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from tfidf_tune._shipped import config_path
+from tfidf_tune._files import config_path
 from tfidf_tune.commands.data import main
 from tfidf_tune.data import train_embedded_tokenizer
 from tfidf_tune.training import build_dataset, check_config, instantiate

@@ -1,9 +1,28 @@
 """Token-weighted losses for language models, and measures of what a fine-tuned model recites."""
 
+import logging
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import tfidf_tune._quiet  # noqa: F401  (before anything imports torchao)
+# Messages of other libraries that nothing here is about; hidden before anything imports these libraries.
+_HIDDEN = {
+    "torchao": "Skipping import of cpp extensions",  # they do not fit the installed torch, and are not used
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",  # a kernel that is not used
+    "lm_eval.api.task": "Custom kwargs can be passed to `--metadata`",  # repeated for each of our tasks
+}
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return _HIDDEN[record.name] not in record.getMessage()
+
+
+for _name in _HIDDEN:
+    logging.getLogger(_name).addFilter(_is_wanted)
+# Layers of transformers that return a view, because changing it in place under FSDP2 would be wrong.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
+# torchtune's RMSNorm computes in float32 with weights in bf16, for which torch has no fused kernel.
+warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight", category=UserWarning)
 
 if TYPE_CHECKING:
     from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss

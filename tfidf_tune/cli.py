@@ -11,9 +11,9 @@ from importlib import import_module
 
 import tfidf_tune
 from tfidf_tune._checks import closest
-from tfidf_tune._extras import require_extras
 from tfidf_tune._printing import replace_unencodable, visible
 from tfidf_tune._signals import ended_by
+from tfidf_tune.commands import require_extras
 
 # Name -> purpose, extras that it needs. Each of ours is the module of this name in tfidf_tune.commands.
 _OURS: dict[str, tuple[str, tuple[str, ...]]] = {

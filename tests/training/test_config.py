@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tfidf_tune._shipped import config_path
+from tfidf_tune._files import config_path
 from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, open_run
 
 

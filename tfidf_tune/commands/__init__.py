@@ -1,4 +1,4 @@
-"""Our own commands of ``tfidf-tune``: a module each, with ``main(arguments)``.
+"""Our own commands of ``tfidf-tune``: a module each, with ``main(arguments)``, and what they share.
 
 A module parses its arguments before it imports torch or a library of an extra, so that help and usage errors are fast.
 """
@@ -6,10 +6,51 @@ A module parses its arguments before it imports torch or a library of an extra, 
 import argparse
 import re
 import reprlib
+import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from typing import Any
 
+_NAME = "tfidf-tune"
 _LARGEST = 2**31 - 1
+
+
+def require_extras(command: str, *extras: str) -> None:
+    """End the process with one message if distributions of an extra are missing. Imports none of them.
+
+    Args:
+        command (str): the name of the command that needs the extras.
+        *extras (str): names of extras in ``pyproject.toml``.
+    """
+    missing = {extra: absent for extra in extras if (absent := _missing(extra))}
+    if missing:
+        names = sorted(set[str]().union(*missing.values()))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        sys.exit(
+            f"error: tfidf-tune {command} needs packages that are not installed ({', '.join(names[:3])}{more}): "
+            f"pip install '{_NAME}[{','.join(missing)}]'"
+        )
+
+
+def _missing(extra: str) -> set[str]:
+    """Return the distributions of an extra that are not installed."""
+    try:
+        requirements = requires(_NAME) or []
+    except PackageNotFoundError:  # run from a source tree, which has no metadata
+        return set()
+    names: set[str] = set()
+    for requirement in requirements:
+        found = re.match(r'([\w.-]+)(?:\[([\w,-]+)\])?.*;.*extra == "([\w-]+)"', requirement)
+        if found is None or found[3] != extra:
+            continue
+        if found[1] == _NAME:
+            names = names.union(*map(_missing, found[2].split(",")))
+        else:
+            try:
+                distribution(found[1])
+            except PackageNotFoundError:
+                names.add(found[1])
+    return names
 
 
 def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str], int]:

@@ -12,10 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune._extras import require_extras
 from tfidf_tune._files import looks_like_path, require_writable
 from tfidf_tune._printing import say
-from tfidf_tune.commands import key_values, whole_number
+from tfidf_tune.commands import key_values, require_extras, whole_number
 from tfidf_tune.commands._disk import add_tasks, task_runner
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tfidf_tune._checks import SetupError, closest
-from tfidf_tune._shipped import config_path
+from tfidf_tune._files import config_path
 from tfidf_tune._signals import ENDING, is_ignored_hangup
 from tfidf_tune.commands import rename_command
 

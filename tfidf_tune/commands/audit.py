@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._checks import differences
-from tfidf_tune._extras import require_extras
 from tfidf_tune._files import atomic_file, looks_like_path
 from tfidf_tune._printing import say
+from tfidf_tune.commands import require_extras
 from tfidf_tune.commands._auditing import (
     add_asking,
     add_choosing,

@@ -8,10 +8,9 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from tfidf_tune._extras import require_extras
+from tfidf_tune._files import config_path
 from tfidf_tune._printing import counted, say, visible
-from tfidf_tune._shipped import config_path
-from tfidf_tune.commands import whole_number
+from tfidf_tune.commands import require_extras, whole_number
 from tfidf_tune.commands._disk import add_tasks, task_runner
 
 _EXAMPLE = "tfidf-tune data preview any/lora_sft dataset.source=chats.jsonl checkpointer.checkpoint_dir=MODEL"

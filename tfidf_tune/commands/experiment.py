@@ -5,8 +5,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from tfidf_tune._files import experiment_path, shipped_experiments
 from tfidf_tune._printing import say, visible
-from tfidf_tune._shipped import experiment_path, shipped_experiments
 from tfidf_tune._signals import ENDING, handle
 from tfidf_tune.commands import whole_number
 

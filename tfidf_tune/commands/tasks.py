@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import tfidf_tune
-from tfidf_tune._extras import require_extras
+from tfidf_tune.commands import require_extras
 
 
 def main(arguments: list[str]) -> None:

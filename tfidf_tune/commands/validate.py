@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from tfidf_tune._shipped import config_path
+from tfidf_tune._files import config_path
 
 
 def main(arguments: list[str]) -> None:

@@ -5,7 +5,7 @@ import os
 # submitit configures logging when it is imported, which closes the streams of handlers that others have installed.
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
-from tfidf_tune._shipped import shipped_experiments
+from tfidf_tune._files import shipped_experiments
 from tfidf_tune.experiment._progress import Failure
 from tfidf_tune.experiment._run import print_cells, run_experiment
 from tfidf_tune.experiment._schema import EvalSettings, Experiment, Launcher, Model, load_experiment

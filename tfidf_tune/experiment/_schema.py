@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune._shipped import config_path, experiment_path
+from tfidf_tune._files import config_path, experiment_path
 from tfidf_tune.training import SetupError, load_config, setup_errors
 from tfidf_tune.training._config import plainer
 

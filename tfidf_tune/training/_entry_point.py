@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
-from tfidf_tune._shipped import config_path
+from tfidf_tune._files import config_path
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training._components import find_component
 from tfidf_tune.training._distributed import claim_error_report, is_lost_process, is_main_process
