@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from transformers import DataCollatorWithFlattening
 
 from tfidf_tune.data import pack
-from tfidf_tune.integrations._inputs import documents_and_tokens
+from tfidf_tune.integrations._batches import token_batch
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer, trainer_loss
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import TFIDFCrossEntropyLoss
@@ -159,4 +159,4 @@ def test_a_loss_that_gets_only_labels_is_refused():
 )
 def test_batches_whose_tokens_are_not_known_are_refused(inputs, message):
     with pytest.raises(ValueError, match=message):
-        documents_and_tokens(inputs, torch.tensor([[1, 1, IGNORED]]), needs_tokens=True)
+        token_batch(inputs | {"labels": torch.tensor([[1, 1, 1]])}, 3, needs_tokens=True, first_pass=True)

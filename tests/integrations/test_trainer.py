@@ -11,8 +11,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune import TFIDFCrossEntropyLoss
-from tfidf_tune.integrations._checks import check_first_batch
-from tfidf_tune.integrations._inputs import documents_and_tokens, shifted_labels
+from tfidf_tune.integrations._batches import check_first_batch, token_batch
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss
@@ -140,10 +139,9 @@ def test_documents_begin_where_positions_do_not_go_on(first_position):
     """Some models count positions from 2."""
     collator = DataCollatorWithFlattening(position_ids_start=first_position)
     batch = collator([{"input_ids": [7] * length} for length in (3, 1, 2)])
-    labels = shifted_labels(batch, 6)
-    documents, tokens = documents_and_tokens(batch, labels, needs_tokens=False)
-    assert documents.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
-    assert tokens is None
+    made = token_batch(batch, 6, needs_tokens=False, first_pass=True)
+    assert made.document_ids.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
+    assert made.tokens is None
 
 
 def test_batches_without_ids_and_without_labels():

@@ -1,29 +1,23 @@
-"""Refuse settings of a Trainer that would be ignored, models and batches that cannot be trained with token weights."""
+"""Refuse settings of a Trainer that would be ignored, and models that cannot be trained with token weights."""
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
 
-from tfidf_tune.weighting import IGNORE_INDEX
-
 
 def check_class(trainer: type) -> None:
     """Raise a ``ValueError`` for a trainer of TRL whose loss the class cannot weigh."""
     is_for_trl = any(base.__module__ == "tfidf_tune.integrations.trl" for base in trainer.__mro__)
     for base in trainer.__mro__:
-        if base.__module__.startswith("trl.") and base.__name__ == "SFTTrainer" and not is_for_trl:
+        is_allowed = base.__name__ == "_BaseTrainer" or (is_for_trl and base.__name__ == "SFTTrainer")
+        if base.__module__.startswith("trl.") and not is_allowed:
             raise ValueError(
-                f"{trainer.__name__} is derived from SFTTrainer, which computes its loss by itself: derive it from "
-                "tfidf_tune.integrations.trl.TokenWeightingSFTTrainer in place of TokenWeightingMixin"
-            )
-        if base.__module__.startswith("trl.") and base.__name__ not in ("SFTTrainer", "_BaseTrainer"):
-            raise ValueError(
-                f"{base.__name__} has an objective of its own, without the cross-entropy of each label: token weights "
-                "work in transformers.Trainer and in TRL's SFTTrainer"
+                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself: token "
+                "weights work in transformers.Trainer and, by tfidf_tune.integrations.trl.TokenWeightingSFTTrainer in "
+                "place of TokenWeightingMixin, in SFTTrainer"
             )
 
 
@@ -95,30 +89,6 @@ def _check_fused_head(trainer: Trainer, model: Any) -> None:
 def _output_layer(model: Any) -> Any:
     find = getattr(model, "get_output_embeddings", None)
     return None if find is None else find()
-
-
-def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) -> None:
-    """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
-
-    A causal language model of transformers shifts the labels itself: it would predict the token after the next one. If
-    all tokens are counted, labels that are not the tokens at their positions are an error too.
-    """
-    ids, labels = inputs.get("input_ids"), inputs.get("labels")
-    if ids is None or labels is None or ids.shape != labels.shape:
-        return
-    valid = labels != IGNORE_INDEX
-    pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
-    follows = labels[:, :-1] == ids[:, 1:]
-    if pairs.any() and follows[pairs].all() and not (labels == ids)[valid].all():
-        raise ValueError(
-            "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
-            "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
-        )
-    if needs_tokens and not (labels == ids)[valid].all():
-        raise ValueError(
-            "the weighting counts all tokens, but labels that are not -100 differ from input_ids: make them equal, or "
-            "set counted to 'labels'"
-        )
 
 
 def base_model(model: Any) -> Any:

@@ -21,11 +21,10 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from tfidf_tune._checks import require_bool
-from tfidf_tune.integrations._checks import base_model, check_arguments, check_class, check_first_batch, check_trainer
-from tfidf_tune.integrations._inputs import documents_and_tokens, has_labels, require_labels, shifted_labels
-from tfidf_tune.integrations._statistics import WeightStatistics
+from tfidf_tune.integrations._batches import check_first_batch, has_labels, require_labels, shifted_labels, token_batch
+from tfidf_tune.integrations._checks import base_model, check_arguments, check_class, check_trainer
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
-from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenWeighting
+from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting
 from tfidf_tune.weighting._weighting import check_weighting, require_no_tokens
 
 __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
@@ -92,7 +91,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         self._fused_head = fused_head
         # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be copied.
         self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
-        self._weight_statistics = WeightStatistics(self.args.device)
+        self._weight_statistics = _WeightStatistics(self.args.device)
         self._is_first_batch = True
 
     def compute_loss(
@@ -144,10 +143,11 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 "inside of the model (Liger's fused_linear_cross_entropy, Cut Cross-Entropy)"
             )
         logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
-        labels = shifted_labels(inputs, (outputs.logits if hidden is None else hidden).shape[1])
-        document_ids, tokens = documents_and_tokens(inputs, labels, needs_tokens=self.weighting.needs_tokens)
-        terms = self._token_loss.terms(logits, labels, document_ids, tokens=tokens, first_pass=self._is_first_pass())
-        valid = labels != IGNORE_INDEX
+        batch = self._token_batch(inputs, (outputs.logits if hidden is None else hidden).shape[1])
+        terms = self._token_loss.terms(
+            logits, batch.labels, batch.document_ids, tokens=batch.tokens, first_pass=batch.first_pass
+        )
+        valid = batch.labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
@@ -155,9 +155,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         outputs["loss"] = loss
         return outputs
 
-    def _is_first_pass(self) -> bool:
-        """Return whether the first epoch is not over; the Trainer sets its epoch after each step."""
-        return not self.state.epoch or self.state.epoch < 1
+    def _token_batch(self, inputs: dict[str, Any], num_positions: int) -> TokenBatch:
+        first_pass = not self.state.epoch or self.state.epoch < 1  # the Trainer sets its epoch after each step
+        return token_batch(inputs, num_positions, needs_tokens=self.weighting.needs_tokens, first_pass=first_pass)
 
     def _call_for_hidden_states(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
         """Call the model for the logits of the last position only; return its outputs and the final hidden states."""
@@ -251,6 +251,43 @@ class _WeightedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+class _WeightStatistics:
+    """Sums up cross-entropy and weights of mini-batches on the device; only :meth:`take` waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(4, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+        self._largest = torch.zeros(1, device=device)
+
+    def add(self, cross_entropy: Tensor, weights: Tensor, valid: Tensor) -> None:
+        """Add the mean cross-entropy of a mini-batch, its weights, and where it has labels, ``[b, s]`` both."""
+        num_valid = valid.sum()
+        # Deviations from 1, where most weights are: small differences would be lost in a mean of squares.
+        deviations = ((weights - 1).square_() * valid).sum()
+        self._sums += torch.stack([num_valid, cross_entropy * num_valid, weights.sum(), deviations])
+        torch.maximum(self._largest, weights.max(), out=self._largest)
+
+    def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Return the statistics over all processes since the last call, and start again; empty without a token.
+
+        Args:
+            gather (Callable[[Tensor], Tensor]): joins the tensors ``[1, n]`` of all processes along the first
+                dimension.
+        """
+        num_valid, cross_entropy, weights, deviations = gather(self._sums[None]).sum(0).tolist()
+        largest = gather(self._largest[None]).max().item()
+        self._sums.zero_()
+        self._largest.zero_()
+        if num_valid == 0:
+            return {}
+        mean = weights / num_valid
+        return {
+            "cross_entropy": cross_entropy / num_valid,
+            "weight_mean": mean,
+            "weight_std": max(deviations / num_valid - (mean - 1) ** 2, 0.0) ** 0.5,
+            "weight_max": largest,
+        }
 
 
 class TokenWeightingTrainer(TokenWeightingMixin, Trainer):  # type: ignore[misc]

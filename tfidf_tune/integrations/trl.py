@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from trl import SFTTrainer
 
-from tfidf_tune.integrations._inputs import documents_and_tokens, shifted_labels
 from tfidf_tune.integrations.transformers import TokenWeightingMixin
-from tfidf_tune.weighting import IGNORE_INDEX, Predictions, TokenBatch, TokenWeighting
+from tfidf_tune.weighting import IGNORE_INDEX, Predictions, TokenWeighting
 
 __all__ = ["TokenWeightingSFTTrainer"]
 
@@ -54,19 +53,19 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
             return super()._weighted_outputs(model, inputs)
         outputs = model(**inputs)
         log_probs = outputs.log_probs  # of all but the last position
-        labels = shifted_labels(inputs, log_probs.shape[1] + 1)
-        document_ids, tokens = documents_and_tokens(inputs, labels, needs_tokens=self.weighting.needs_tokens)
+        num_predicted = log_probs.shape[1]
+        batch = self._token_batch(inputs, num_predicted + 1)
         predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
-        vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
-        if tokens is None:
-            labels, document_ids = labels[:, :-1], None if document_ids is None else document_ids[:, :-1]
+        if batch.tokens is None:
+            documents = batch.document_ids
+            batch = batch._replace(
+                labels=batch.labels[:, :-1], document_ids=None if documents is None else documents[:, :-1]
+            )
         else:  # the first token is at the last position
             predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
-        batch = TokenBatch(
-            labels, document_ids, vocab_size, predictions, tokens=tokens, first_pass=self._is_first_pass()
-        )
-        weights, labels = self.weighting(batch)[:, : log_probs.shape[1]], labels[:, : log_probs.shape[1]]
-        valid = labels != IGNORE_INDEX
+        vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
+        weights = self.weighting(batch._replace(vocab_size=vocab_size, predictions=predictions))[:, :num_predicted]
+        valid = batch.labels[:, :num_predicted] != IGNORE_INDEX
         cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
         self._weight_statistics.add(cross_entropy, weights, valid)
         outputs["log_probs"] = log_probs * weights

@@ -1,4 +1,4 @@
-"""Labels, documents and tokens of the batches that a Trainer passes to a model."""
+"""The batches that a Trainer passes to a model: what a weighting gets of them, and which are refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens
+from tfidf_tune.weighting import IGNORE_INDEX, TokenBatch, shift_labels, shift_tokens
 
 
 def has_labels(inputs: Mapping[str, Any]) -> bool:
@@ -25,6 +25,30 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
         )
 
 
+def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) -> None:
+    """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
+
+    A causal language model of transformers shifts the labels itself: it would predict the token after the next one. If
+    all tokens are counted, labels that are not the tokens at their positions are an error too.
+    """
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    if ids is None or labels is None or ids.shape != labels.shape:
+        return
+    valid = labels != IGNORE_INDEX
+    pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
+    follows = labels[:, :-1] == ids[:, 1:]
+    if pairs.any() and follows[pairs].all() and not (labels == ids)[valid].all():
+        raise ValueError(
+            "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
+            "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
+        )
+    if needs_tokens and not (labels == ids)[valid].all():
+        raise ValueError(
+            "the weighting counts all tokens, but labels that are not -100 differ from input_ids: make them equal, or "
+            "set counted to 'labels'"
+        )
+
+
 def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
     """Return the labels of a batch, integer ``[b, num_positions]``, shifted as causal language models do.
 
@@ -35,33 +59,28 @@ def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
     return _pad(inputs["shift_labels"], num_positions, IGNORE_INDEX)
 
 
-def documents_and_tokens(
-    inputs: Mapping[str, Any], labels: Tensor, *, needs_tokens: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return what a weighting gets with the :func:`shifted_labels`, each ``[b, num_positions]``.
+def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: bool, first_pass: bool) -> TokenBatch:
+    """Return what a weighting gets of a batch, ``[b, num_positions]``, with the :func:`shifted_labels`.
 
     A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, do not go on by 1, as for the attention of
-    transformers: some models count from 2. Tokens are the ``input_ids`` that ``attention_mask`` does not hide.
-
-    Returns:
-        tuple[Tensor | None, Tensor | None]: the document of its row that each label belongs to, int64, or None without
-        ``position_ids``; if needed, all tokens, with -100 in place of padding.
+    transformers: some models count from 2. Tokens, if needed, are the ``input_ids`` that ``attention_mask`` does not
+    hide.
 
     Raises:
         ValueError: If tokens are needed, but there are none, or the mask does not have their shape.
     """
-    positions = inputs.get("position_ids")
-    documents = None
+    labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
+    documents = tokens = None
     if positions is not None and positions.dim() == 2:  # not those of images too
         begins = F.pad(positions.diff(dim=1) != 1, (1, 0))
-        documents = _pad(begins.cumsum(dim=1), labels.shape[1], 0)
+        documents = _pad(begins.cumsum(dim=1), num_positions, 0)
     if needs_tokens:
-        tokens = shift_tokens(_pad(_unpadded_tokens(inputs), labels.shape[1], IGNORE_INDEX))
-        return None if documents is None else shift_tokens(documents).expand_as(labels), tokens
+        tokens = shift_tokens(_pad(_unpadded_tokens(inputs), num_positions, IGNORE_INDEX))
     if documents is not None:
-        # The label at position i is the token at i + 1; the last position has no label.
-        documents = torch.cat([documents[:, 1:], documents[:, -1:]], dim=1).expand_as(labels)
-    return documents, None
+        # The label at position i is the token at i + 1; the last position has no label, or the first token.
+        last = documents[:, :1] if needs_tokens else documents[:, -1:]
+        documents = torch.cat([documents[:, 1:], last], dim=1).expand_as(labels)
+    return TokenBatch(labels, documents, tokens=tokens, first_pass=first_pass)
 
 
 def _unpadded_tokens(inputs: Mapping[str, Any]) -> Tensor:
