@@ -145,7 +145,7 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
         ("Goldfish", {"k": 2.5}, "k is 2.5, it has to be a whole number$"),
         ("Goldfish", {"h": None}, "h is None, it has to be a whole number$"),
         ("Goldfish", {"seed": True}, "seed is True, it has to be a whole number$"),
-        ("Goldfish", {"strategy": 3}, "strategy is 3, it has to be a text$"),
+        ("Goldfish", {"strategy": 3}, "strategy is '3': possible are hash"),
         ("MiLe", {"gamma": "1"}, "gamma is '1', it has to be a number$"),
         ("Focal", {"gamma": float("nan")}, "gamma is nan, it has to be a finite number$"),
         ("Repetition", {"alpha": [1.0]}, r"alpha is \[1.0\], it has to be a number$"),

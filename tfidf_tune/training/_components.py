@@ -1,15 +1,13 @@
 """Components that a config names: checked against their signatures before anything is called, then built."""
 
 import inspect
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
@@ -23,13 +21,13 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
-_WORDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    NoneType: "null",
-    None: "null",
+# Types of which an argument is checked before its component is called: in words, and what they allow.
+_PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a text", (str,)),
+    NoneType: ("null", (NoneType,)),
 }
 
 
@@ -119,8 +117,8 @@ def check_components(cfg: Any) -> None:
         for where, section in sections(key, cfg[key]):
             _check_component(where, section, kind)
     _check_packing(cfg.dataset)
-    parameters = _parameters("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
-    if lacking := {"padding_idx", "ignore_idx"} - parameters.keys():
+    collate = _signature("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
+    if lacking := {"padding_idx", "ignore_idx"} - collate.parameters.keys():
         raise SetupError(
             f"config: collate_fn: {cfg.collate_fn} takes no {', '.join(sorted(lacking))}: take, for example, "
             f"{DEFAULT_COLLATE}"
@@ -142,12 +140,11 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     kind, components = COMPONENTS[key], []
     for where, section in sections(key, getattr(cfg, key)):
         component = _build(where, section, *args, builds_parts=key == "loss", **kwargs)
-        with setup_errors(f"config: {where}"):
-            if lacking := [name for name in (*kind.methods, *kind.attributes) if not hasattr(component, name)]:
-                raise SetupError(
-                    f"config: {key}: {section['_component_']} has no {', '.join(lacking)}: take, for example, "
-                    f"{kind.example}"
-                )
+        if lacking := [name for name in (*kind.methods, *kind.attributes) if not hasattr(component, name)]:
+            raise SetupError(
+                f"config: {where}: {section['_component_']} has no {', '.join(lacking)}: take, for example, "
+                f"{kind.example}"
+            )
         components.append(component)
     return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
 
@@ -161,9 +158,8 @@ def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
 
 def default_arguments(where: str, section: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of the plain defaults of a component, and of those within it, that a section leaves out."""
-    for name, parameter in _parameters(
-        where, section["_component_"], find_component(where, section["_component_"])
-    ).items():
+    path = section["_component_"]
+    for name, parameter in _signature(where, path, find_component(where, path)).parameters.items():
         if name not in section and isinstance(parameter.default, bool | int | float | str | list | tuple | None):
             yield name, parameter.default
     for name, part in _parts(section):
@@ -197,7 +193,7 @@ def _check_component(where: str, section: Any, kind: _Kind) -> None:
         raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
     path = section["_component_"]
     component = find_component(where, path)
-    parameters = _parameters(where, path, component)
+    parameters = _signature(where, path, component).parameters
     check_kind(where, path, component, kind)
     given = {str(name): value for name, value in section.items() if name != "_component_"}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -212,11 +208,29 @@ def _check_component(where: str, section: Any, kind: _Kind) -> None:
     ]
     if missing:
         raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
-    with setup_errors(f"config: {where}"):
-        check_argument_types(component, given)
+    for name, value in given.items():
+        _check_argument(f"config: {where}: {name} is {value!r}", value, parameters.get(name))
     if kind in (COMPONENTS["loss"], _LOSS_PART):
         for name, part in _parts(section):
             _check_component(f"{where}.{name}", part, _LOSS_PART)
+
+
+def _check_argument(what: str, value: Any, parameter: inspect.Parameter | None) -> None:
+    """Refuse NaN, infinity, and a value of another type than a plain annotation such as ``int | None`` allows.
+
+    Any other annotation is left to the component.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SetupError(f"{what}, it has to be a finite number")
+    if parameter is None or parameter.kind is parameter.VAR_KEYWORD or (value is None and parameter.default is None):
+        return
+    types = _alternatives(parameter.annotation)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if all(each in _PLAIN for each in types):
+        words, allowed = zip(*(_PLAIN[each] for each in types), strict=True)
+        if type(value) not in sum(allowed, ()):
+            raise SetupError(f"{what}, it has to be {' or '.join(words)}")
 
 
 def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:
@@ -225,93 +239,34 @@ def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind
     A function needs a return annotation, or must take what the recipe gives (``tokenizer``, ``params``,
     ``optimizer``) by that name.
     """
-    made = _types_made(component)
-    if made is None:
-        if kind.handed_over and kind.handed_over[0] in inspect.signature(component).parameters:
-            return
-        raise SetupError(
-            f"config: {where}: {path} does not declare what it returns, which has to be {kind.noun}: annotate its "
-            f"return type, or take, for example, {kind.example}"
-        )
+    made: list[Any] = [component]
+    if not inspect.isclass(component):
+        signature = _signature(where, path, component)
+        annotation = signature.return_annotation
+        if annotation is signature.empty or isinstance(annotation, str):
+            if kind.handed_over and kind.handed_over[0] in signature.parameters:
+                return
+            raise SetupError(
+                f"config: {where}: {path} does not declare what it returns, which has to be {kind.noun}: annotate its "
+                f"return type, or take, for example, {kind.example}"
+            )
+        made = [get_origin(each) or each for each in _alternatives(annotation) if each not in (None, NoneType)]
     if not made or not all(map(kind.includes, made)):
         names = " or ".join(getattr(each, "__name__", str(each)) for each in made) or "nothing"
         raise SetupError(f"config: {where}: {path} makes {names}, not {kind.noun}: take, for example, {kind.example}")
-
-
-def _types_made(component: Callable[..., Any]) -> list[Any] | None:
-    """Return the possible types of what a class or function makes; None if its annotations do not say."""
-    if inspect.isclass(component):
-        return [component]
-    try:
-        annotation = inspect.signature(component, eval_str=True).return_annotation
-    except NameError:  # a name that is imported for type checkers only
-        return None
-    if annotation is inspect.Signature.empty:
-        return None
-    return [get_origin(each) or each for each in _alternatives(annotation) if each not in (None, NoneType)]
-
-
-def check_argument_types(component: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a value whose type a component's annotations exclude, or that is not a finite number.
-
-    The component itself checks strings where its annotation lists some, arguments that may be of a class, and
-    annotations that pydantic cannot handle.
-    """
-    try:
-        parameters = inspect.signature(component, eval_str=True).parameters
-    except NameError:  # a name that is imported for type checkers only
-        return
-    for name, value in arguments.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}, it has to be a finite number")
-        parameter = parameters.get(name)
-        if parameter is None or parameter.kind is parameter.VAR_KEYWORD or parameter.annotation is parameter.empty:
-            continue
-        if not (value is None and parameter.default is None) and _is_excluded(parameter.annotation, value):
-            raise ValueError(f"{name} is {value!r}, it has to be {_in_words(parameter.annotation)}")
-
-
-def _is_excluded(annotation: Any, value: Any) -> bool:
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(
-            annotation, config=ConfigDict(strict=True, arbitrary_types_allowed=True)
-        )
-    except (PydanticUserError, TypeError, NameError):
-        return False
-    # As JSON, because a list of the config may stand for a tuple, and a string for a path.
-    plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-    plain = int(plain) if isinstance(plain, float) and plain.is_integer() else plain
-    try:
-        adapter.validate_json(json.dumps(plain, default=str))
-    except ValidationError as error:
-        return not any(
-            (problem["type"] == "literal_error" and isinstance(problem["input"], str))
-            or (problem["type"] == "needs_python_object" and "is-instance[Tensor]" not in problem["loc"])
-            for problem in error.errors(include_url=False)
-        )
-    return False
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def _in_words(annotation: Any) -> str:
-    return " or ".join(_word(part) for part in _alternatives(annotation) if part is not Tensor)
-
-
-def _word(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is tuple and Ellipsis not in arguments:
-        return f"a list of {len(arguments)} values"
-    if origin in (list, tuple, Sequence) and arguments:
-        return f"a list, each item {_in_words(arguments[0])}"
-    return _WORDS.get(str if origin is Literal else annotation) or inspect.formatannotation(annotation)
-
-
-def _parameters(where: str, path: str, component: Any) -> Mapping[str, inspect.Parameter]:
+def _signature(where: str, path: str, component: Any) -> inspect.Signature:
+    """Return a signature, with the annotations themselves unless they are text that only type checkers understand."""
     try:
-        return inspect.signature(component).parameters
+        try:
+            return inspect.signature(component, eval_str=True)
+        except NameError:
+            return inspect.signature(component)
     except ValueError as error:  # dict, for example
         raise SetupError(f"config: {where}: {path} does not declare its arguments: name a class or function") from error
 
@@ -328,7 +283,7 @@ def _check_packing(dataset: Any) -> None:
 
 
 def _parts(section: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the components within a component: the weighting of a loss, the factors of a product of weights."""
+    """Yield the components within a component: the weighting of a loss."""
     for name, part in section.items():
         if OmegaConf.is_dict(part) and "_component_" in part:
             yield str(name), part

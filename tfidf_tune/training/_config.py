@@ -1,6 +1,5 @@
 """The keys of a recipe's config, checked before any work begins."""
 
-import inspect
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yaml import YAMLError
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, find_component
+from tfidf_tune.training._components import DEFAULT_COLLATE, check_components
 from tfidf_tune.training._distributed import started_processes
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 
@@ -192,9 +191,7 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     fields = schema.model_fields
     for key in map(str, cfg):
         if key not in fields:
-            hint = "; it is one of the recipe lora_finetune" if key in LoRAFinetuneConfig.model_fields else ""
-            hint = hint or " or ".join(f"'{section}.{key}'" for section in _sections_with(key, cfg))
-            hint = f"; did you mean {hint}?" if hint.startswith("'") else hint
+            hint = "; the recipe lora_finetune has it" if key in LoRAFinetuneConfig.model_fields else ""
             raise SetupError(f"config: no key {key!r}{hint or suggestion(key, fields)}")
     missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
     with setup_errors("config"):
@@ -209,19 +206,6 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     check_components(checked)
     _validate(_ModelSizes, content["model"], "model: ")
     return cast(Schema, checked)
-
-
-def _sections_with(key: str, cfg: DictConfig) -> Iterator[str]:
-    """Yield the sections that have a key, or whose component has an argument of this name."""
-    content = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
-    for name, section in content.items():
-        if isinstance(section, dict) and "_component_" in section:
-            try:
-                arguments = set(inspect.signature(find_component(name, section["_component_"])).parameters)
-            except (SetupError, ValueError):
-                arguments = set()
-            if key in arguments.union(section):
-                yield name
 
 
 def plainer(message: str) -> str:
@@ -249,19 +233,13 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
         message = plainer(problem["msg"].removeprefix("Value error, "))
         if not problem["loc"]:
             raise SetupError(f"config: {message}") from error
-        key, *inner = problem["loc"]
-        name = f"{key}{''.join(f'.{part}' if isinstance(part, str) else f'[{part}]' for part in inner)}"
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
         if problem["type"] == "extra_forbidden":
-            raise SetupError(
-                f"config: no key {name!r}{suggestion(str(inner[-1]), MonitorConfig.model_fields)}"
-            ) from error
+            hint = suggestion(str(problem["loc"][-1]), MonitorConfig.model_fields)
+            raise SetupError(f"config: no key {name!r}{hint}") from error
         if problem["type"] == "missing":
             raise SetupError(f"config: missing {name}") from error
-        if not any(isinstance(part, str) for part in inner) and type(None) in getattr(
-            schema.model_fields[str(key)].annotation, "__args__", ()
-        ):
-            message += ", or null"
-        if key == "dtype" and problem["input"] == "fp16":
+        if name == "dtype" and problem["input"] == "fp16":
             message += "; fp16 needs the recipe lora_finetune"
         raise SetupError(f"config: {where}{name} is {problem['input']!r}, {message[0].lower()}{message[1:]}") from error
 
