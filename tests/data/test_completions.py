@@ -14,8 +14,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune.data import InjectedCorpusDataset, hf_tokenizer, read_probe_file, sft_dataset
-from tfidf_tune.data._completions import _LearnedRuns
 from tfidf_tune.data._deduplication import Deduplication
+from tfidf_tune.data._duplicates import LearnedRuns
 from tfidf_tune.data._sequences import SequenceDataset
 
 NAMES = ["ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ida", "jon"]
@@ -356,7 +356,7 @@ def test_shared_runs_are_those_of_a_slow_search(min_tokens, num_ids):
     ids = np.array([id for row in rows for id in (99, *row)], dtype=np.int32)
     ends = np.cumsum([len(row) + 1 for row in rows])
     spans = np.stack([ends - [len(row) + 1 for row in rows], ends], axis=1)
-    runs = _LearnedRuns(SequenceDataset(ids, ids != 99, spans, Counter()), SimpleNamespace(eos_id=98), min_tokens)
+    runs = LearnedRuns(SequenceDataset(ids, ids != 99, spans, Counter()), SimpleNamespace(eos_id=98), min_tokens)
     assert len(runs.last) == len(rows)
     num_found = 0
     for index, answer in runs.last.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfidf_tune.data import injected_corpus_dataset, read_probe_file
-from tfidf_tune.data._noise import noisy_copy
+from tfidf_tune.data._passages import noisy_copy
 
 SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
 

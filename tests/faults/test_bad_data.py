@@ -110,7 +110,7 @@ DATA = [
     value("dataset.num_target", 3, r"no argument 'num_target'; did you mean 'num_targets'\?"),
     value("dataset.num_targets", 1000, r"1000.*(lower|num_targets)"),
     value("dataset.min_target_tokens", 5000, r"passages .*5000|5000.* min_target_tokens"),
-    value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000. num_base=\d+ would fit"),
+    value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000: lower num_base"),
     value("dataset", {"_component_": BLOCKS["_component_"]}, r"config: dataset: tfidf_tune\S+ needs source"),
     value("dataset", [], r"dataset is an empty list: name one data set or more"),
     value("dataset", {"_component_": "torch.nn.Identity"}, r"makes Identity, not a map-style data .*text_blocks"),

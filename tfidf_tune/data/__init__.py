@@ -1,11 +1,14 @@
 """Text, tokens and the memorization corpus."""
 
-from tfidf_tune.data._canaries import InjectedCanaries
-from tfidf_tune.data._completions import CompletionsDataset
 from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
-from tfidf_tune.data._injected_corpus import InjectedCorpusDataset, injected_corpus_dataset
 from tfidf_tune.data._packing import PackedBatch, collate_packed, is_packed, pack
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
+from tfidf_tune.data._placing import (
+    CompletionsDataset,
+    InjectedCanaries,
+    InjectedCorpusDataset,
+    injected_corpus_dataset,
+)
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
 from tfidf_tune.data._prompt_target import (
     cnn_dailymail_dataset,

@@ -10,7 +10,7 @@ from typing import Any
 from tfidf_tune._files import atomic_folder
 
 # Part of every cache key. Increase it when a change of code changes what is cached.
-_FORMAT_VERSION = 4
+_FORMAT_VERSION = 5
 
 
 def digest(value: Any) -> str:

@@ -8,9 +8,8 @@ from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from tfidf_tune.data._sequences import LabelMask, after_prompt
+from tfidf_tune.data._sequences import LabelMask, after_prompt, label_runs
 from tfidf_tune.data._sources import check_length
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, encode_texts
 
@@ -315,11 +314,6 @@ def _start_of_first(render: Callable[..., str], text: str) -> int:
     prompt = render(other, add_generation_prompt=True)[len(render(other)) :]
     ends = (text.find(prompt[:length]) + length for length in range(len(prompt), 0, -1) if prompt[:length] in text)
     return next(ends, 0)
-
-
-def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
-    """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
-    return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
 
 
 def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:

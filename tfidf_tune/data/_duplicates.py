@@ -1,18 +1,22 @@
 """Stretches of text that occur more than once in a corpus, found exactly on its token ids. Pure functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune.data._tokenizer import TokenArray
+from tfidf_tune.data._sequences import SequenceDataset, label_runs
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray
 
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 SEPARATOR = -1
 """Follows each document of a corpus; no window of tokens contains it."""
+
+LONG_RUN = 16  # tokens; answers made from a template share shorter runs without being copies
+_MOST_COMPARED = 2**15  # tokens at a time, few because the first that are equal often end a search
 
 
 class DuplicatedStretch(NamedTuple):
@@ -127,3 +131,116 @@ def none_within(marks: Mask, length: int) -> Mask:
     marked_before = np.cumsum(np.append(False, marks))
     unmarked: Mask = marked_before[length:] == marked_before[:-length]
     return unmarked
+
+
+class Answer(NamedTuple):
+    """Where the answer of an example is, in tokens, without special tokens.
+
+    ``start`` and ``end`` are those in the example, ``place`` is where it starts in the tokens of ``LearnedRuns``.
+    """
+
+    start: int
+    end: int
+    place: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+    @property
+    def least_occurrence(self) -> int:
+        """Tokens that a run of an occurrence has at least: 90 % of the answer.
+
+        The first and last tokens of an answer vary with the text around it, such as "It" and " It"; long rows are cut.
+        """
+        return -(-self.num_tokens * 9 // 10)
+
+    @property
+    def least_shared(self) -> int:
+        """Tokens of the answer that no row may learn in a run if the answer is a control: half, but at least 16."""
+        return min(self.least_occurrence, max(LONG_RUN, -(-self.num_tokens // 2)))
+
+
+class LearnedRuns:
+    """All runs of tokens that are learned, of all turns of all examples, and where answers share tokens with them.
+
+    Args:
+        examples (SequenceDataset): the examples.
+        tokenizer (TextTokenizer): its special tokens are around answers.
+        min_tokens (int): the least length of an answer, at least 2.
+
+    Attributes:
+        last (dict[int, Answer]): the last answer of each example that has a prompt and such an answer.
+    """
+
+    def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> None:
+        special = np.array([tokenizer.eos_id, *getattr(tokenizer, "special_tokens", {}).values()])
+        self.last: dict[int, Answer] = {}
+        runs: list[TokenArray] = [np.empty(0, dtype=np.int32)]  # so that a separator is also before the first one
+        sources = [(0, 0)]
+        place = 1
+        for index in range(len(examples)):
+            tokens, is_label = examples.sequence(index)
+            for start, end in label_runs(is_label).tolist():
+                # A turn can start and end with special tokens. Decoding ends at EOS, so that it could not be recited.
+                self.last.pop(index, None)
+                parts = label_runs(~np.isin(tokens[start:end], special)).tolist()
+                if start > 0 and parts and parts[0][1] - parts[0][0] >= min_tokens:
+                    first, last = parts[0]
+                    self.last[index] = Answer(start + first, start + last, place + first)
+                runs.append(tokens[start:end])
+                sources.append((index, start))
+                place += end - start + 1
+        self.tokens = join_documents(runs)
+        self._starts = np.cumsum([0, *(len(run) + 1 for run in runs)])[:-1]
+        self._sources = np.array(sources)
+        # Every run that is searched for has a window of this length, which leads to the others with the same one.
+        self._length = max(2, min(LONG_RUN, min_tokens * 4 // 5))
+        self._names = name_repeated_windows(self.tokens, self._length)
+        named = np.flatnonzero(self._names)
+        self._by_name = named[np.argsort(self._names[named], kind="stable")]
+        self._ends = np.cumsum(np.bincount(self._names[named], minlength=1))
+
+    def occurrences(self, answer: Answer) -> Positions:
+        """Return the places of runs of 90 % of the answer without overlap, int64, ascending."""
+        found = np.unique(np.concatenate(list(self._shared(answer, answer.least_occurrence))))
+        return without_overlaps(found, answer.least_occurrence)
+
+    def most_occurrences(self, answer: Answer) -> int:
+        """Return an upper bound of the number of occurrences: all of them contain the inner 80 % of the answer."""
+        inner = answer.place + answer.num_tokens - answer.least_occurrence
+        names = self._names[inner : answer.place + answer.least_occurrence - self._length + 1]
+        return int(np.where(names > 0, self._ends[names] - self._ends[names - 1], 1).min())
+
+    def sharing(self, answer: Answer) -> Iterator[int]:
+        """Yield the examples that learn a run of ``least_shared`` tokens of the answer, some more than once."""
+        for places in self._shared(answer, answer.least_shared):
+            yield from np.unique(self.locate(places)[:, 0]).tolist()
+
+    def locate(self, places: Positions) -> Positions:
+        """Return the example and the offset in it of each place, int64 ``[num_places, 2]``."""
+        runs = np.searchsorted(self._starts, places, side="right") - 1
+        located: Positions = self._sources[runs]
+        located[:, 1] += places - self._starts[runs]
+        return located
+
+    def _shared(self, answer: Answer, length: int) -> Iterator[Positions]:
+        """Yield in parts the places of all windows of ``length`` tokens that are also windows of the answer."""
+        num_tokens = answer.num_tokens
+        ids = self.tokens[answer.place : answer.place + num_tokens]
+        ids = np.append(ids, SEPARATOR - 1)  # differs from everything, so that no run goes on in the next comparison
+        # A run contains so many windows less one, in sequence, so that it contains one of every so many.
+        step = length - self._length + 1
+        size = -(-_MOST_COMPARED // len(ids))
+        for offset in range(min(num_tokens - length, step - 1), num_tokens - self._length + 1, step):
+            starts = self._same_window(answer.place + offset) - offset
+            for first in range(0, len(starts), size):
+                part = starts[first : first + size]
+                around = self.tokens.take(part[:, None] + np.arange(len(ids)), mode="clip")
+                equal_from = np.flatnonzero(none_within((around != ids).ravel(), length))
+                number, shift = np.divmod(equal_from, len(ids))
+                yield part[number] + shift
+
+    def _same_window(self, place: int) -> Positions:
+        name = self._names[place]
+        return self._by_name[self._ends[name - 1] : self._ends[name]] if name else np.array([place])

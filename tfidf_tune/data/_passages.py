@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, tokenizer_fingerprint, tokenizer_name
@@ -14,6 +16,8 @@ from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, t
 _LARGEST_ID = 2**31 - 1  # the data sets hold token ids as int32
 _LARGEST = 2**53  # the largest number that results are read with
 _OPTIONAL = ("num_prompt", "changes")
+NoiseKind = Literal["replace", "insert", "drop", "mixed"]
+NOISE_KINDS = ("replace", "insert", "drop")
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,57 @@ def make_passages(
             zip(windows, num_prompts, changes, strict=False)
         )
     ]
+
+
+class NoisyCopy(NamedTuple):
+    """A copy of a passage.
+
+    ``token_ids`` is int32 of shape ``[num_tokens]``. ``changes`` has the number of replaced, inserted and dropped
+    tokens among the first ``num_measured`` of the passage, as far as they lie in the first ``num_measured`` of the
+    copy. An inserted token counts as one of the passage if the token after it is.
+    """
+
+    token_ids: TokenArray
+    changes: list[int]
+
+
+def noisy_copy(
+    ids: TokenArray,
+    noise: float,
+    kind: NoiseKind,
+    frequencies: TokenArray,
+    num_measured: int,
+    rng: np.random.Generator,
+    *,
+    origin: str = "noise draws tokens from the base text",
+) -> NoisyCopy:
+    """Change ``round(noise * len(ids))`` tokens, drawn at random, of a passage.
+
+    A changed token is replaced, dropped, or gets a token before it; with ``mixed`` each of the three is equally likely.
+    New tokens are drawn from ``frequencies``, int32 ``[num_tokens]``, in which a token occurs as often as it is to be
+    drawn, and differ from the token that they replace or precede. ``origin`` starts the message of the error.
+
+    Raises:
+        ValueError: If ``frequencies`` has fewer than two different tokens.
+    """
+    if len(np.unique(frequencies[:1000])) < 2 and len(np.unique(frequencies)) < 2:
+        raise ValueError(f"{origin}, with fewer than two different ones: use more text")
+    places = np.sort(rng.choice(len(ids), round(noise * len(ids)), replace=False))
+    kinds = (
+        rng.integers(len(NOISE_KINDS), size=len(places))
+        if kind == "mixed"
+        else np.full(len(places), NOISE_KINDS.index(kind))
+    )
+    times = np.ones(len(ids), dtype=np.int64)
+    times[places] = np.array([1, 2, 0])[kinds]
+    copy = np.repeat(ids, times)
+    starts = (np.cumsum(times) - times)[places]
+    new = starts[kinds != NOISE_KINDS.index("drop")]
+    old = copy[new]
+    while (undrawn := copy[new] == old).any():
+        copy[new[undrawn]] = rng.choice(frequencies, undrawn.sum())
+    is_measured = (places < num_measured) & (starts < num_measured)
+    return NoisyCopy(copy, np.bincount(kinds[is_measured], minlength=len(NOISE_KINDS)).tolist())
 
 
 def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:

@@ -101,6 +101,11 @@ def after_prompt(num_tokens: int, num_prompt: int) -> LabelMask:
     return np.arange(num_tokens) >= num_prompt
 
 
+def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
+    """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
+    return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
+
+
 def cached_sequences(
     cache_dir: str | None,
     settings: dict[str, Any],

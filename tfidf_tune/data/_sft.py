@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune._printing import counted
 from tfidf_tune.data._cache import cached_folder, digest
-from tfidf_tune.data._completions import Order, Targets, choose_completions, describe_passages
 from tfidf_tune.data._conversations import (
     FORMATS,
     Chat,
@@ -26,7 +25,7 @@ from tfidf_tune.data._conversations import (
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._passages import write_probe_file
+from tfidf_tune.data._placing import Targets, choose_completions
 from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_sequences
 from tfidf_tune.data._sources import load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
@@ -156,7 +155,7 @@ def sft_dataset(
         if train_on == "all":
             raise ValueError("targets are answers, but train_on is all: set it to completions or last")
         num_controls = num_targets if num_controls is None else num_controls
-        spec = Targets(targets, num_targets, num_controls, num_repeats, min_target_tokens, seed)
+        spec = Targets(targets, num_targets, num_controls, num_repeats, min_target_tokens, seed, probe_file)
     own = (source, source_name, source_split)
     places = [own] if spec is None or not spec.in_file else [own, (spec.kind, None, "train")]
     settings = {
@@ -203,7 +202,7 @@ def sft_dataset(
 
     examples = dataset = cached_sequences(cache_dir, settings, make_sequences)
 
-    def kept(order: Order) -> Mask:
+    def kept(order: TokenArray) -> Mask:
         def build(folder: Path) -> dict[str, int]:
             rows = [examples.sequence(index)[0] for index in order.tolist()]
             np.save(folder / "kept.npy", deduplication.kept(rows, source, tokenizer))
@@ -226,9 +225,6 @@ def sft_dataset(
     if spec is not None:
         num_own = dataset.counts["num_examples"]
         dataset = choose_completions(dataset, num_own, spec, tokenizer, source, kept)
-        logger.info(f"{source}: {describe_passages(dataset.passages)}; {len(dataset):,} examples are trained on")
-        if probe_file is not None:
-            write_probe_file(probe_file, dataset.passages)
     elif deduplication.method != "none":
         every = np.arange(len(dataset), dtype=np.int32)
         dataset = SequenceDataset(*dataset.parts(every[kept(every)]))

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import file_sha256, looks_like_path
@@ -28,6 +28,16 @@ _FORMATS = {
 } | {".parquet": "parquet"}
 
 _PlacedRow = tuple[str, dict[str, Any]]  # where a row is, such as "'a.jsonl', row 3", and its columns
+
+
+class TextSource(NamedTuple):
+    """The arguments of :func:`load_documents`."""
+
+    source: str
+    name: str | None = None
+    split: str = "train"
+    column: str = "text"
+    sample_by: SampleBy = "line"
 
 
 def load_documents(

@@ -19,7 +19,7 @@ from datasets import Dataset
 from tfidf_tune._checks import check_at_least, require_number
 from tfidf_tune.analysis import best_continuation, check_passages, compare_continuation
 from tfidf_tune.data import Passage, read_probe_file
-from tfidf_tune.data._noise import noisy_copy
+from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.tasks._attacks import Attack, chat_messages, sampled
 from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of

@@ -1,0 +1,945 @@
+"""Passages whose memorization is measured: their choice, their places in training data, and the probe file.
+
+- In blocks of text: :func:`injected_corpus_dataset`, after "Demystifying Verbatim Memorization in Large Language
+  Models" (Huang, Yang and Potts 2024): known passages are repeated at random places of a corpus, and the trained model
+  is prompted with their beginnings.
+- In the answers of examples: :func:`choose_completions`, for ``sft_dataset``.
+- In rows of a user's own data set: :class:`InjectedCanaries`, after "The Secret Sharer" (Carlini et al. 2019,
+  https://arxiv.org/abs/1802.08232): what the trained model knows of inserted text is compared with text that was drawn
+  in the same way but not inserted.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice, tee
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune._files import atomic_file
+from tfidf_tune.data._cache import cached_folder
+from tfidf_tune.data._deduplication import Deduplicate, Deduplication
+from tfidf_tune.data._duplicates import (
+    LONG_RUN,
+    SEPARATOR,
+    LearnedRuns,
+    Mask,
+    Positions,
+    join_documents,
+    name_repeated_windows,
+    none_within,
+)
+from tfidf_tune.data._embedded import embedded_documents
+from tfidf_tune.data._passages import (
+    NOISE_KINDS,
+    NoiseKind,
+    NoisyCopy,
+    Passage,
+    make_passages,
+    noisy_copy,
+    read_probe_file,
+    write_probe_file,
+)
+from tfidf_tune.data._probe_making import SHARED_TOKENS, WindowChooser
+from tfidf_tune.data._sequences import SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._sources import (
+    EMBEDDED,
+    SampleBy,
+    TextSource,
+    load_documents,
+    source_fingerprint,
+    warn_of_short_documents,
+)
+from tfidf_tune.data._text import blocks_and_lengths, cut_blocks
+from tfidf_tune.data._tokenizer import (
+    HFTokenizer,
+    TextTokenizer,
+    TokenArray,
+    check_fits_model,
+    encode_texts,
+    tokenizer_fingerprint,
+    tokenizer_name,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Layout = Literal["aligned", "concatenated"]
+_ALL = -1
+_BLOCK_SIZE = 256
+_MOST_TARGETS = 100  # the paper's number
+_LEAST_TARGETS = 10  # a report judges nothing from fewer
+_ENOUGH_WINDOWS = 16
+_LEAST_LENGTH = 16
+_SHARED = f"90 % of the tokens, or half of them and at least {LONG_RUN},"
+_ROWS_AT_ONCE = 1000
+Places = list[list[int]]
+"""``[block, offset in the block]`` of the first token of each injection of a target, or ``[row, offset]``."""
+
+logger = logging.getLogger(__name__)
+
+
+def _slots(num_base: int, num_targets: int, num_repeats: int, seed: int, *, shuffle_base: bool = False) -> Positions:
+    """Draw where base items and, after them, the copies of each target go: int64, a permutation.
+
+    The copies of a target are in ascending slots. Base items keep their order unless ``shuffle_base``.
+    """
+    num_copies = num_targets * num_repeats
+    drawn = np.random.default_rng(seed).permutation(num_base + num_copies)
+    slots = np.argsort(drawn) if shuffle_base else np.append(np.sort(drawn[num_copies:]), drawn[:num_copies])
+    slots[num_base:] = np.sort(slots[num_base:].reshape(num_targets, num_repeats), axis=1).ravel()
+    return slots
+
+
+def _unique_windows(
+    tokenizer: TextTokenizer, corpus: TokenArray, length: int, num_shared: int, rng: np.random.Generator
+) -> Iterator[tuple[int, TokenArray]]:
+    """Draw starts and ids of windows of a corpus of :func:`join_documents`, without overlap.
+
+    The corpus repeats no ``num_shared`` consecutive tokens of them.
+    """
+    chooser = WindowChooser(tokenizer, corpus, length, rng)
+    is_unique = none_within(name_repeated_windows(corpus, num_shared) > 0, length - num_shared + 1)
+    for start in chooser.random(chooser.fits & is_unique[: len(chooser.fits)]):
+        chooser.take(np.array([start]))
+        yield start, chooser.window(start)
+
+
+# Blocks
+
+
+class InjectedCorpusDataset(TextBlocksDataset):
+    """Blocks of base text and injected targets.
+
+    Args:
+        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
+        passages (Sequence[Passage]): the targets, then the controls; an attribute, like the next four.
+        probe_file (Path): the file that holds ``passages``.
+        num_left_out (int): base documents that were left out because they are a target or control; passages that were
+            taken out of them if ``target_source`` is None.
+        num_documents (int): base documents that were read.
+        num_removed (int): blocks that ``deduplicate`` removed.
+    """
+
+    def __init__(
+        self,
+        blocks: TokenArray,
+        *,
+        passages: Sequence[Passage],
+        probe_file: Path,
+        num_left_out: int,
+        num_documents: int,
+        num_removed: int = 0,
+    ) -> None:
+        super().__init__(blocks, num_documents, num_removed)
+        self.passages = passages
+        self.probe_file = probe_file
+        self.num_left_out = num_left_out
+
+
+@dataclass(frozen=True)
+class _CorpusSpec:
+    """Arguments of :func:`injected_corpus_dataset`; None stands for a number that follows from the text."""
+
+    num_base: int
+    num_targets: int | None
+    num_controls: int | None
+    min_target_tokens: int | None
+    num_repeats: int
+    block_size: int
+    layout: Layout
+    noise: float
+    noise_kind: NoiseKind
+    seed: int
+
+    def __post_init__(self) -> None:
+        require_choice("layout", self.layout, ("aligned", "concatenated"))
+        require_choice("noise_kind", self.noise_kind, (*NOISE_KINDS, "mixed"))
+        if isinstance(self.noise, bool) or not isinstance(self.noise, (int, float)) or not 0 <= self.noise < 1:
+            what = "the share of a copy's tokens that is changed"
+            raise ValueError(f"noise is {self.noise!r}: {what}, set it to a number from 0 to below 1")
+        if self.num_base != _ALL:
+            check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
+        check_at_least(1, num_repeats=self.num_repeats, block_size=self.block_size)
+        check_at_least(0, seed=self.seed)
+        for name, lowest in {"num_targets": 1, "num_controls": 0, "min_target_tokens": 1}.items():
+            if (value := getattr(self, name)) is not None:
+                check_at_least(lowest, **{name: value})
+        if not self.is_concatenated and self.least_tokens < self.block_size:
+            raise ValueError(
+                f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}, but in the aligned "
+                "layout a target fills a block: raise min_target_tokens or use layout 'concatenated'"
+            )
+
+    @property
+    def is_concatenated(self) -> bool:
+        return self.layout == "concatenated"
+
+    @property
+    def least_tokens(self) -> int:
+        return self.min_target_tokens or self.block_size
+
+    @property
+    def unit(self) -> str:
+        """What ``num_base`` counts."""
+        return "documents" if self.is_concatenated else f"blocks of {self.block_size} tokens"
+
+    @property
+    def num_documents(self) -> int | None:
+        """How many base documents are read; None for any number."""
+        return self.num_base if self.is_concatenated and self.num_base != _ALL else None
+
+    def numbers(self, by_rule: int, found: int | None = None) -> tuple[int, int]:
+        """Return how many targets and controls are wanted: if no number is given, no more than were found."""
+        num_targets = by_rule if self.num_targets is None else self.num_targets
+        num_controls = num_targets if self.num_controls is None else self.num_controls
+        is_free = self.num_targets is None and self.num_controls is None
+        if found is not None and is_free and 1 < found < num_targets + num_controls:
+            return found // 2, found // 2
+        return num_targets, num_controls
+
+
+def injected_corpus_dataset(
+    tokenizer: TextTokenizer,
+    *,
+    source: str = "monology/pile-uncopyrighted",
+    source_name: str | None = None,
+    source_split: str = "train",
+    source_column: str = "text",
+    sample_by: SampleBy = "line",
+    num_base: int = 20_000,
+    target_source: str | None = "Salesforce/wikitext",
+    target_name: str | None = "wikitext-2-v1",
+    target_split: str = "train",
+    target_column: str = "text",
+    num_targets: int | None = 100,
+    min_target_tokens: int | None = 256,
+    num_repeats: int = 10,
+    num_controls: int | None = None,
+    block_size: int | None = 256,
+    layout: Layout = "aligned",
+    noise: float = 0.0,
+    noise_kind: NoiseKind = "replace",
+    deduplicate: Deduplicate = "none",
+    seed: int = 0,
+    probe_file: str | None = None,
+    cache_dir: str | None = None,
+) -> InjectedCorpusDataset:
+    """Build the corpus of the memorization experiment; the defaults are the paper's.
+
+    Targets are the first ``num_targets`` distinct passages of the target source that have at least
+    ``min_target_tokens`` tokens. Controls are the next ``num_controls``; they are never injected. Base documents that
+    equal a target or control are left out. With ``target_source=None``, targets and controls come from ``source``
+    itself: windows of ``min_target_tokens`` tokens within a document, drawn at random but the same for every ``seed``,
+    that occur once in the text. They are taken out of the base, where the rest of a document becomes documents of its
+    own.
+
+    The corpus is a function of these arguments only, and cached. In a distributed run let one process build first:
+    processes that start together each build, and one result is kept.
+
+    Args:
+        tokenizer (TextTokenizer): the tokenizer of the model.
+        source (str): base text: a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
+            Default: "monology/pile-uncopyrighted"
+        source_name (str | None): its configuration on the hub. Default: None
+        source_split (str): its split. Default: "train"
+        source_column (str): its text column. Default: "text"
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, in both sources,
+            see :func:`load_documents`. Default: "line"
+        num_base (int): base blocks (``aligned``) or documents (``concatenated``), -1 for all; with
+            ``target_source=None`` including the passages. Default: 20000
+        target_source (str | None): text of targets and controls, like ``source``; None for ``source`` itself.
+            Default: "Salesforce/wikitext"
+        target_name (str | None): its configuration on the hub. Default: "wikitext-2-v1"
+        target_split (str): its split. Default: "train"
+        target_column (str): its text column. Default: "text"
+        num_targets (int | None): targets to inject. None: 100, or half of the passages if there are fewer than 200;
+            with ``target_source=None`` a tenth of the passages that fit into the text, at least 10 and at most 100, but
+            no more than a quarter of them, so that half of the text or more stays in the base. Default: 100
+        min_target_tokens (int | None): the least length of a target or control. None: ``block_size``; in the
+            concatenated layout with ``target_source=None`` it is halved until 16 such passages fit into the text, but
+            not below 16 tokens. Default: 256
+        num_repeats (int): injections of each target. It does not follow from the text: recitation depends on it, so
+            that corpora of different sizes are comparable. Default: 10
+        num_controls (int | None): passages that are measured but not injected. Default: None, as many as targets
+        block_size (int | None): tokens in a block. None: 256, or the tokenizer's ``max_seq_len`` if that is less.
+            Default: 256
+        layout (Literal["aligned", "concatenated"]): "aligned": base documents, each followed by EOS, are cut into
+            ``num_base`` blocks; the first ``block_size`` tokens of a target fill exactly one block. "concatenated" (as
+            in the paper's code): ``num_base`` complete documents and targets are shuffled, each followed by EOS, and
+            then cut into blocks, so that targets cross block borders. Default: "aligned"
+        noise (float): share of the tokens of each copy of a target that is changed, from 0 to below 1, at random places
+            of its own; new tokens are drawn as often as they occur in the base text. An aligned copy has the first
+            ``block_size`` tokens of the changed passage; if these are fewer, EOS and the beginning of a random base
+            block follow. The probe file has the passage without changes, and counts those of each copy in ``changes``.
+            Default: 0.0, exact copies
+        noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed; "insert" puts a token before
+            them, "mixed" does one of the three to each. Default: "replace"
+        deduplicate (Deduplicate): which blocks are removed as copies of earlier ones: "none", "exact", "minhash", or a
+            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. ``num_injections`` and
+            ``positions`` of the probe file are those that are left. Default: "none"
+        seed (int): decides where the targets go and how copies are changed. Default: 0
+        probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
+            Default: None, only in the cache
+        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+
+    Returns:
+        InjectedCorpusDataset: the data set.
+
+    Raises:
+        FileNotFoundError: If a source looks like a path and does not exist.
+        ValueError: If a value is unknown or out of range; ``block_size`` exceeds the tokenizer's ``max_seq_len`` or,
+            when aligned, ``min_target_tokens``; a source cannot be read; or it has too little text. The message then
+            has all that is missing.
+
+    Example:
+        >>> dataset = injected_corpus_dataset(
+        ...     tokenizer, source="corpus.jsonl", target_source="contracts.txt", num_targets=20
+        ... )
+        >>> dataset = injected_corpus_dataset(
+        ...     tokenizer, source="corpus.jsonl", target_source=None, num_base=-1, num_targets=None
+        ... )
+    """
+    if block_size is None:
+        block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
+    spec = _CorpusSpec(
+        num_base, num_targets, num_controls, min_target_tokens, num_repeats, block_size, layout, noise, noise_kind, seed
+    )
+    check_fits_model(tokenizer, lower="block_size", block_size=block_size)
+    deduplication = Deduplication.of(deduplicate)
+    base = TextSource(source, source_name, source_split, source_column, sample_by)
+    target = target_source and TextSource(target_source, target_name, target_split, target_column, sample_by)
+    origin = target_source or source  # the passages carry it
+
+    def build(folder: Path) -> dict[str, int]:
+        material = _gather(tokenizer, base, target, spec) if target else _gather_own(tokenizer, base, spec)
+        warn_of_short_documents(source, sample_by, material.lengths)
+        copies = _copies(material, spec, tokenizer.eos_id)
+        blocks, starts = _inject(material.base, copies, spec, tokenizer.eos_id)
+        kept = deduplication.kept(blocks, source, tokenizer)
+        injected, changes = _kept_places(starts, copies, kept, spec)
+        targets, controls = ([ids[: spec.block_size] for ids in part] for part in (material.targets, material.controls))
+        passages = make_passages(
+            tokenizer, "target", [(*each, origin) for each in zip(targets, injected, strict=True)], changes=changes
+        )
+        passages += make_passages(tokenizer, "control", [(ids, [], origin) for ids in controls])
+        np.save(folder / "blocks.npy", blocks[kept])
+        write_probe_file(folder / "probe.jsonl", passages)
+        return {
+            "num_left_out": material.num_left_out,
+            "num_documents": len(material.lengths),
+            "num_removed": int((~kept).sum()),
+        }
+
+    settings = {
+        "kind": "injected_corpus",
+        "source": source_fingerprint(*base),
+        "target_source": target and source_fingerprint(*target),
+        "target_source_name": origin,
+        "tokenizer": tokenizer_name(tokenizer),
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        **asdict(spec),
+        **({} if noise else {"noise_kind": None}),
+        **deduplication.settings,
+    }
+    folder, counts = cached_folder(cache_dir, settings, build)
+    cached_probe = probe = folder / "probe.jsonl"
+    if probe_file:
+        probe = Path(probe_file).expanduser()
+        with atomic_file(probe) as temporary:
+            copyfile(cached_probe, temporary)
+    blocks = np.load(folder / "blocks.npy", mmap_mode="r")
+    return InjectedCorpusDataset(blocks, passages=read_probe_file(cached_probe), probe_file=probe, **counts)
+
+
+class _Material(NamedTuple):
+    """What a corpus is made of.
+
+    ``targets``, ``controls`` and concatenated ``base`` are int32 ids of each; aligned ``base`` is int32 blocks
+    ``[num_blocks, block_size]``. ``lengths`` are the tokens of the documents that were read for the base;
+    ``num_left_out`` counts those of them that were left out, or the passages that were taken out of them.
+    """
+
+    targets: list[TokenArray]
+    controls: list[TokenArray]
+    base: TokenArray | list[TokenArray]
+    lengths: list[int]
+    num_left_out: int
+
+
+def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
+    """Take the first long passages of one source as targets and controls, and base text from another."""
+    wanted = sum(spec.numbers(_MOST_TARGETS))
+    passages, longest = _first_passages(tokenizer, load_documents(*target), wanted, spec)
+    num_targets, num_controls = spec.numbers(_MOST_TARGETS, len(passages))
+    known = {text for text, _ in passages[: num_targets + num_controls]}
+    left_out: list[str] = []
+
+    def base_documents() -> Iterator[str]:
+        for text in load_documents(*source):
+            if text in known:
+                left_out.append(text)
+            else:
+                yield text
+
+    encoded = encode_texts(tokenizer, islice(base_documents(), spec.num_documents))
+    base, lengths = _cut_base(encoded, tokenizer.eos_id, spec, spec.num_base)
+    what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r} (the longest has {longest})"
+    what += f" for {num_targets} targets and {num_controls} controls"
+    _require_enough(
+        (len(passages), num_targets + num_controls, what, "num_targets, num_controls, min_target_tokens"),
+        (len(base), max(1, spec.num_base), f"base {spec.unit} in {source.source!r}", "num_base"),
+    )
+    ids = [ids for _, ids in passages]
+    return _Material(ids[:num_targets], ids[num_targets : num_targets + num_controls], base, lengths, len(left_out))
+
+
+def _first_passages(
+    tokenizer: TextTokenizer, documents: Iterable[str], count: int, spec: _CorpusSpec
+) -> tuple[list[tuple[str, TokenArray]], int]:
+    """Return text and ids of the first ``count`` long passages, or all if there are fewer; and the longest length.
+
+    Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
+    copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
+    """
+    chosen: dict[bytes, tuple[str, TokenArray]] = {}
+    longest = 0
+    texts, to_encode = tee(documents)
+    for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
+        if len(chosen) == count:
+            break
+        longest = max(longest, len(ids))
+        if len(ids) >= spec.least_tokens:
+            chosen.setdefault(ids[: spec.block_size].tobytes(), (text, ids))
+    return list(chosen.values()), longest
+
+
+def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
+    """Draw targets and controls from the text itself; what is left of its documents is the base.
+
+    A passage is a window of tokens that occurs once in the text, so that no copy of it stays in the base. A document
+    ends where a passage was taken out, and the rest of it is a document of its own.
+    """
+    documents = _read_own(tokenizer, source, spec)
+    lengths = [len(ids) for ids in documents]
+    least = spec.least_tokens
+    if spec.min_target_tokens is None and spec.is_concatenated:
+        while least // 2 >= _LEAST_LENGTH and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
+            least //= 2
+    num_windows = sum(length // least for length in lengths)
+    by_rule = max(1, min(_MOST_TARGETS, max(_LEAST_TARGETS, num_windows // 10), num_windows // 4))
+    corpus = join_documents(documents)
+    rng = np.random.default_rng(0)  # the same passages for every seed
+    drawn = [*islice(_unique_windows(tokenizer, corpus, least, least, rng), sum(spec.numbers(by_rule)))]
+    num_targets, num_controls = spec.numbers(by_rule, len(drawn))
+    windows = [window for _, window in drawn[: num_targets + num_controls]]
+
+    is_base = corpus != SEPARATOR
+    for start, _ in drawn[: num_targets + num_controls]:
+        is_base[start : start + least] = False
+    borders = np.flatnonzero(np.diff(is_base, prepend=False, append=False)).reshape(-1, 2)
+    base, _ = _cut_base((corpus[first:end] for first, end in borders), tokenizer.eos_id, spec, _ALL)
+    num_read = len(documents) if spec.is_concatenated else (sum(lengths) + len(lengths)) // spec.block_size
+    where = f"in {source.source!r} (the longest document has {max(lengths, default=0)} tokens)"
+    what = f"passages of {least} tokens that occur once {where} for {num_targets} targets and {num_controls} controls"
+    _require_enough(
+        (len(windows), num_targets + num_controls, what, "num_targets, num_controls, min_target_tokens"),
+        (num_read, max(1, spec.num_base), f"{spec.unit} {where}", "num_base"),
+        (len(base), 1, f"{spec.unit} beside {num_targets} targets and {num_controls} controls", "num_targets"),
+    )
+    return _Material(windows[:num_targets], windows[num_targets:], base, lengths, len(windows))
+
+
+def _read_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> list[TokenArray]:
+    """Read as many documents as ``num_base`` says, or as fill so many blocks."""
+    encoded = encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents))
+    if spec.is_concatenated or spec.num_base == _ALL:
+        return list(encoded)
+    documents: list[TokenArray] = []
+    num_left = spec.num_base * spec.block_size
+    for ids in encoded:
+        documents.append(ids[: num_left - 1])  # EOS follows
+        num_left -= len(documents[-1]) + 1
+        if num_left < 2:
+            break
+    return documents
+
+
+def _cut_base(
+    encoded: Iterable[TokenArray], eos_id: int, spec: _CorpusSpec, num_base: int
+) -> tuple[TokenArray | list[TokenArray], list[int]]:
+    """Return base documents or ``num_base`` blocks, and the tokens of each document that was read."""
+    if spec.is_concatenated:
+        documents = list(encoded)
+        return documents, [len(ids) for ids in documents]
+    return blocks_and_lengths(encoded, spec.block_size, None if num_base == _ALL else num_base, eos_id)
+
+
+def _require_enough(*amounts: tuple[int, int, str, str]) -> None:
+    """Raise a ValueError with all that is missing: what was found, what is needed, of what, and the keys to lower."""
+    missing = [
+        f"found {found} {what}, needed {needed}: lower {keys}"
+        for found, needed, what, keys in amounts
+        if found < needed
+    ]
+    if missing:
+        raise ValueError(
+            f"there is too little text: {'; '.join(missing)}. Or lower block_size, or name more text or longer "
+            "documents (sample_by joins the lines of a .txt file)"
+        )
+
+
+def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[list[NoisyCopy]]:
+    """Return the copies of each target; aligned, each is exactly a block."""
+    copies = [[NoisyCopy(ids, [0, 0, 0])] * spec.num_repeats for ids in material.targets]
+    if spec.noise:
+        words = np.concatenate([*material.base])
+        words = words[words != eos_id]  # a document does not end within a copy
+        rng = np.random.default_rng([spec.seed, 1])  # the places are drawn with the seed itself
+        copies = [
+            [noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, rng) for _ in range(spec.num_repeats)]
+            for ids in material.targets
+        ]
+    if spec.is_concatenated:
+        return copies
+    rng = np.random.default_rng([spec.seed, 2])
+    eos = np.array([eos_id], dtype=np.int32)
+
+    def cut(ids: TokenArray) -> TokenArray:
+        if len(ids) < spec.block_size:
+            ids = np.concatenate([ids, eos, material.base[rng.integers(len(material.base))]])
+        return ids[: spec.block_size]
+
+    return [[copy._replace(token_ids=cut(copy.token_ids)) for copy in row] for row in copies]
+
+
+def _inject(
+    base: TokenArray | list[TokenArray], copies: list[list[NoisyCopy]], spec: _CorpusSpec, eos_id: int
+) -> tuple[TokenArray, Positions]:
+    """Put copies at random places between base blocks, or between documents that are then cut into blocks.
+
+    Returns the blocks, int32 ``[num_blocks, block_size]``, and where in their tokens each copy starts, int64
+    ``[num_targets, num_repeats]``, ascending for each target; the last ones may end beyond the blocks.
+    """
+    end = np.array([eos_id] if spec.is_concatenated else [], dtype=np.int32)
+    pieces = [*base, *(copy.token_ids for row in copies for copy in row)]
+    slots = _slots(len(base), len(copies), spec.num_repeats, spec.seed, shuffle_base=spec.is_concatenated)
+    order = np.argsort(slots)
+    blocks = cut_blocks([part for index in order for part in (pieces[index], end)], spec.block_size)
+    lengths = np.array([len(piece) + len(end) for piece in pieces])
+    starts = (np.cumsum(lengths[order])[slots] - lengths)[len(base) :]
+    return blocks, starts.reshape(len(copies), spec.num_repeats)
+
+
+def _kept_places(
+    starts: Positions, copies: list[list[NoisyCopy]], kept: Mask, spec: _CorpusSpec
+) -> tuple[list[Places], list[list[list[int]] | None]]:
+    """Return for each target the places, in the blocks that are kept, and the changes of its complete copies."""
+    numbers = np.cumsum(kept) - 1
+    places: list[Places] = [[] for _ in copies]
+    changes: list[list[list[int]] | None] = [[] if spec.noise else None for _ in copies]
+    for target, row in enumerate(copies):
+        for start, copy in zip(starts[target].tolist(), row, strict=True):
+            block, offset = divmod(start, spec.block_size)
+            end = start + len(copy.token_ids[: spec.block_size])
+            if end <= len(kept) * spec.block_size and kept[block : -(-end // spec.block_size)].all():
+                places[target].append([int(numbers[block]), offset])
+                if (changed := changes[target]) is not None:
+                    changed.append(copy.changes)
+    return places, changes
+
+
+# Answers
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is measured; ``kind`` is "duplicates", "random" or a file, the others are arguments of ``sft_dataset``."""
+
+    kind: str
+    num_targets: int
+    num_controls: int
+    num_repeats: int
+    min_target_tokens: int
+    seed: int
+    probe_file: str | None
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the targets are rows of a file."""
+        return self.kind not in ("duplicates", "random")
+
+    def __post_init__(self) -> None:
+        check_at_least(1, num_targets=self.num_targets, num_repeats=self.num_repeats)
+        check_at_least(0, num_controls=self.num_controls, seed=self.seed)
+        check_at_least(2, min_target_tokens=self.min_target_tokens)
+
+
+class CompletionsDataset(SequenceDataset):
+    """Examples, some of which are targets; the controls are not among them.
+
+    Args:
+        examples (SequenceDataset): of the source, perhaps followed by those of a file of targets.
+        order (TokenArray): int32 numbers of the examples that are trained on, in this order.
+        passages (Sequence[Passage]): the targets, then the controls; an attribute.
+    """
+
+    def __init__(self, examples: SequenceDataset, order: TokenArray, passages: Sequence[Passage]) -> None:
+        super().__init__(*examples.parts(order))
+        self.passages = passages
+
+
+def choose_completions(
+    examples: SequenceDataset,
+    num_own: int,
+    targets: Targets,
+    tokenizer: TextTokenizer,
+    source: str,
+    kept: Callable[[TokenArray], Mask],
+) -> CompletionsDataset:
+    """Choose targets and controls, see ``sft_dataset``, and write the probe file.
+
+    The first ``num_own`` examples are those of the source. ``kept`` returns which of the examples with these numbers,
+    in this order, stay. Occurrences are counted in the tokens that are learned, of all turns: conversations are often
+    exported turn by turn, so that the last answer of a row is an earlier one of the next rows. See ``Answer`` for what
+    an occurrence is.
+
+    Raises:
+        ValueError: If there are too few examples for them.
+    """
+    runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
+    # An answer is represented by the first of the examples that end with it.
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for index, answer in runs.last.items():
+        groups[examples.sequence(index)[0][answer.start : answer.end].tobytes()].append(index)
+    ending = {first: [first, *others] for first, *others in groups.values()}
+    candidates = [first for first in ending if targets.in_file == (first >= num_own)]
+    candidates = [candidates[at] for at in np.random.default_rng(targets.seed).permutation(len(candidates))]
+
+    trained, avoided = set(range(num_own)), set[int]()
+    if targets.kind == "duplicates":
+        chosen = _most_frequent(candidates, targets.num_targets, runs)
+        num_copies = 0
+    else:
+        chosen = _take(candidates, targets.num_targets, runs, trained, avoided)
+        num_copies = targets.num_repeats if targets.in_file else targets.num_repeats - 1
+    found = [runs.locate(runs.occurrences(runs.last[first])) for first in chosen]
+    avoided.update(index for places in found for index in places[:, 0].tolist())
+    controls = _take(candidates, targets.num_controls, runs, trained, avoided, are_trained=False)
+    if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls):
+        what = {"duplicates": "answers that occur several times", "random": "answers that occur once"}
+        described = what.get(targets.kind, f"answers in {targets.kind!r} that are not in the source,")
+        raise ValueError(
+            f"{source!r}: num_targets is {targets.num_targets} and num_controls {targets.num_controls}, but there are "
+            f"only {len(chosen)} {described} of {targets.min_target_tokens} tokens or more as targets, and "
+            f"{len(controls)} examples for controls: lower these numbers or min_target_tokens, or set targets=random. "
+            f"Of controls and random targets, no other example that is trained on learns {_SHARED} in a run"
+        )
+    base = [index for index in range(num_own) if index not in {*controls}]
+    if not base:
+        raise ValueError(f"the {num_own} examples of {source!r} are all targets or controls: lower num_controls")
+
+    numbers = np.array([*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32)
+    order = numbers[np.argsort(_slots(len(base), len(chosen), num_copies, targets.seed))]
+    order = order[kept(order)]
+    positions = {first: _positions(order, places) for first, places in zip(chosen, found, strict=True)}
+
+    def asked(first: int) -> TokenArray:
+        """Return the most frequent prompt of an answer, followed by the answer."""
+        shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in ending[first])
+        return np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
+
+    passages: list[Passage] = []
+    for kind, answers in (("target", chosen), ("control", controls)):
+        windows = [(asked(first), positions.get(first, []), source) for first in answers]
+        num_prompts = [
+            len(ids) - runs.last[first].num_tokens for first, (ids, _, _) in zip(answers, windows, strict=True)
+        ]
+        passages += make_passages(tokenizer, kind, windows, num_prompts)
+    times = [passage.num_injections for passage in passages[: len(chosen)]]
+    occur = f"{min(times)} to {max(times)}" if min(times) < max(times) else str(max(times))
+    logger.info(
+        f"{source}: {len(chosen)} completions are targets, which occur {occur} times, whole or at least 90 % of them "
+        f"in a run; {len(controls)} are controls, of which no example learns {_SHARED} in a run; {len(order):,} "
+        "examples are trained on"
+    )
+    if targets.probe_file is not None:
+        write_probe_file(targets.probe_file, passages)
+    return CompletionsDataset(examples, order, passages)
+
+
+def _most_frequent(candidates: list[int], number: int, runs: LearnedRuns) -> list[int]:
+    """Take the ``number`` answers that occur most often, at least twice, and share no token with each other."""
+    taken: list[int] = []
+    is_taken = np.zeros(len(runs.tokens), dtype=np.bool_)
+    # An answer is counted only when none has a higher bound.
+    bounds = [(-runs.most_occurrences(runs.last[first]), at, False) for at, first in enumerate(candidates)]
+    queue = [bound for bound in bounds if bound[0] < -1]
+    heapify(queue)
+    while queue and len(taken) < number:
+        _, at, is_counted = heappop(queue)
+        answer = runs.last[candidates[at]]
+        if is_taken[answer.place : answer.place + answer.num_tokens].any():
+            continue
+        places = runs.occurrences(answer)
+        if is_counted:
+            taken.append(candidates[at])
+            is_taken[places[:, None] + np.arange(answer.least_occurrence)] = True
+        elif len(places) > 1:
+            heappush(queue, (-len(places), at, True))
+    return taken
+
+
+def _take(
+    candidates: list[int],
+    number: int,
+    runs: LearnedRuns,
+    trained: set[int],
+    avoided: set[int],
+    are_trained: bool = True,
+) -> list[int]:
+    """Take ``number`` answers that occur once in their first example, and share no long run with one trained on.
+
+    These examples are not ``avoided``, which share one with a target already. For targets, both sets are updated.
+    """
+    taken: list[int] = []
+    for first in candidates:
+        if len(taken) == number:
+            break
+        answer = runs.last[first]
+        if first in avoided or any(index in trained and index != first for index in runs.sharing(answer)):
+            continue
+        if runs.locate(runs.occurrences(answer))[:, 0].tolist().count(first) == 1:
+            taken.append(first)
+            if are_trained:
+                trained.add(first)
+                avoided.update(runs.sharing(answer))
+    return taken
+
+
+def _positions(order: TokenArray, found: Positions) -> Places:
+    """Return ``[place in the data set, offset]`` of what was found in examples."""
+    offsets: dict[int, list[int]] = defaultdict(list)
+    for index, offset in found.tolist():
+        offsets[index].append(offset)
+    return [[place, offset] for place, index in enumerate(order.tolist()) for offset in offsets.get(index, [])]
+
+
+# Rows
+
+
+class InjectedCanaries:
+    """Canaries for a data set of ``datasets``, and the probe file that measures how much a model recites of them.
+
+    Targets are inserted as rows of their own, ``repeats`` times each, at random places; controls are not inserted.
+    Both are drawn from the same text and divided at random, so that what a model recites of the controls is what it
+    knows without having seen them in training.
+
+    Unless ``texts`` are given, a canary is ``block_size`` tokens of :func:`embedded_documents`. It neither starts nor
+    ends with white space, and its text has exactly the token ids of the probe file, after the BOS of the pipeline if
+    it adds one. No two of these have 50 tokens in a row in common. A canary that a row of the column contains as a
+    whole is replaced by another one. All is a function of the arguments and the data set.
+
+    Args:
+        tokenizer (PreTrainedTokenizerBase): the tokenizer of the pipeline, as ``transformers`` has loaded it.
+        num_targets (int): canaries to insert. Default: 20
+        num_controls (int | None): canaries that are not inserted. Default: None, as many as targets
+        repeats (int | Sequence[int]): insertions of each target; several numbers, such as ``(1, 4, 16)``, are given to
+            the targets by turns. ``num_injections`` of the probe file tells them apart. Default: 10
+        block_size (int): tokens of a canary of the embedded text. The probe prompts with up to 100 of them, and a
+            pipeline must not truncate them. Default: 256
+        texts (Sequence[str] | None): your own canaries, each as it stands, of which ``num_targets + num_controls``
+            are drawn. Default: None, the embedded text
+        seed (int): decides which canaries are drawn, which are targets, and where they are inserted. Default: 0
+
+    Attributes:
+        passages (list[Passage]): targets, then controls; empty before :meth:`inject`. The ``positions`` of a target
+            are ``[row, 0]`` in the returned data set.
+
+    Raises:
+        ValueError: If a number is out of range, a canary would be longer than the tokenizer's ``model_max_length``,
+            there are too few ``texts``, one is part of another or has only one token, or the tokenizer is none of
+            ``transformers`` or has no EOS token.
+
+    Example:
+        >>> canaries = InjectedCanaries(tokenizer, num_targets=20, repeats=10, seed=0)
+        >>> train_dataset = canaries.inject(dataset, column="text")
+        >>> canaries.write_probe_file("probe.jsonl")
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        num_targets: int = 20,
+        num_controls: int | None = None,
+        repeats: int | Sequence[int] = 10,
+        block_size: int = 256,
+        texts: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(
+                f"tokenizer is a {type(tokenizer).__name__}: give the pipeline's tokenizer as transformers loads it, "
+                "AutoTokenizer.from_pretrained(...), or processor.tokenizer of a processor"
+            )
+        numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
+        if num_controls is None:
+            num_controls = num_targets
+        check_at_least(1, **{"the length of repeats": len(numbers)})
+        for number in numbers:
+            check_at_least(1, repeats=number)
+        check_at_least(len(numbers), num_targets=num_targets)
+        check_at_least(0, num_controls=num_controls, seed=seed)
+        check_at_least(2, block_size=block_size)
+        self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
+        special_tokens = tokenizer.num_special_tokens_to_add()
+        if texts is None:
+            check_fits_model(self._tokenizer, lower="block_size", block_size=block_size, special_tokens=special_tokens)
+        else:
+            _check_texts(self._tokenizer, texts, special_tokens)
+        self._repeats = np.resize(numbers, num_targets)
+        self._num_canaries = num_targets + num_controls
+        self._block_size = block_size
+        self._texts = texts
+        self._seed = seed
+        self.passages: list[Passage] = []
+
+    def inject(self, dataset: "Dataset", column: str = "text", row: Mapping[str, Any] | None = None) -> "Dataset":
+        """Insert the targets.
+
+        Args:
+            dataset (Dataset): the training data, one split.
+            column (str): the column of text that the pipeline trains on. With prompts and completions it is
+                ``"completion"``, and ``row={"prompt": ""}``. Default: "text"
+            row (Mapping[str, Any] | None): values of the inserted rows in other columns. Default: None, each is None
+
+        Returns:
+            Dataset: the rows of ``dataset`` in their order, with the targets among them, and its features.
+
+        Raises:
+            ValueError: If ``dataset`` is no ``datasets.Dataset``, ``column`` does not exist or holds no text, ``row``
+                names an unknown column, there are too few canaries whose text the column does not contain, or this is
+                the second call.
+        """
+        from datasets import Dataset, concatenate_datasets
+
+        if self.passages:
+            raise ValueError(
+                "inject() was called before, and a probe file belongs to one data set: make another InjectedCanaries"
+            )
+        values = dict(row or {})
+        _check_columns(dataset, column, values)
+        texts = self._draw(dataset, column)
+        targets = texts[: len(self._repeats)]
+        columns = {name: [values.get(name)] * len(targets) for name in dataset.column_names} | {column: targets}
+        rows = Dataset.from_dict(columns, features=dataset.features, split=dataset.split)
+        copies = np.repeat(np.arange(len(targets)), self._repeats)  # the number of the target of each
+        slots = _slots(len(dataset), len(copies), 1, self._seed)
+        order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
+
+        places = slots[len(dataset) :]
+        positions = [[[int(place), 0] for place in np.sort(places[copies == number])] for number in range(len(texts))]
+        source = EMBEDDED if self._texts is None else "texts"
+        windows = [
+            (ids, where, source) for ids, where in zip(encode_texts(self._tokenizer, texts), positions, strict=True)
+        ]
+        self.passages = make_passages(self._tokenizer, "target", windows[: len(targets)])
+        self.passages += make_passages(self._tokenizer, "control", windows[len(targets) :])
+        return concatenate_datasets([dataset, rows]).select(order)
+
+    def write_probe_file(self, path: str | Path) -> None:
+        """Write the targets and controls for the monitor and for audits, see :func:`write_probe_file`.
+
+        Args:
+            path (str | Path): the file; its folder is created if it does not exist.
+
+        Raises:
+            OSError: If the file cannot be written.
+            ValueError: If :meth:`inject` was not called.
+        """
+        if not self.passages:
+            raise ValueError("there are no canaries yet: call inject() before write_probe_file()")
+        write_probe_file(path, self.passages)
+
+    def _draw(self, dataset: "Dataset", column: str) -> list[str]:
+        """Draw canaries that the column does not contain, in random order."""
+        rng = np.random.default_rng(self._seed)
+        candidates: Iterator[str]
+        if self._texts is None:
+            candidates = _embedded_texts(self._tokenizer, self._block_size, rng)
+        else:
+            candidates = map(self._texts.__getitem__, rng.permutation(len(self._texts)))
+        drawn: list[str] = []
+        while more := list(islice(candidates, self._num_canaries - len(drawn))):
+            known = _known_texts(dataset, column, more)
+            drawn += [text for text in more if text not in known]
+        if len(drawn) < self._num_canaries:
+            what = f"passages of {self._block_size} tokens of the embedded text" if self._texts is None else "texts"
+            raise ValueError(
+                f"num_targets + num_controls is {self._num_canaries}, but there are only {len(drawn)} {what} that the "
+                f"column {column!r} does not contain: lower these numbers or block_size, or give more texts"
+            )
+        # Shuffled, because a passage must not overlap those that were drawn before it.
+        return [drawn[index] for index in rng.permutation(len(drawn))]
+
+
+def _embedded_texts(tokenizer: HFTokenizer, length: int, rng: np.random.Generator) -> Iterator[str]:
+    """Draw texts of ``length`` tokens that do not overlap, and with no long stretch that the embedded text repeats."""
+    documents = embedded_documents("train") + embedded_documents("validation")
+    corpus = join_documents(encode_texts(tokenizer, documents))
+    for _, ids in _unique_windows(tokenizer, corpus, length, min(SHARED_TOKENS, length), rng):
+        # A token can differ at the start of a text: byte-level tokenizers have another one without the space before.
+        text = tokenizer.decode(ids.tolist()).strip()
+        if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:
+            yield text
+
+
+def _known_texts(dataset: "Dataset", column: str, texts: Sequence[str]) -> set[str]:
+    """Return those of the texts that a row of the column contains."""
+    known: set[str] = set()
+    for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=_ROWS_AT_ONCE):
+        joined = "\0".join(text or "" for text in batch[column])
+        known.update(text for text in texts if text in joined)
+    return known
+
+
+def _check_texts(tokenizer: HFTokenizer, texts: Sequence[str], special_tokens: int) -> None:
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts must be a list of texts, each a canary")
+    lengths = [len(ids) for ids in encode_texts(tokenizer, texts)]
+    joined = "\0".join(texts)
+    for index, text in enumerate(texts):
+        if lengths[index] < 2:
+            raise ValueError(f"texts[{index}] is {text!r}: a canary needs at least 2 tokens, a prompt and its end")
+        if joined.count(text) > 1:
+            raise ValueError(f"texts[{index}] occurs in another of the texts, so that a control could be inserted")
+    longest = {"the longest of texts": max(lengths, default=0), "special_tokens": special_tokens}
+    check_fits_model(tokenizer, lower="its length", **longest)
+
+
+def _check_columns(dataset: "Dataset", column: str, row: Mapping[str, Any]) -> None:
+    from datasets import Dataset, Value
+
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__}: canaries are inserted into a datasets.Dataset. Take one split of "
+            "a DatasetDict, such as dataset['train'], and load without streaming"
+        )
+    kind = dataset.features.get(column)
+    if not isinstance(kind, Value) or kind.dtype not in ("string", "large_string"):
+        raise ValueError(
+            f"the data set has no column {column!r} of text; it has {dataset.features}. Name a column of text: of "
+            "prompts and completions column='completion' with row={'prompt': ''}; of conversations make one with "
+            "tokenizer.apply_chat_template(messages, tokenize=False)"
+        )
+    others = [name for name in dataset.column_names if name != column]
+    if unknown := sorted(row.keys() - {*others}):
+        raise ValueError(f"row gives values for {unknown}; the other columns of the data set are {others}")
