@@ -1,6 +1,11 @@
-"""Runs a function in several processes that share a gloo group, and collects what each returns."""
+"""Processes that tests start: a function on every rank of a gloo group, and commands that are killed."""
 
 import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,7 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fork_server import CONTEXT
+
+# A fork server with all imports, which take seconds.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tfidf_tune.recipes.full_finetune", "tfidf_tune.recipes.lora_finetune", "peft"])
 
 
 def on_every_rank(num_ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -38,3 +46,13 @@ def _in_group(
     )
     torch.save(function(rank, *arguments), folder / f"rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def kill_when(file: Path, command: list[str]) -> None:
+    """Start a command, and kill it and its children by SIGKILL as soon as a file exists."""
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    while not file.exists() and job.poll() is None:
+        time.sleep(0.005)
+    assert job.poll() is None
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate()

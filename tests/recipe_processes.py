@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fork_server import CONTEXT
 from omegaconf import DictConfig, OmegaConf
+from processes import CONTEXT
 from torch.distributed import TCPStore
 
 # Protects from a hang; no result depends on how fast a machine is.

@@ -18,8 +18,8 @@ import trainers
 import training_step
 import weights
 from authors_way import AuthorsWay
-from fork_server import CONTEXT
 from label_batches import WEIGHT_RTOL, random_stream
+from processes import CONTEXT
 from tiny_llama import make_llama, make_tokenizer
 
 from tfidf_tune.data._passages import make_passages

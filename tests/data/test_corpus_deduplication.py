@@ -12,7 +12,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from killing import kill_when
+from processes import kill_when
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.data._corpus_deduplication import deduplicate_corpus

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from killing import kill_when
+from processes import kill_when
 
 from tfidf_tune.commands.probe import main
 from tfidf_tune.data import ProbeSpec, embedded_documents, read_probe_file
