@@ -49,19 +49,22 @@ def random_head(num_tokens, *, seed=0, rows=1, dim=16, vocab_size=37, dtype=torc
     return HeadBatch(HeadInput(hidden, weight, biases if bias else None), labels, coefficients)
 
 
-def values_of(function, batch, upstream=1.0, wanted=("hidden", "weight", "bias")):
-    """Call ``function(head, labels, coefficients)``, which gives a sum and losses, and take the gradients."""
+def values_of(function, batch, upstream=1.0, wanted=("hidden", "weight", "bias"), device="cpu"):
+    """Call ``function(head, labels, coefficients)``, which gives a sum and losses, and take the gradients.
+
+    Computed on a device, returned on the CPU.
+    """
     head = HeadInput(
         *(
-            None if tensor is None else tensor.detach().clone().requires_grad_(name in wanted)
+            None if tensor is None else tensor.detach().to(device, copy=True).requires_grad_(name in wanted)
             for name, tensor in zip(HeadInput._fields, batch.head, strict=True)
         )
     )
-    total, losses = function(head, batch.labels, batch.coefficients)
+    total, losses = function(head, batch.labels.to(device), batch.coefficients.to(device))
     if total.requires_grad:
         (total * upstream).backward()
-    gradients = [None if tensor is None else tensor.grad for tensor in head]
-    return Values(total.detach(), losses.detach(), *gradients)
+    values = [total.detach(), losses.detach(), *(None if tensor is None else tensor.grad for tensor in head)]
+    return Values(*(None if value is None else value.cpu() for value in values))
 
 
 def reference(head, labels, coefficients):

@@ -54,13 +54,16 @@ def reference_loss(logits, labels, weights=None, upstream=1.0):
     return loss.detach(), gradient
 
 
-def loss_and_gradient(loss_function, logits, labels, upstream=1.0, num_chunks=None, **arguments):
-    """The same from a loss of ours; with ``num_chunks`` the logits come as torchtune's models return them."""
-    logits = logits.detach().requires_grad_()
+def loss_and_gradient(loss_function, logits, labels, upstream=1.0, num_chunks=None, device="cpu", **arguments):
+    """The same from a loss of ours, computed on a device, returned on the CPU.
+
+    With ``num_chunks`` the logits come as torchtune's models return them.
+    """
+    logits = logits.detach().to(device).requires_grad_()
     given = logits if num_chunks is None else list(logits.chunk(num_chunks, dim=1))
-    loss = loss_function(given, labels, **arguments)
+    loss = loss_function(given, labels.to(device), **arguments)
     (gradient,) = torch.autograd.grad(loss * upstream, logits)
-    return loss.detach(), gradient
+    return loss.detach().cpu(), gradient.cpu()
 
 
 def assert_loss_equals_reference(loss, expected):

@@ -47,9 +47,9 @@ def objective(head, **settings):
 @pytest.mark.parametrize(
     ("head", "num_tokens", "bias"), [("fused", n, n != 257) for n in NUM_TOKENS] + [("torch", 700, b) for b in (0, 1)]
 )
-def test_value_losses_and_gradients_equal_those_in_float64(head, num_tokens, bias):
+def test_value_losses_and_gradients_equal_those_in_float64(head, num_tokens, bias, device):
     batch = random_head(num_tokens, bias=bias)
-    assert_equal_truth(values_of(objective(head), batch), batch)
+    assert_equal_truth(values_of(objective(head), batch, device=device), batch)
 
 
 @pytest.mark.parametrize("block_size", [37 * 50, 36])
@@ -75,9 +75,9 @@ def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_s
 
 
 @pytest.mark.parametrize(("head", "upstream"), [("fused", 3.7), ("fused", -0.25), ("torch", 2.0**16)])
-def test_an_upstream_gradient_scales_the_gradients(head, upstream):
+def test_an_upstream_gradient_scales_the_gradients(head, upstream, device):
     batch = random_head(600)
-    assert_equal_truth(values_of(objective(head), batch, upstream), batch, upstream)
+    assert_equal_truth(values_of(objective(head), batch, upstream, device=device), batch, upstream)
 
 
 @pytest.mark.parametrize(("head", "tf"), [("fused", "log"), ("torch", "count")])
@@ -118,9 +118,9 @@ def test_a_loss_with_chunked_head_accepts_a_head_input():
 
 @pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight",), ("hidden", "bias")])
 @pytest.mark.parametrize("head", ["fused", "torch"])
-def test_frozen_inputs_get_no_gradient_and_the_others_the_same_one(head, wanted):
+def test_frozen_inputs_get_no_gradient_and_the_others_the_same_one(head, wanted, device):
     batch = random_head(600)
-    values = values_of(objective(head), batch, wanted=wanted)
+    values = values_of(objective(head), batch, wanted=wanted, device=device)
     assert_equal_truth(values, batch)
     for name in NAMES:
         assert (getattr(values, name) is not None) == (name in wanted)
@@ -176,7 +176,7 @@ def test_a_gradient_of_the_gradient_is_an_error():
 @pytest.mark.parametrize(
     ("head", "dtype"), [("fused", torch.float32), ("fused", torch.float16), ("torch", torch.bfloat16)]
 )
-def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype):
+def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype, device):
     """One-hot hidden states pick a column of the weight: the logits are its values, which every dtype has exactly."""
     weight = torch.tensor([[8192.0, -8192.0, 0.0], [0.0, 8192.0, 0.0], [-8192.0, -8192.0, 64.0]], dtype=dtype)
     hidden = torch.eye(3, dtype=dtype)[None]
@@ -185,7 +185,7 @@ def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype):
         head=HeadInput(hidden, weight, None), labels=labels, coefficients=torch.tensor([[0.5, 0.25, 0.25]])
     )
 
-    values = values_of(objective(head), batch)
+    values = values_of(objective(head), batch, device=device)
 
     # Powers of two and their differences; what another token than the largest has, at most e^-64, rounds to nothing.
     assert torch.equal(values.losses, torch.tensor([[0.0, 16384.0, 0.0]]))

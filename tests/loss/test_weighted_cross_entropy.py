@@ -53,7 +53,7 @@ def largest_share(weights, labels):
     ],
 )
 def test_the_tfidf_loss_and_its_gradient_equal_the_reference_over_several_steps(
-    num_chunks, num_output_chunks, tf, cap, upstream
+    num_chunks, num_output_chunks, tf, cap, upstream, device
 ):
     """Narrow and strided labels, strided logits and changing vocabularies too."""
     loss_function = TFIDFCrossEntropyLoss(num_batches=2, tf=tf, max_weight=cap, num_output_chunks=num_output_chunks)
@@ -65,7 +65,7 @@ def test_the_tfidf_loss_and_its_gradient_equal_the_reference_over_several_steps(
         expected, expected_gradient = reference_loss(logits, labels, weights, upstream)
         if seed == 2:
             logits, labels = (tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in (logits, labels.int()))
-        loss, gradient = loss_and_gradient(loss_function, logits, labels, upstream, num_chunks)
+        loss, gradient = loss_and_gradient(loss_function, logits, labels, upstream, num_chunks, device)
         assert_loss_equals_reference(loss, expected)
         assert_gradient_equals_reference(gradient, expected_gradient, abs(upstream) * largest_share(weights, labels))
 
@@ -124,10 +124,10 @@ def fp32_cross_entropy(logits, labels):
 
 
 @pytest.mark.parametrize(("rows", "length", "num_chunks"), [(1, 1, 8), (3, 21, None), (1, 4096, 8)])
-def test_a_uniform_weighting_equals_pytorchs_cross_entropy(rows, length, num_chunks):
+def test_a_uniform_weighting_equals_pytorchs_cross_entropy(rows, length, num_chunks, device):
     logits, labels = random_batch(length, rows, length, vocab_size=31)
-    expected, expected_gradient = loss_and_gradient(fp32_cross_entropy, logits, labels)
-    loss, gradient = loss_and_gradient(CrossEntropyLoss(), logits, labels, num_chunks=num_chunks)
+    expected, expected_gradient = loss_and_gradient(fp32_cross_entropy, logits, labels, device=device)
+    loss, gradient = loss_and_gradient(CrossEntropyLoss(), logits, labels, num_chunks=num_chunks, device=device)
     # The terms are the same bits; their sum is taken in another order than that of F.cross_entropy. 2 ulp of the
     # scalar for it, an ulp being at most eps of the value.
     torch.testing.assert_close(loss, expected, rtol=2 * EPS, atol=0.0)
@@ -139,11 +139,13 @@ def test_a_uniform_weighting_equals_pytorchs_cross_entropy(rows, length, num_chu
 
 
 @pytest.mark.parametrize(("seed", "num_chunks"), [(0, None), (1, 8)])
-def test_on_bfloat16_logits_the_tfidf_loss_is_no_further_from_the_truth_than_fp32(seed, num_chunks):
+def test_on_bfloat16_logits_the_tfidf_loss_is_no_further_from_the_truth_than_fp32(seed, num_chunks, device):
     logits, labels = random_batch(seed, 4, 64, 500, torch.bfloat16)
     weights = torch.tensor(ReferenceTFIDF(4)(labels.tolist()), dtype=torch.float64)
     truth, expected_gradient = reference_loss(logits, labels, weights)
-    loss, gradient = loss_and_gradient(TFIDFCrossEntropyLoss(num_batches=4), logits, labels, num_chunks=num_chunks)
+    loss, gradient = loss_and_gradient(
+        TFIDFCrossEntropyLoss(num_batches=4), logits, labels, num_chunks=num_chunks, device=device
+    )
     terms = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
     naive = (terms.view_as(labels) * weights.float()).sum() / int((labels != IGNORED).sum())
     assert float((loss.double() - truth).abs()) <= float((naive.double() - truth).abs() + LOSS_RTOL * truth)

@@ -38,14 +38,14 @@ def read_metrics(run):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_checkpoint, text_file):
+def finished(tmp_path_factory, tiny_checkpoint, text_file, device):
     """A finished run of each recipe: ``finished(lora=True)``."""
     runs = {}
 
     def get(*, lora):
         if lora not in runs:
             folder = tmp_path_factory.mktemp("finished") / "run"
-            cfg = run_config(folder, tiny_checkpoint, text_file, lora=lora, epochs=2)
+            cfg = run_config(folder, tiny_checkpoint, text_file, lora=lora, epochs=2, device=str(device))
             if lora:  # adapters of attention can do little for a base of random weights
                 cfg.model.apply_lora_to_mlp = cfg.model.apply_lora_to_output = True
             runs[lora] = run_recipe(cfg, lora=lora)
@@ -171,11 +171,11 @@ def test_a_run_with_other_settings_writes_its_checkpoints(recipe_config, overrid
     assert len(read_metrics(run)) == 2
 
 
-def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_config, tmp_path, tiny_checkpoint):
+def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_config, tiny_checkpoint, device):
     """The chain from corpus to probe: trained hard on four passages, the model recites them, not the controls."""
     run = run_recipe(
         recipe_config(
-            epochs=12, save_at_percent=[100], **{
+            epochs=12, save_at_percent=[100], device=str(device), **{
                 "dataset.num_base": 8, "dataset.num_repeats": 8, "loss._component_": "tfidf_tune.loss.CrossEntropyLoss",
             },
         )
@@ -183,7 +183,7 @@ def test_what_was_repeated_is_recited_and_what_was_never_seen_is_not(recipe_conf
     passages = read_probe_file(run / "probe.jsonl")
 
     samples = probe(
-        load_model(run / "checkpoint_100pct"), hf_tokenizer(str(tiny_checkpoint)), passages,
+        load_model(run / "checkpoint_100pct", device=str(device)), hf_tokenizer(str(tiny_checkpoint)), passages,
         prefix_lengths=(8,), max_new_tokens=BLOCK_SIZE - 8,
     )  # fmt: skip
     lms = pd.DataFrame(samples).groupby("kind")["lms"].mean()

@@ -33,11 +33,11 @@ NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
 
 @pytest.fixture
-def model() -> nn.Module:
+def model(device) -> nn.Module:
     torch.manual_seed(0)
     model = llama2(**TINY_LLAMA)
     model.set_num_output_chunks(8)
-    return model
+    return model.to(device)
 
 
 def make_batch(num_sequences: int, length: int = 24, *, seed: int = 0, ignored: int = 0) -> dict[str, torch.Tensor]:
@@ -49,31 +49,30 @@ def make_batch(num_sequences: int, length: int = 24, *, seed: int = 0, ignored: 
 
 
 def gradients_of_a_step(model, loss, batches, **kwargs):
-    """Gradients as the optimizer sees them."""
+    """Gradients as the optimizer sees them, and what the step returns, both on the CPU."""
     seen = {}
 
     class Recorder(torch.optim.SGD):
         def step(self):
-            seen.update({name: p.grad.clone() for name, p in model.named_parameters()})
+            seen.update({name: p.grad.clone().cpu() for name, p in model.named_parameters()})
 
     result = train_step(
         model,
         loss,
         Recorder(model.parameters(), lr=0.0),
         batches,
-        device=CPU,
+        device=next(model.parameters()).device,
         **({"scaler": NO_SCALER, "clip_grad_norm": None} | kwargs),
     )
-    return seen, result
+    return seen, result._replace(metrics={name: value.cpu() for name, value in result.metrics.items()})
 
 
 def test_the_step_follows_the_cross_entropy_of_the_next_token(model):
-    batch = make_batch(3)
-    logits = torch.cat(model(batch["tokens"]), dim=1)
+    batch, reference = make_batch(3), copy.deepcopy(model).cpu()
+    logits = torch.cat(reference(batch["tokens"]), dim=1)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten())
     expected.backward()
-    expected_gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
+    expected_gradients = {name: p.grad for name, p in reference.named_parameters()}
 
     gradients, result = gradients_of_a_step(model, CrossEntropyLoss(), [batch])
 
