@@ -14,7 +14,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer
-from tfidf_tune.tasks._token_ids import parse_token_ids
+from tfidf_tune.tasks._prompts import parse_token_ids
 from tfidf_tune.tasks.cnn_dailymail import bertscore_mean, documents
 
 TASK = "tfidf_cnn_dailymail"

@@ -14,7 +14,7 @@ from task_fakes import MEMORIZATION, Output, run_tasks
 from tfidf_tune import cli
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import evaluate, tasks_folder
-from tfidf_tune.tasks._token_ids import original_tokenizer
+from tfidf_tune.tasks._prompts import original_tokenizer
 
 OURS = {
     *MEMORIZATION,

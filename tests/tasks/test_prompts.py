@@ -13,8 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import save_token_ids_tokenizer
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
-from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids, token_ids_request
+from tfidf_tune.tasks._prompts import (
+    is_token_ids_request,
+    parse_token_ids,
+    prompt_settings,
+    prompts_of,
+    token_ids_request,
+)
 from tfidf_tune.tasks.memorization import documents
 
 TOKENIZERS = ["plain", "adds_bos", "sentencepiece", "llama"]

@@ -12,8 +12,7 @@ from openai_server import serving
 from tfidf_tune.data import read_probe_file
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks import SERVER_NAME, evaluate, planned_attacks, save_token_ids_tokenizer
-from tfidf_tune.tasks._requests import Request, Server
-from tfidf_tune.tasks._server import ServerLM, _text
+from tfidf_tune.tasks._server import Request, Server, ServerLM, _text
 
 KEY = "sk-secret-12345"
 TASKS = ["tfidf_memorization_prefixes", "tfidf_membership"]
@@ -182,8 +181,8 @@ def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(hos
 
 def test_requests_are_paced(host, model, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("tfidf_tune.tasks._requests.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("tfidf_tune.tasks._requests.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("tfidf_tune.tasks._server.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tfidf_tune.tasks._server.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     requests = [completion(f"a {number}") for number in range(5)]
     model(requests_per_minute=30).server.answers(requests, "")
     assert now[0] == pytest.approx(8)

@@ -13,7 +13,7 @@ from task_fakes import SQUAD_ROWS, embedded_ids, prompts_seen, run_tasks
 from torchmetrics.functional.text.squad import squad
 
 from tfidf_tune.data import hf_tokenizer, squad_dataset
-from tfidf_tune.tasks._token_ids import parse_token_ids
+from tfidf_tune.tasks._prompts import parse_token_ids
 from tfidf_tune.tasks.squad import documents, exact_match, f1, process_results
 
 TASK = "tfidf_squad"

@@ -15,7 +15,7 @@ from tfidf_tune.analysis import load_model
 from tfidf_tune.data import read_probe_file
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks._model import TokenExactHFLM
-from tfidf_tune.tasks._token_ids import parse_token_ids, token_ids_request
+from tfidf_tune.tasks._prompts import parse_token_ids, token_ids_request
 from tfidf_tune.tasks.memorization import documents
 
 TASK = MEMORIZATION[0]

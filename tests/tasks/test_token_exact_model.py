@@ -18,7 +18,7 @@ from tfidf_tune.analysis import greedy_continuations, load_model
 from tfidf_tune.data import read_probe_file
 from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
 from tfidf_tune.tasks._model import TokenExactHFLM
-from tfidf_tune.tasks._token_ids import token_ids_request
+from tfidf_tune.tasks._prompts import token_ids_request
 
 TEXTS = ["the river sings under", "a stone", "green house letters café 🙃 of the clock", "1984"]
 PPL = "tfidf_wikitext2_ppl"

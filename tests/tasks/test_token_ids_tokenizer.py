@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import save_token_ids_tokenizer
-from tfidf_tune.tasks._token_ids import original_tokenizer, parse_token_ids, token_ids_request
+from tfidf_tune.tasks._prompts import original_tokenizer, parse_token_ids, token_ids_request
 
 
 @pytest.fixture(scope="module")

@@ -30,43 +30,28 @@ from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, holm, over_seeds, over_seeds_and_passages
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis._likelihoods import TokenLikelihoods, token_likelihoods
+    from tfidf_tune.analysis._decoding import Decoding, batches_of_prompts, continue_prompts, greedy_continuations
+    from tfidf_tune.analysis._likelihoods import TokenLikelihoods, token_likelihoods, token_perplexity
     from tfidf_tune.analysis._loading import adapter_base, load_model, require_known_ids
     from tfidf_tune.analysis._monitor import MemorizationProbe, MonitoredModel, evaluating
-    from tfidf_tune.analysis._perplexity import token_perplexity
     from tfidf_tune.analysis._probe import (
-        Decoding,
         ProbeTokenizer,
-        batches_of_prompts,
         best_continuation,
         check_passages,
         compare_continuation,
-        greedy_continuations,
         probe,
     )
     from tfidf_tune.analysis._relearning import relearning_steps
 else:
 
     def __getattr__(name: str) -> Any:
-        # Import what needs torch on first use: torch takes seconds, and reports do without it.
-        if name not in __all__:
-            raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
-        modules = {
-            "TokenLikelihoods": "_likelihoods",
-            "token_likelihoods": "_likelihoods",
-            "adapter_base": "_loading",
-            "load_model": "_loading",
-            "require_known_ids": "_loading",
-            "token_perplexity": "_perplexity",
-            "relearning_steps": "_relearning",
-            "MemorizationProbe": "_monitor",
-            "MonitoredModel": "_monitor",
-            "evaluating": "_monitor",
-        }
-        return getattr(import_module(f"tfidf_tune.analysis.{modules.get(name, '_probe')}"), name)
-
-    def __dir__() -> list[str]:
-        return __all__
+        # Reports do without torch, which takes seconds to import: what needs it is imported on first use.
+        if name in __all__:
+            for module in ("_loading", "_likelihoods", "_decoding", "_probe", "_monitor", "_relearning"):
+                found = import_module(f"tfidf_tune.analysis.{module}")
+                if hasattr(found, name):
+                    return getattr(found, name)
+        raise AttributeError(f"module 'tfidf_tune.analysis' has no attribute {name!r}")
 
 
 __all__ = [
@@ -86,6 +71,7 @@ __all__ = [
     "compare_at_equal_perplexity",
     "compare_continuation",
     "compare_objectives",
+    "continue_prompts",
     "edit_distance",
     "evaluating",
     "evaluation_table",

@@ -1,4 +1,4 @@
-"""The likelihood of each token of a text under a model, from one forward pass over the complete text."""
+"""The likelihood of each token of a text under a model, from one forward pass over the complete text; perplexity."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,6 +89,36 @@ def token_likelihoods(
         if progress is not None:
             progress(len(batch))
     return [scored[index] for index in range(len(texts))]
+
+
+def token_perplexity(model: "PreTrainedModel", blocks: npt.NDArray[np.integer], *, batch_size: int = 16) -> float:
+    """Return the perplexity over the ``n · (s - 1)`` predictions of ``n`` non-overlapping blocks of ``s`` tokens.
+
+    Section "Perplexity" of the paper, ``D`` the evaluated positions::
+
+        PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
+
+    ``x_<t`` are the ids before ``t`` in the same block: the first id of a block is only context, no BOS is
+    added. The NLL of a token is that of :func:`token_likelihoods`, the sum is in float64.
+
+    Args:
+        model (PreTrainedModel): causal language model; it is put in eval mode.
+        blocks (np.ndarray): integer ``[n, s]`` token ids without padding.
+        batch_size (int): blocks in a forward pass.
+
+    Returns:
+        float: the perplexity, at least 1.
+
+    Raises:
+        ValueError: If the blocks predict no token, or an id is outside the model's vocabulary.
+    """
+    if blocks.size == len(blocks):
+        raise ValueError(
+            f"Blocks of shape {list(blocks.shape)} predict no token: give at least one block of two tokens, "
+            "from more text or with a smaller block size."
+        )
+    scored = token_likelihoods(model, blocks.tolist(), batch_size=batch_size)
+    return float(np.exp(np.mean([tokens.nll for tokens in scored])))
 
 
 def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune.analysis._decoding import batches_of_prompts
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match
-from tfidf_tune.analysis._probe import batches_of_prompts, check_passages
+from tfidf_tune.analysis._probe import check_passages
 
 if TYPE_CHECKING:
     from tfidf_tune.analysis._probe import ProbeTokenizer

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from tfidf_tune.analysis._decoding import continue_prompts
 from tfidf_tune.analysis._loading import require_known_ids
 from tfidf_tune.analysis._metrics import (
     edit_distance,
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tfidf_tune.data import Passage
-
-_TOKENS_BETWEEN_CHECKS = 16
-_MOST_APART = 16  # tokens between the longest and the shortest prompt of a batch
 
 
 class ProbeTokenizer(Protocol):
@@ -98,153 +94,44 @@ def probe(
         for passage in passages
         if passage.num_prompt is None or number == 0
     ]
-    continuations: dict[int, list[int]] = {}
-    for batch in batches_of_prompts([len(prompt) for _, _, prompt, _ in asked], batch_size):
-        _, _, prompts, references = zip(*(asked[index] for index in batch), strict=True)
-        generated = greedy_continuations(model, prompts, [*map(len, references)], eos_id=tokenizer.eos_id)
-        continuations |= dict(zip(batch, generated, strict=True))
-        if progress is not None:
-            progress(len(continuations), len(asked))
+    prompts, references = [one[2] for one in asked], [one[3] for one in asked]
+    lengths = [*map(len, references)]
+    continuations = continue_prompts(
+        model, prompts, lengths, batch_size=batch_size, eos_id=tokenizer.eos_id, progress=progress
+    )
     return [
         compare_continuation(
             passage_id=passage.id,
             kind=passage.kind,
             offset=offset if prefix_length else 0,
             prefix_length=prefix_length,
-            generated_ids=continuations[index],
+            generated_ids=continuation,
             reference_ids=reference,
-            generated_text=tokenizer.decode(continuations[index]),
+            generated_text=tokenizer.decode(continuation),
             reference_text=tokenizer.decode(reference),
         )
-        for index, (passage, prefix_length, _, reference) in enumerate(asked)
+        for (passage, prefix_length, _, reference), continuation in zip(asked, continuations, strict=True)
     ]
 
 
-def batches_of_prompts(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Divide prompts, given by their lengths, into batches for :func:`greedy_continuations`, the longest first.
-
-    Lengths of a batch differ by at most 16, because the shorter prompts are continued while the longer ones are read.
-    """
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batches and len(batches[-1]) < batch_size and lengths[batches[-1][0]] - lengths[index] <= _MOST_APART:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
-@torch.no_grad()  # not inference_mode, which models in training cannot take
-def greedy_continuations(
-    model: "PreTrainedModel",
-    prompts: Sequence[Sequence[int]],
-    num_tokens: int | Sequence[int],
-    *,
-    eos_id: int | None = None,
-) -> list[list[int]]:
-    """Append the most probable next id up to ``num_tokens`` times, with a KV cache.
-
-    Only the logits matter: ``model.generate`` would apply the model's ``generation_config``, for example a repetition
-    penalty, and is slower on small models, see ``_kv_cache.py``. Prompts of different lengths are not padded: the
-    shorter ones are continued while the others are read.
-
-    Args:
-        model (PreTrainedModel): causal language model in eval mode.
-        prompts (Sequence[Sequence[int]]): token ids, at least one each.
-        num_tokens (int | Sequence[int]): ids to append, to all or to each.
-        eos_id (int | None): ends a row; generation stops when every row has ended. Default: None, no end.
-
-    Returns:
-        list[list[int]]: for each prompt at most ``num_tokens`` token ids, without EOS and what follows it; the
-            lowest id wins a tie.
-    """
-    from tfidf_tune.analysis._kv_cache import reserve  # imports transformers
-
-    decoding = Decoding(prompts, num_tokens)
-    ids_bs = torch.tensor(decoding.start, device=next(model.parameters()).device)
-    num_left_b = torch.tensor(decoding.num_left, device=ids_bs.device)
-    ended = torch.zeros(len(ids_bs), dtype=torch.bool, device=ids_bs.device)
-    cache = None
-    for step in range(decoding.num_steps):
-        output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        if cache is None:
-            cache = output.past_key_values
-            reserve(cache, decoding.num_positions)
-        ids_bs = decoding.append(output.logits[:, -1:].argmax(dim=-1))
-        if eos_id is not None:
-            ended |= (ids_bs[:, 0] == eos_id) & (num_left_b <= step)
-            # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
-            if (not ids_bs.is_cuda or (step + 1) % _TOKENS_BETWEEN_CHECKS == 0) and ended.all():
-                break
-    return [row[: row.index(eos_id)] if eos_id in row else row for row in decoding.continuations()]
-
-
-class Decoding:
-    """The ids of a batch that is continued token by token, from prompts that may have different lengths.
-
-    Args:
-        prompts (Sequence[Sequence[int]]): token ids, at least one each.
-        num_tokens (int | Sequence[int]): ids to append, to all or to each.
-
-    Attributes:
-        start (list[list[int]]): as many ids of each prompt as the shortest one has: what the model reads first.
-        num_steps (int): how often :meth:`append` is to be called; 0 if no ids are to be appended.
-        num_left (list[int]): ids of each prompt after these, which are read one at a time.
-        num_positions (int): the most ids of a prompt with its continuation.
-    """
-
-    def __init__(self, prompts: Sequence[Sequence[int]], num_tokens: int | Sequence[int]) -> None:
-        self._num_tokens = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else list(num_tokens)
-        shortest = min(map(len, prompts))
-        self.start = [list(prompt[:shortest]) for prompt in prompts]
-        self._rest = [list(prompt[shortest:]) for prompt in prompts]
-        self.num_left = [*map(len, self._rest)]
-        self.num_positions = shortest + max(map(sum, zip(self.num_left, self._num_tokens, strict=True)))
-        self.num_steps = self.num_positions - shortest if any(self._num_tokens) else 0
-        self._appended: list[Tensor] = []
-
-    def append(self, ids_b1: Tensor) -> Tensor:
-        """Append the ids that the model chose, int64 ``[b, 1]``, or those of prompts that go on, and return them."""
-        if (step := len(self._appended)) < max(self.num_left):
-            given = [rest[step] if step < len(rest) else -1 for rest in self._rest]
-            given_b1 = torch.tensor(given, device=ids_b1.device)[:, None]
-            ids_b1 = torch.where(given_b1 < 0, ids_b1, given_b1)
-        self._appended.append(ids_b1)
-        return ids_b1
-
-    def continuations(self) -> list[list[int]]:
-        """Return what was appended to each prompt."""
-        if not self._appended:
-            return [[] for _ in self._rest]
-        rows = torch.cat(self._appended, dim=1).tolist()
-        return [
-            row[len(rest) : len(rest) + number]
-            for row, rest, number in zip(rows, self._rest, self._num_tokens, strict=True)
-        ]
-
-
 def compare_continuation(
-    *,
-    passage_id: str,
-    kind: str,
-    offset: int,
-    prefix_length: int,
-    generated_ids: list[int],
-    reference_ids: list[int],
-    generated_text: str,
-    reference_text: str,
+    *, generated_ids: list[int], reference_ids: list[int], generated_text: str, reference_text: str, **asked: Any
 ) -> ProbeSample:
-    """Score a continuation against the true one; for the arguments see :class:`ProbeSample`.
+    """Score a continuation against the true one.
+
+    Args:
+        generated_ids (list[int]): the continuation, see :class:`ProbeSample`.
+        reference_ids (list[int]): the true one.
+        generated_text (str): the continuation decoded.
+        reference_text (str): the true one decoded.
+        **asked (Any): "passage_id", "kind", "offset", "prefix_length" and "attack" of the sample.
 
     Returns:
         ProbeSample: the arguments and the scores.
     """
     prefix_match = longest_prefix_match(generated_ids, reference_ids)
     return ProbeSample(
-        passage_id=passage_id,
-        kind=kind,
-        offset=offset,
-        prefix_length=prefix_length,
+        **asked,
         generated_ids=generated_ids,
         reference_ids=reference_ids,
         generated_text=generated_text,

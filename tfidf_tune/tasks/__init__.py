@@ -9,7 +9,7 @@ from tfidf_tune.tasks._evaluate import (
     register_model,
     tasks_folder,
 )
-from tfidf_tune.tasks._token_ids import save_token_ids_tokenizer
+from tfidf_tune.tasks._prompts import save_token_ids_tokenizer
 
 __all__ = [
     "MODEL_NAME",

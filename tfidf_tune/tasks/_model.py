@@ -1,35 +1,28 @@
-"""The harness's Hugging Face model with prompts of token ids in addition to prompts of text."""
+"""Models of the harness that take requests of token ids, and the Hugging Face model among them."""
 
 import importlib.util
 import json
 import warnings
 import zlib
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from tfidf_tune.analysis import TokenLikelihoods, greedy_continuations, require_known_ids, token_likelihoods
-from tfidf_tune.tasks._adapters import on_base_model
-from tfidf_tune.tasks._token_ids import is_token_ids_request, parse_token_ids
+from tfidf_tune.analysis import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
+from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
+from tfidf_tune.tasks._task import on_base_model
 
 _DEFAULT_BATCH_SIZE = 64
-
-
-def _nf4() -> Any:
-    """Return the settings of 4-bit weights (NF4), or raise a ``ValueError`` without bitsandbytes."""
-    from transformers import BitsAndBytesConfig
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
 
 
 class ScoredTokens(tuple[float, bool]):
@@ -44,7 +37,123 @@ class ScoredTokens(tuple[float, bool]):
         return pair
 
 
-class TokenExactHFLM(HFLM):  # type: ignore[misc]
+class Asked(NamedTuple):
+    """A prompt of token ids, and how it is continued."""
+
+    ids: list[int]
+    num_tokens: int
+    generation: dict[str, Any]  # of the document: "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy
+    number: int  # of continuations, more than 1 of samples only
+
+
+class TokenIdRequests(LM):  # type: ignore[misc]
+    """Mixed into a model of the harness: requests of token ids are answered here, all others by the harness.
+
+    Ids go to the model unchanged. Each is continued by the logits alone and greedily, unless its document has
+    ``generation``; the continuation ends before the tokenizer's EOS and is returned as numbers.
+    """
+
+    max_length: int
+    eot_token_id: int | None
+    num_new_when_scored = 0  # tokens that the model generates after a text that it only scores
+
+    @abstractmethod
+    def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
+        """Return for each prompt as many continuations as its ``number``; EOS and what follows it may be there."""
+
+    @abstractmethod
+    def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
+        """Return the likelihood of each token of the second part of each pair, given the first."""
+
+    def check_ids(self, ids: Sequence[int], num_new: int) -> None:
+        """Raise a ``ValueError`` if the model cannot take a prompt and so many tokens more."""
+        if len(ids) + num_new > self.max_length:
+            raise ValueError(
+                f"a prompt and its continuation are {len(ids) + num_new} tokens together, more than the model's "
+                f"{self.max_length}: shorten the prompts or generate less; see the settings of the task"
+            )
+
+    def is_scored_by_token(self, request: Instance) -> bool:
+        """Whether a request for a likelihood is answered by :meth:`score_ids`."""
+        return is_token_ids_request(request.args[0])
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
+        return _divided(
+            requests,
+            lambda request: is_token_ids_request(request.args[0]),
+            lambda ours: self._continued(ours, disable_tqdm),
+            lambda others: super(TokenIdRequests, self).generate_until(others, disable_tqdm),
+        )
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Score continuations; those of token ids token by token, where :meth:`is_scored_by_token` says so."""
+        return _divided(
+            requests,
+            self.is_scored_by_token,
+            lambda ours: self._scored(ours, disable_tqdm),
+            lambda others: super(TokenIdRequests, self).loglikelihood(others, disable_tqdm),
+        )
+
+    def _continued(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
+        same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
+        for index, request in enumerate(requests):
+            same[json.dumps(request.args)].append(index)
+        asked = []
+        for indices in same.values():
+            prompt, arguments = requests[indices[0]].args
+            kwargs, generation = (
+                normalize_gen_kwargs(arguments),
+                (requests[indices[0]].doc or {}).get("generation") or {},
+            )
+            if kwargs["do_sample"] and not generation:
+                raise ValueError(
+                    f"prompts of token ids are continued greedily, but --gen_kwargs ask for sampling: {arguments}. "
+                    "Leave out do_sample and temperature, give --metadata num_samples=..., or use --model hf"
+                )
+            ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
+            self.check_ids(ids, num_tokens)
+            asked.append(Asked(ids, num_tokens, generation, len(indices) if generation.get("do_sample") else 1))
+        responses: dict[int, str] = {}
+        for indices, rows in zip(same.values(), self.continue_ids(asked, disable_tqdm), strict=True):
+            eos = self.eot_token_id
+            texts = [" ".join(map(str, row[: row.index(eos)] if eos in row else row)) for row in rows]
+            responses |= zip(indices, texts * (len(indices) // len(texts)), strict=True)
+        return [responses[index] for index in range(len(requests))]
+
+    def _scored(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[tuple[float, bool]]:
+        pairs = [(parse_token_ids(given), parse_token_ids(scored)) for given, scored in (one.args for one in requests)]
+        for given, scored in pairs:
+            self.check_ids(given + scored, self.num_new_when_scored)
+        return [ScoredTokens(tokens) for tokens in self.score_ids(pairs, disable_tqdm)]
+
+
+def _divided(
+    requests: Sequence[Instance],
+    is_ours: Callable[[Instance], bool],
+    answer: Callable[[list[Instance]], list[Any]],
+    answer_others: Callable[[list[Instance]], list[Any]],
+) -> list[Any]:
+    """Let two functions answer the requests that are theirs; return the answers in order."""
+    answers: dict[int, Any] = {}
+    ours = [index for index, request in enumerate(requests) if is_ours(request)]
+    others = sorted(set(range(len(requests))) - set(ours))
+    for indices, function in ((ours, answer), (others, answer_others)):
+        if indices:
+            answers |= zip(indices, function([requests[index] for index in indices]), strict=True)
+    return [answers[index] for index in range(len(requests))]
+
+
+def _nf4() -> Any:
+    """Return the settings of 4-bit weights (NF4), or raise a ``ValueError`` without bitsandbytes."""
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+
+
+class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     """``--model tfidf-hf``: takes the arguments of ``--model hf``; ``pretrained`` may also be a PEFT adapter folder.
 
     A request of token ids is passed to the model unchanged, and is continued as by :func:`tfidf_tune.analysis.probe`:
@@ -81,102 +190,65 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             self._model = PeftModel.from_pretrained(self._model, peft, revision=revision)
 
+    def is_scored_by_token(self, request: Instance) -> bool:
+        """Whether its document has ``score_tokens``; of others the harness gives the sum."""
+        return super().is_scored_by_token(request) and bool((request.doc or {}).get("score_tokens"))
+
+    def check_ids(self, ids: Sequence[int], num_new: int) -> None:
+        """Refuse prompts that are too long, and ids that the embedding does not have."""
+        require_known_ids(self.model, np.asarray(ids))
+        super().check_ids(ids, num_new)
+
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if is_token_ids_request(context):
             ids = parse_token_ids(context), parse_token_ids(continuation)
-            self._check(ids[0] + ids[1], num_new=0)
+            self.check_ids(ids[0] + ids[1], num_new=0)
             return ids
         encoded: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
         return encoded
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations; those of token ids whose document asks for ``score_tokens`` token by token."""
-        by_token = {
-            index
-            for index, request in enumerate(requests)
-            if is_token_ids_request(request.args[0]) and (request.doc or {}).get("score_tokens")
-        }
-        sums = [request for index, request in enumerate(requests) if index not in by_token]
-        summed = iter(super().loglikelihood(sums, disable_tqdm) if sums else ())
-        scored = iter(self._score_tokens([requests[index] for index in sorted(by_token)], disable_tqdm))
-        return [next(scored if index in by_token else summed) for index in range(len(requests))]
-
-    def _score_tokens(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[ScoredTokens]:
-        pairs = [self._encode_pair(*request.args) for request in requests]
-        with tqdm(total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids") as bar:
-            texts = [given + continuation for given, continuation in pairs]
-            scored = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
-        return [ScoredTokens(tokens.after(len(given) - 1)) for (given, _), tokens in zip(pairs, scored, strict=True)]
 
     @property
     def _num_together(self) -> int:
         return self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
-        handlers = [super().generate_until, self._continue_ids, self._generate_ids]
-        kinds = [
-            (1 + bool((request.doc or {}).get("generation"))) * is_token_ids_request(request.args[0])
-            for request in requests
-        ]
-        responses = []
-        for kind, handle in enumerate(handlers):
-            own = [request for request, of in zip(requests, kinds, strict=True) if of == kind]
-            responses.append(iter(handle(own, disable_tqdm) if own else ()))
-        return [next(responses[kind]) for kind in kinds]
+    def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
+        """Score complete texts, and leave out what was given."""
+        with tqdm(total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids") as bar:
+            texts = [given + scored for given, scored in pairs]
+            found = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
+        return [tokens.after(len(given) - 1) for (given, _), tokens in zip(pairs, found, strict=True)]
 
-    def _continue_ids(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
-        by_length: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
-        for index, request in enumerate(requests):
-            prompt, arguments = request.args
-            kwargs = normalize_gen_kwargs(arguments)
-            if kwargs["do_sample"]:
-                raise ValueError(
-                    f"prompts of token ids are continued greedily, but --gen_kwargs ask for sampling: {arguments}. "
-                    "Leave out do_sample and temperature, give --metadata num_samples=..., or use --model hf"
-                )
-            ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
-            self._check(ids, num_new=num_tokens)
-            by_length[len(ids), num_tokens].append((index, ids))
-        batch_size = self._num_together
-        responses = [""] * len(requests)
-        with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
-            # The longest first, so that too little memory is noticed immediately.
-            for (_, num_tokens), prompts in sorted(by_length.items(), reverse=True):
-                for first in range(0, len(prompts), batch_size):
-                    indices, batch = zip(*prompts[first : first + batch_size], strict=True)
-                    continuations = greedy_continuations(self.model, batch, num_tokens, eos_id=self.eot_token_id)
-                    for index, ids in zip(indices, continuations, strict=True):
-                        responses[index] = " ".join(map(str, ids))
-                    bar.update(len(batch))
-        return responses
+    def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
+        """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
+        greedy = [index for index, one in enumerate(asked) if not one.generation]
+        total = sum(one.number for one in asked)
+        with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
+            made = continue_prompts(
+                self.model,
+                [asked[index].ids for index in greedy],
+                [asked[index].num_tokens for index in greedy],
+                batch_size=self._num_together,
+                eos_id=self.eot_token_id,
+                most_apart=0,
+                progress=lambda done, _: bar.update(done - bar.n),
+            )
+            rows = {index: [row] for index, row in zip(greedy, made, strict=True)}
+            for index, one in enumerate(asked):
+                if one.generation:
+                    rows[index] = self._generated(one)
+                    bar.update(one.number)
+        return [rows[index] for index in range(len(asked))]
 
-    def _generate_ids(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
-        same: dict[str, list[int]] = defaultdict(list)
-        for index, request in enumerate(requests):
-            same[json.dumps(request.args)].append(index)
-        responses = [""] * len(requests)
-        with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
-            for indices in same.values():
-                prompt, arguments = requests[indices[0]].args
-                for index, ids in zip(indices, self._generated(prompt, arguments, len(indices)), strict=True):
-                    responses[index] = " ".join(map(str, ids))
-                bar.update(len(indices))
-        return responses
-
-    def _generated(self, prompt: str, arguments: dict[str, Any], number: int) -> list[list[int]]:
-        """Return samples of one prompt, or the best beam, each without EOS and what follows it."""
-        kwargs = normalize_gen_kwargs(arguments)
-        ids, num_tokens, eos = parse_token_ids(prompt), int(kwargs["max_gen_toks"]), self.eot_token_id
-        self._check(ids, num_new=num_tokens)
-        sampled = {"temperature", "top_k"} if kwargs["do_sample"] else set()
+    def _generated(self, asked: Asked) -> list[list[int]]:
+        """Return samples of one prompt, or the best beam."""
+        eos, is_sampled = self.eot_token_id, asked.generation.get("do_sample", False)
         config = GenerationConfig(
-            **{name: kwargs[name] for name in {"do_sample", "num_beams"} | sampled if name in kwargs},
-            max_new_tokens=num_tokens,
+            **{name: value for name, value in asked.generation.items() if name != "num_samples"},
+            max_new_tokens=asked.num_tokens,
             eos_token_id=eos,
             pad_token_id=0 if eos is None else eos,
         )
-        input_ids = torch.tensor([ids], device=self.device)
+        input_ids = torch.tensor([asked.ids], device=self.device)
         rows: list[list[int]] = []
         # generate completes any config that it is given by the model's own.
         # Under an adapter, too, it is that of the model itself.
@@ -184,21 +256,13 @@ class TokenExactHFLM(HFLM):  # type: ignore[misc]
         own, model.generation_config = model.generation_config, config
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), torch.no_grad():
-                torch.manual_seed(zlib.crc32(prompt.encode()))
-                while len(rows) < number:
-                    together = min(self._num_together, number - len(rows)) if sampled else 1
+                torch.manual_seed(zlib.crc32(token_ids_request(asked.ids).encode()))
+                while len(rows) < asked.number:
+                    together = min(self._num_together, asked.number - len(rows)) if is_sampled else 1
                     made = self.model.generate(
                         input_ids=input_ids, attention_mask=torch.ones_like(input_ids), num_return_sequences=together
                     )
-                    rows += made[:, len(ids) :].tolist()
+                    rows += made[:, len(asked.ids) :].tolist()
         finally:
             model.generation_config = own
-        return [row[: row.index(eos)] if eos in row else row for row in rows]
-
-    def _check(self, ids: list[int], num_new: int) -> None:
-        require_known_ids(self.model, np.asarray(ids))
-        if len(ids) + num_new > self.max_length:
-            raise ValueError(
-                f"a prompt and its continuation are {len(ids) + num_new} tokens together, more than the model's "
-                f"{self.max_length}: shorten the prompts or generate less; see the settings of the task"
-            )
+        return rows

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -11,7 +12,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.task import TaskConfig
 from transformers import AutoConfig
 
-from tfidf_tune.tasks._adapters import on_base_model
+from tfidf_tune.analysis import adapter_base
 
 _TASK_KEYS = {field.name for field in dataclasses.fields(TaskConfig)}
 
@@ -58,6 +59,35 @@ def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str,
         changed = f"{num_lost} of {len(rows)} {unit} change as text, the model sees different token ids"
         logger.warning("%s: %s", changed, "; ".join(remedies))
     return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
+
+
+def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace an adapter's folder as ``pretrained`` by its base model, with ``peft`` and ``tokenizer`` of the folder.
+
+    Other arguments, and those that name ``peft`` already, are returned unchanged.
+
+    Args:
+        model_args (Mapping[str, Any]): of the harness's ``hf`` model.
+
+    Returns:
+        dict[str, Any]: the arguments.
+
+    Raises:
+        ValueError: If the adapter names no base model, or a folder that does not exist.
+    """
+    arguments = dict(model_args)
+    pretrained = arguments.get("pretrained")
+    if not isinstance(pretrained, str) or arguments.get("peft"):
+        return arguments
+    folder = Path(pretrained).expanduser()
+    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        return arguments
+    base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
+    if any(folder.glob("tokenizer*")):
+        arguments.setdefault("tokenizer", str(folder))
+    if revision is not None:
+        arguments.setdefault("revision", revision)
+    return arguments | {"pretrained": base, "peft": str(folder)}
 
 
 def num_positions(metadata: Mapping[str, Any]) -> int | None:
