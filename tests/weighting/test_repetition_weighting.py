@@ -210,3 +210,10 @@ def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(
             assert torch.equal(weighting(labels), expected(labels))
     assert isinstance(of_the_other[0], RuntimeError)
     assert_same_state(weighting, state_copy(expected))
+
+
+def test_another_key_takes_its_number_of_documents_off_the_count():
+    weighting = RepetitionWeighting(h=1, **PLAIN | {"num_buckets": 1})
+    weighting(torch.tensor([[1, 2]] * 5))
+    weighting(torch.tensor([[3, 4]] * 3))
+    assert weighting.eval()(torch.tensor([[1, 2]])).tolist() == [[1.0, pytest.approx(1 / (1 + 2))]]
