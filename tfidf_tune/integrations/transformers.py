@@ -25,7 +25,7 @@ from tfidf_tune.integrations._batches import check_first_batch, has_labels, requ
 from tfidf_tune.integrations._checks import base_model, check_arguments, check_class, check_trainer
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting
-from tfidf_tune.weighting._weighting import check_weighting, require_no_tokens
+from tfidf_tune.weighting._weighting import require_no_tokens
 
 __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 
@@ -73,8 +73,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     def __init__(
         self, *args: Any, weighting: TokenWeighting | None = None, fused_head: bool = False, **kwargs: Any
     ) -> None:
+        # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be copied.
         weighting = TFIDFWeighting() if weighting is None else weighting
-        check_weighting("weighting", weighting)
+        self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
         require_bool("fused_head", fused_head)
         check_class(type(self))
         check_arguments(kwargs.get("args") or (args[1] if len(args) > 1 else None))
@@ -89,8 +90,6 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if hasattr(tokenizer, "all_special_ids"):
             weighting.set_special_tokens(tokenizer.all_special_ids)
         self._fused_head = fused_head
-        # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be copied.
-        self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
         self._weight_statistics = _WeightStatistics(self.args.device)
         self._is_first_batch = True
 
