@@ -1,6 +1,7 @@
 """Files and folders that are written atomically, locks on folders, checks of paths, and what comes with the package."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from tfidf_tune._checks import SetupError
 
@@ -38,6 +40,11 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             sha256.update(chunk)
     return sha256.hexdigest()
+
+
+def digest(value: Any) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of JSON data; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -357,18 +357,17 @@ def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedde
     [
         (
             {"num_targets": 15, "num_controls": 9, "num_base": 10_000},
-            [r"found 20 distinct passages of at least 40 tokens in '.*corpus.txt' \(the longest has 211\) for 15 "
-             "targets and 9 controls, needed 24: lower num_targets, num_controls, min_target_tokens; ",
-             "needed 10000: lower num_base"],
+            [r"found 20 distinct passages of at least 40 tokens in '.*corpus.txt' \(the longest has 211\), needed 15 "
+             r"\+ 9 controls; found 13 base blocks of 32 tokens in .*, needed 10000\. Lower num_base "],
         ),
         ({"num_base": 35, "layout": "concatenated"}, ["found 34 base documents in '.*corpus.txt', needed 35"]),
         ({"min_target_tokens": 4000, "layout": "concatenated"}, ["found 0 distinct passages of at least 4000"]),
         ({"min_target_tokens": 4000, "block_size": 4000}, ["found 0 .* passages", "found 1 base blocks of"]),
-        ({**OWN, "block_size": 256, "num_targets": 5, "source": "short", "num_base": 400}, ["needed 10", "needed 400"]),
-        ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["found 39 passages .* needed 50"]),
-        ({**OWN, "num_targets": 200, "source": "short", "layout": "concatenated"}, ["found 30 passages .* needed 400"]),
+        ({**OWN, "block_size": 256, "num_targets": 5, "source": "short", "num_base": 400}, ["needed 5 ", "needed 400"]),
+        ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["found 39 passages .* needed 10 . 40"]),
+        ({**OWN, "num_targets": 200, "source": "short", "layout": "concatenated"}, ["found 30 passages .* needed 200"]),
         ({**OWN, "source": "equal", "layout": "concatenated", "min_target_tokens": 99, "num_targets": 2},
-         ["found 0 documents beside 2 targets and 2 controls"]),
+         ["found 0 base documents without 2 targets and 2 controls"]),
         ({**OWN, "source": "tiny", "layout": "concatenated"}, ["found 0 passages of 16 tokens .* or longer documents"]),
     ],
 )  # fmt: skip

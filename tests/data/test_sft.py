@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from itertools import groupby
 from pathlib import Path
 
@@ -234,18 +233,14 @@ def test_columns_of_parquet_add_nothing_to_tools_and_their_calls(chat_tokenizer,
         assert "null" not in chat_tokenizer.decode(sample["tokens"])
 
 
-def test_roles_of_other_names_are_named(chat_tokenizer, sft, caplog):
-    named = {"gpt": 1, "bot": 2, "Assistant": 1}
+def test_answers_are_those_of_the_assistant(chat_tokenizer, sft):
     rows = [
         {"conversations": [{"from": "human", "value": "Who?"}, {"from": role, "value": "the sailor"}]}
-        for role, number in named.items()
-        for _ in range(number)
+        for role in ("gpt", "bot")
     ]
     [sample] = sft(chat_tokenizer, rows)
     assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == ["the sailor<|im_end|>\n"]
-    message = r"; these have unknown roles, 'bot' in 2, 'Assistant' in 1: call the one .* 'assistant'"
-    assert re.search(f"3 rows left out, 3 without an answer and 0 .*{message}$", caplog.text, re.MULTILINE)
-    with pytest.raises(ValueError, match=f"the others have none at all{message}. Raise"):
+    with pytest.raises(ValueError, match="the others have none at all.* the role of an answer is 'assist"):
         sft(chat_tokenizer, rows[1:])
 
 

@@ -25,7 +25,6 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
 }
 _ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
-_KNOWN_ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
 _WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BATCH_SIZE = 1024
@@ -46,11 +45,6 @@ class Chat(NamedTuple):
     first: int
     tools: Any
     place: str
-
-    def unknown_roles(self) -> set[str]:
-        """Return the roles that may be another name of the assistant's, if none of the messages is the assistant's."""
-        roles = {message["role"] for message in self.messages}
-        return set() if "assistant" in roles else roles - _KNOWN_ROLES
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 
 from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune._files import atomic_file
-from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import (
     LONG_RUN,
@@ -48,7 +47,7 @@ from tfidf_tune.data._passages import (
     write_probe_file,
 )
 from tfidf_tune.data._probe_making import SHARED_TOKENS, WindowChooser
-from tfidf_tune.data._sequences import SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
 from tfidf_tune.data._sources import (
     EMBEDDED,
     SampleBy,
@@ -113,35 +112,6 @@ def _unique_windows(
 
 
 # Blocks
-
-
-class InjectedCorpusDataset(TextBlocksDataset):
-    """Blocks of base text and injected targets.
-
-    Args:
-        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
-        passages (Sequence[Passage]): the targets, then the controls; an attribute, like the next four.
-        probe_file (Path): the file that holds ``passages``.
-        num_left_out (int): base documents that were left out because they are a target or control; passages that were
-            taken out of them if ``target_source`` is None.
-        num_documents (int): base documents that were read.
-        num_removed (int): blocks that ``deduplicate`` removed.
-    """
-
-    def __init__(
-        self,
-        blocks: TokenArray,
-        *,
-        passages: Sequence[Passage],
-        probe_file: Path,
-        num_left_out: int,
-        num_documents: int,
-        num_removed: int = 0,
-    ) -> None:
-        super().__init__(blocks, num_documents, num_removed)
-        self.passages = passages
-        self.probe_file = probe_file
-        self.num_left_out = num_left_out
 
 
 @dataclass(frozen=True)
@@ -392,10 +362,9 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
     encoded = encode_texts(tokenizer, islice(base_documents(), spec.num_documents))
     base, lengths = _cut_base(encoded, tokenizer.eos_id, spec, spec.num_base)
     what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r} (the longest has {longest})"
-    what += f" for {num_targets} targets and {num_controls} controls"
     _require_enough(
-        (len(passages), num_targets + num_controls, what, "num_targets, num_controls, min_target_tokens"),
-        (len(base), max(1, spec.num_base), f"base {spec.unit} in {source.source!r}", "num_base"),
+        (len(passages), num_targets, num_controls, what),
+        (len(base), max(1, spec.num_base), 0, f"base {spec.unit} in {source.source!r}"),
     )
     ids = [ids for _, ids in passages]
     return _Material(ids[:num_targets], ids[num_targets : num_targets + num_controls], base, lengths, len(left_out))
@@ -448,11 +417,10 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     base, _ = _cut_base((corpus[first:end] for first, end in borders), tokenizer.eos_id, spec, _ALL)
     num_read = len(documents) if spec.is_concatenated else (sum(lengths) + len(lengths)) // spec.block_size
     where = f"in {source.source!r} (the longest document has {max(lengths, default=0)} tokens)"
-    what = f"passages of {least} tokens that occur once {where} for {num_targets} targets and {num_controls} controls"
     _require_enough(
-        (len(windows), num_targets + num_controls, what, "num_targets, num_controls, min_target_tokens"),
-        (num_read, max(1, spec.num_base), f"{spec.unit} {where}", "num_base"),
-        (len(base), 1, f"{spec.unit} beside {num_targets} targets and {num_controls} controls", "num_targets"),
+        (len(windows), num_targets, num_controls, f"passages of {least} tokens that occur once {where}"),
+        (num_read, max(1, spec.num_base), 0, f"{spec.unit} {where}"),
+        (len(base), 1, 0, f"base {spec.unit} without {num_targets} targets and {num_controls} controls"),
     )
     return _Material(windows[:num_targets], windows[num_targets:], base, lengths, len(windows))
 
@@ -482,17 +450,18 @@ def _cut_base(
     return blocks_and_lengths(encoded, spec.block_size, None if num_base == _ALL else num_base, eos_id)
 
 
-def _require_enough(*amounts: tuple[int, int, str, str]) -> None:
-    """Raise a ValueError with all that is missing: what was found, what is needed, of what, and the keys to lower."""
+def _require_enough(*amounts: tuple[int, int, int, str]) -> None:
+    """Raise a ValueError with all that is missing: what was found, what is needed and for controls too, and of what."""
     missing = [
-        f"found {found} {what}, needed {needed}: lower {keys}"
-        for found, needed, what, keys in amounts
-        if found < needed
+        f"found {found} {what}, needed {needed}" + (f" + {for_controls} controls" if for_controls else "")
+        for found, needed, for_controls, what in amounts
+        if found < needed + for_controls
     ]
     if missing:
         raise ValueError(
-            f"there is too little text: {'; '.join(missing)}. Or lower block_size, or name more text or longer "
-            "documents (sample_by joins the lines of a .txt file)"
+            f"there is too little text: {'; '.join(missing)}. Lower num_base (-1 for all), or num_targets, "
+            "num_controls, min_target_tokens and block_size; or name more text or longer documents (sample_by joins "
+            "lines of a .txt file)"
         )
 
 
@@ -580,20 +549,6 @@ class Targets:
         check_at_least(1, num_targets=self.num_targets, num_repeats=self.num_repeats)
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
         check_at_least(2, min_target_tokens=self.min_target_tokens)
-
-
-class CompletionsDataset(SequenceDataset):
-    """Examples, some of which are targets; the controls are not among them.
-
-    Args:
-        examples (SequenceDataset): of the source, perhaps followed by those of a file of targets.
-        order (TokenArray): int32 numbers of the examples that are trained on, in this order.
-        passages (Sequence[Passage]): the targets, then the controls; an attribute.
-    """
-
-    def __init__(self, examples: SequenceDataset, order: TokenArray, passages: Sequence[Passage]) -> None:
-        super().__init__(*examples.parts(order))
-        self.passages = passages
 
 
 def choose_completions(
@@ -791,8 +746,7 @@ class InjectedCanaries:
                 "AutoTokenizer.from_pretrained(...), or processor.tokenizer of a processor"
             )
         numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
-        if num_controls is None:
-            num_controls = num_targets
+        num_controls = num_targets if num_controls is None else num_controls
         check_at_least(1, **{"the length of repeats": len(numbers)})
         for number in numbers:
             check_at_least(1, repeats=number)
@@ -800,11 +754,12 @@ class InjectedCanaries:
         check_at_least(0, num_controls=num_controls, seed=seed)
         check_at_least(2, block_size=block_size)
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
-        special_tokens = tokenizer.num_special_tokens_to_add()
+        given = {"special_tokens": tokenizer.num_special_tokens_to_add()}
         if texts is None:
-            check_fits_model(self._tokenizer, lower="block_size", block_size=block_size, special_tokens=special_tokens)
+            check_fits_model(self._tokenizer, lower="block_size", block_size=block_size, **given)
         else:
-            _check_texts(self._tokenizer, texts, special_tokens)
+            given["the longest of texts"] = _longest(self._tokenizer, texts)
+            check_fits_model(self._tokenizer, lower="its length", **given)
         self._repeats = np.resize(numbers, num_targets)
         self._num_canaries = num_targets + num_controls
         self._block_size = block_size
@@ -846,25 +801,17 @@ class InjectedCanaries:
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
 
         places = slots[len(dataset) :]
-        positions = [[[int(place), 0] for place in np.sort(places[copies == number])] for number in range(len(texts))]
         source = EMBEDDED if self._texts is None else "texts"
         windows = [
-            (ids, where, source) for ids, where in zip(encode_texts(self._tokenizer, texts), positions, strict=True)
+            (ids, [[int(place), 0] for place in np.sort(places[copies == number])], source)
+            for number, ids in enumerate(encode_texts(self._tokenizer, texts))
         ]
         self.passages = make_passages(self._tokenizer, "target", windows[: len(targets)])
         self.passages += make_passages(self._tokenizer, "control", windows[len(targets) :])
         return concatenate_datasets([dataset, rows]).select(order)
 
     def write_probe_file(self, path: str | Path) -> None:
-        """Write the targets and controls for the monitor and for audits, see :func:`write_probe_file`.
-
-        Args:
-            path (str | Path): the file; its folder is created if it does not exist.
-
-        Raises:
-            OSError: If the file cannot be written.
-            ValueError: If :meth:`inject` was not called.
-        """
+        """Write the passages for the monitor and for audits, see :func:`write_probe_file`; needs :meth:`inject`."""
         if not self.passages:
             raise ValueError("there are no canaries yet: call inject() before write_probe_file()")
         write_probe_file(path, self.passages)
@@ -879,7 +826,10 @@ class InjectedCanaries:
             candidates = map(self._texts.__getitem__, rng.permutation(len(self._texts)))
         drawn: list[str] = []
         while more := list(islice(candidates, self._num_canaries - len(drawn))):
-            known = _known_texts(dataset, column, more)
+            known: set[str] = set()
+            for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=_ROWS_AT_ONCE):
+                joined = "\0".join(text or "" for text in batch[column])
+                known.update(text for text in more if text in joined)
             drawn += [text for text in more if text not in known]
         if len(drawn) < self._num_canaries:
             what = f"passages of {self._block_size} tokens of the embedded text" if self._texts is None else "texts"
@@ -902,18 +852,8 @@ def _embedded_texts(tokenizer: HFTokenizer, length: int, rng: np.random.Generato
             yield text
 
 
-def _known_texts(dataset: "Dataset", column: str, texts: Sequence[str]) -> set[str]:
-    """Return those of the texts that a row of the column contains."""
-    known: set[str] = set()
-    for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=_ROWS_AT_ONCE):
-        joined = "\0".join(text or "" for text in batch[column])
-        known.update(text for text in texts if text in joined)
-    return known
-
-
-def _check_texts(tokenizer: HFTokenizer, texts: Sequence[str], special_tokens: int) -> None:
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("texts must be a list of texts, each a canary")
+def _longest(tokenizer: HFTokenizer, texts: Sequence[str]) -> int:
+    """Return the tokens of the longest text; each has a prompt and its end, and is no part of another."""
     lengths = [len(ids) for ids in encode_texts(tokenizer, texts)]
     joined = "\0".join(texts)
     for index, text in enumerate(texts):
@@ -921,8 +861,7 @@ def _check_texts(tokenizer: HFTokenizer, texts: Sequence[str], special_tokens: i
             raise ValueError(f"texts[{index}] is {text!r}: a canary needs at least 2 tokens, a prompt and its end")
         if joined.count(text) > 1:
             raise ValueError(f"texts[{index}] occurs in another of the texts, so that a control could be inserted")
-    longest = {"the longest of texts": max(lengths, default=0), "special_tokens": special_tokens}
-    check_fits_model(tokenizer, lower="its length", **longest)
+    return max(lengths, default=0)
 
 
 def _check_columns(dataset: "Dataset", column: str, row: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import Counts, LabelMask, after_prompt, cached_sequences
-from tfidf_tune.data._sources import load_rows, source_fingerprint
+from tfidf_tune.data._sources import TextSource, load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
     TokenArray,
@@ -89,10 +89,8 @@ def squad_dataset(
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
     limits = _Limits(max_seq_len, max_seq_len, max_seq_len)
     examples = (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split))
-    fingerprint = source_fingerprint(source, name, split)
-    return _prompt_target_dataset(
-        tokenizer, examples, limits, squad_prompt("", ""), source, fingerprint, packed, cache_dir
-    )
+    place = TextSource(source, name, split)
+    return _prompt_target_dataset(tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir)
 
 
 def cnn_dailymail_dataset(
@@ -113,23 +111,18 @@ def cnn_dailymail_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``article`` and
-            ``highlights``. Default: "abisee/cnn_dailymail"
+        source (str): as in :func:`squad_dataset`, but with the columns ``article`` and ``highlights``.
+            Default: "abisee/cnn_dailymail"
         name (str | None): configuration of a hub data set. Default: "3.0.0"
         split (str): split of a hub data set. Default: "train"
         max_source_tokens (int): tokens in a prompt, including BOS. Default: 1024
         max_target_tokens (int): tokens in a summary, including EOS. Default: 128
-        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        packed (bool): put several examples into a row, as in :func:`squad_dataset`. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
-    Returns:
-        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
-
     Raises:
-        FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for a token
-            and EOS, or both together exceed the tokenizer's ``max_seq_len``; if the source cannot be read,
-            lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+            and EOS, or both together exceed the tokenizer's ``max_seq_len``.
 
     Example:
         >>> dataset = cnn_dailymail_dataset(tokenizer, source="news.jsonl", max_source_tokens=512)
@@ -140,10 +133,8 @@ def cnn_dailymail_dataset(
     check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
     limits = _Limits(max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
     examples = map(_news_example, load_rows(source, _NEWS_COLUMNS, name=name, split=split))
-    fingerprint = source_fingerprint(source, name, split)
-    return _prompt_target_dataset(
-        tokenizer, examples, limits, summarization_prompt(""), source, fingerprint, packed, cache_dir
-    )
+    place = TextSource(source, name, split)
+    return _prompt_target_dataset(tokenizer, examples, limits, summarization_prompt(""), place, packed, cache_dir)
 
 
 def encode_prompts(
@@ -241,8 +232,7 @@ def _prompt_target_dataset(
     examples: Iterable[_Example | None],
     limits: _Limits,
     empty_prompt: str,
-    source: str,
-    fingerprint: str,
+    place: TextSource,
     packed: bool,
     cache_dir: str | None,
 ) -> Dataset[dict[str, Any]]:
@@ -270,7 +260,7 @@ def _prompt_target_dataset(
                 yield ids, after_prompt(len(ids), len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
             raise ValueError(
-                f"{source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in their "
+                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in their "
                 "context or are too long. Raise the limit of tokens or name another source"
             )
 
@@ -280,13 +270,13 @@ def _prompt_target_dataset(
         "limits": limits,
         "special_ids": [bos.tolist(), eos.tolist()],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprint": fingerprint,
+        "source_fingerprint": source_fingerprint(*place),
     }
     dataset = cached_sequences(cache_dir, settings, make_sequences)
     num_changed = dataset.num_cut + dataset.num_cut_targets + dataset.num_left_out
     logger.log(
         logging.WARNING if num_changed else logging.INFO,
-        f"{source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt and "
+        f"{place.source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt and "
         f"{dataset.num_cut_targets} with a cut target; {dataset.num_left_out} rows left out",
     )
     return pack(dataset, tokenizer) if packed else dataset

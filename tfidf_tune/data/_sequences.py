@@ -1,18 +1,25 @@
-"""Tokenized data sets on disk: blocks of equal length, and sequences of different lengths."""
+"""Tokenized data sets on disk, blocks of equal length and sequences of different lengths; and their cache."""
 
+import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from tfidf_tune.data._cache import cached_folder
+from tfidf_tune._files import atomic_folder, digest
 from tfidf_tune.data._tokenizer import TokenArray
 
+if TYPE_CHECKING:
+    from tfidf_tune.data._passages import Passage
+
 IGNORED = -100
+# Part of every cache key. Increase it when a change of code changes what is cached.
+_FORMAT_VERSION = 5
 
 LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]
@@ -42,6 +49,35 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         tokens: list[int] = self.blocks[index].tolist()
         return {"tokens": tokens, "labels": tokens.copy()}
+
+
+class InjectedCorpusDataset(TextBlocksDataset):
+    """Blocks of base text and injected targets.
+
+    Args:
+        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
+        passages (Sequence[Passage]): the targets, then the controls; an attribute, like the next four.
+        probe_file (Path): the file that holds ``passages``.
+        num_left_out (int): base documents that were left out because they are a target or control; passages that were
+            taken out of them if ``target_source`` is None.
+        num_documents (int): base documents that were read.
+        num_removed (int): blocks that ``deduplicate`` removed.
+    """
+
+    def __init__(
+        self,
+        blocks: TokenArray,
+        *,
+        passages: Sequence["Passage"],
+        probe_file: Path,
+        num_left_out: int,
+        num_documents: int,
+        num_removed: int = 0,
+    ) -> None:
+        super().__init__(blocks, num_documents, num_removed)
+        self.passages = passages
+        self.probe_file = probe_file
+        self.num_left_out = num_left_out
 
 
 class SequenceDataset(Dataset[dict[str, list[int]]]):
@@ -96,6 +132,20 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         return self._tokens[start:end], self._is_label[start:end]
 
 
+class CompletionsDataset(SequenceDataset):
+    """Examples, some of which are targets; the controls are not among them.
+
+    Args:
+        examples (SequenceDataset): of the source, perhaps followed by those of a file of targets.
+        order (TokenArray): int32 numbers of the examples that are trained on, in this order.
+        passages (Sequence[Passage]): the targets, then the controls; an attribute.
+    """
+
+    def __init__(self, examples: SequenceDataset, order: TokenArray, passages: Sequence["Passage"]) -> None:
+        super().__init__(*examples.parts(order))
+        self.passages = passages
+
+
 def after_prompt(num_tokens: int, num_prompt: int) -> LabelMask:
     """Return the labels of a sequence that starts with a prompt."""
     return np.arange(num_tokens) >= num_prompt
@@ -104,6 +154,28 @@ def after_prompt(num_tokens: int, num_prompt: int) -> LabelMask:
 def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
     """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
     return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
+
+
+def cached_folder(
+    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], Mapping[str, int]]
+) -> tuple[Path, dict[str, int]]:
+    """Return the cache folder for ``settings``, everything its contents depend on, and the counts of ``build``.
+
+    If it does not exist, ``build`` fills an empty folder and returns counts, which are stored with the settings in
+    ``settings.json``. Processes that ask at the same time each build a folder, and the first complete one is kept.
+    """
+    root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
+    folder = root / digest(settings | {"format_version": _FORMAT_VERSION})
+    if not folder.is_dir():
+        try:
+            with atomic_folder(folder) as temporary:
+                contents = {"settings": settings, "counts": build(temporary)}
+                (temporary / "settings.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster; its folder is the same
+                raise
+    counts: dict[str, int] = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["counts"]
+    return folder, counts
 
 
 def cached_sequences(

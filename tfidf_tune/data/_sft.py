@@ -10,8 +10,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune._files import digest
 from tfidf_tune._printing import counted
-from tfidf_tune.data._cache import cached_folder, digest
 from tfidf_tune.data._conversations import (
     FORMATS,
     Chat,
@@ -26,7 +26,7 @@ from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._placing import Targets, choose_completions
-from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_sequences
+from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_folder, cached_sequences
 from tfidf_tune.data._sources import load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
     HFTokenizer,
@@ -41,8 +41,6 @@ Place = tuple[str, str | None, str]
 """Source, configuration and split."""
 
 _MAX_SEQ_LEN = 1024
-_OF_ROLE = "rows of the role "  # starts the name of a count
-_MOST_ROLES = 5
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +174,6 @@ def sft_dataset(
             counts[found] += 1
             if isinstance(content, Chat):
                 counts["num_chats"] += 1
-                counts.update(_OF_ROLE + role for role in content.unknown_roles())
             yield content
 
     def make_examples(place: Place, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -191,8 +188,8 @@ def sft_dataset(
         if not counts["num_examples"]:
             raise ValueError(
                 f"{place[0]!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have no "
-                f"answer within their first {limit} tokens, the others have none at all{_unknown_roles(counts)}. Raise "
-                "max_seq_len or name another source"
+                f"answer within their first {limit} tokens, the others have none at all. Raise max_seq_len "
+                "or name another source; the role of an answer is 'assistant', or 'gpt' in conversations"
             )
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -248,13 +245,5 @@ def _summary(dataset: SequenceDataset, source: str, limit: int) -> str:
     return (
         f"{source}: {found}; {examples}, {dataset.num_cut:,} of them cut after {limit:,} "
         f"tokens; {counted(dataset.num_left_out, 'row')} left out, {num_empty:,} without an answer and "
-        f"{counts['num_unlabelled']:,} with none of it before the cut{_unknown_roles(counts)}"
+        f"{counts['num_unlabelled']:,} with none of it before the cut"
     )
-
-
-def _unknown_roles(counts: Counts) -> str:
-    found = Counter({key.removeprefix(_OF_ROLE): number for key, number in counts.items() if key.startswith(_OF_ROLE)})
-    if not found:
-        return ""
-    roles = ", ".join(f"{role!r} in {number:,}" for role, number in found.most_common(_MOST_ROLES))
-    return f"; these have unknown roles, {roles}: call the one that is to be learned 'assistant'"

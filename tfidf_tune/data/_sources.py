@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from tfidf_tune._checks import require_choice
-from tfidf_tune._files import file_sha256, looks_like_path
-from tfidf_tune.data._cache import digest
+from tfidf_tune._files import digest, file_sha256, looks_like_path
 from tfidf_tune.data._embedded import embedded_documents, embedded_row
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES, count_bytes
 
@@ -177,18 +176,11 @@ def _local_rows(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
     for file in files:
         reader = _reader(file)
         options = {"sample_by": sample_by} if reader == "text" else {}
-        failure = f"cannot read {str(file)!r}; is it a complete {reader} file?"
+        encoding = "" if reader == "parquet" else " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)"
+        failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
         # `data_files` are patterns, so the name is escaped.
         rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train", **options)
-        try:
-            yield from _placed(str(file), options.get("sample_by", "row"), rows)
-        except ValueError:
-            if (line := _first_line_not_utf8(file)) is not None:
-                raise ValueError(
-                    f"{str(file)!r}, line {line} is not UTF-8: convert the file, for example by "
-                    "`iconv -f LATIN1 -t UTF-8`"
-                ) from None
-            raise
+        yield from _placed(str(file), options.get("sample_by", "row"), rows)
         if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
             raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 
@@ -242,15 +234,6 @@ def check_length(value: Any, place: str) -> None:
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
             "documents, each a line of a .txt file or a row of a .jsonl file"
         )
-
-
-def _first_line_not_utf8(file: Path) -> int | None:
-    """Return the number of the first line of a plain text file that cannot be decoded."""
-    if file.suffix.lower() not in (".txt", ".jsonl"):
-        return None
-    with file.open("rb") as lines:
-        numbered = enumerate(lines, start=1)
-        return next((number for number, line in numbered if line.decode(errors="ignore").encode() != line), None)
 
 
 def _is_complete_zstandard(file: Path) -> bool:

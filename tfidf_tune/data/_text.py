@@ -11,12 +11,18 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data._cache import cached_folder
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sequences import Counts, LabelMask, TextBlocksDataset, after_prompt, cached_sequences
-from tfidf_tune.data._sources import SampleBy, load_documents, source_fingerprint, warn_of_short_documents
+from tfidf_tune.data._sequences import (
+    Counts,
+    LabelMask,
+    TextBlocksDataset,
+    after_prompt,
+    cached_folder,
+    cached_sequences,
+)
+from tfidf_tune.data._sources import SampleBy, TextSource, load_documents, source_fingerprint, warn_of_short_documents
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,
     TokenArray,
@@ -118,7 +124,7 @@ def text_blocks_dataset(
         check_at_least(1, num_blocks=num_blocks)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     deduplication = Deduplication.of(deduplicate)
-    place = (source, source_name, source_split, source_column, sample_by)
+    place = TextSource(source, source_name, source_split, source_column, sample_by)
 
     def build(folder: Path) -> dict[str, int]:
         documents = encode_texts(tokenizer, load_documents(*place))
@@ -131,8 +137,7 @@ def text_blocks_dataset(
             )
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
-        counts = {"num_blocks": int(kept.sum()), "num_removed": int((~kept).sum())}
-        return counts | {"num_documents": len(lengths)}
+        return {"num_documents": len(lengths), "num_removed": int((~kept).sum())}
 
     settings = {
         "kind": "text_blocks",
@@ -143,8 +148,7 @@ def text_blocks_dataset(
         **deduplication.settings,
     }
     folder, counts = cached_folder(cache_dir, settings, build)
-    blocks = np.load(folder / "blocks.npy", mmap_mode="r")
-    return TextBlocksDataset(blocks, counts["num_documents"], counts.get("num_removed", 0))  # not in older caches
+    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"), **counts)
 
 
 def without_shared_text(
@@ -165,7 +169,7 @@ def without_shared_text(
     because every evaluated model needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
-    place = (source, source_name, source_split, source_column)
+    place = TextSource(source, source_name, source_split, source_column)
 
     def build(folder: Path) -> dict[str, int]:
         corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
@@ -209,26 +213,24 @@ def text_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
-        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
+        source (str): this and the next four as in :func:`text_blocks_dataset`.
         source_name (str | None): configuration of a hub data set. Default: None
-        source_split (str): split of a hub data set or of ``embedded``. Default: "train"
-        source_column (str): the column that holds the text. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, see
-            :func:`load_documents`. Default: "line"
+        source_split (str): its split. Default: "train"
+        source_column (str): its column of text. Default: "text"
+        sample_by (Literal["line", "paragraph", "document"]): a document of a ``.txt`` file. Default: "line"
         max_seq_len (int | None): tokens in a sequence, including BOS and EOS. Default: None, the tokenizer's own.
         add_bos (bool): start each document with BOS, if the tokenizer has one, so that its first token is learnt too.
             Default: True
         add_eos (bool): end each document with EOS. Default: True
         packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
-        deduplicate (Deduplicate): which sequences are removed as copies: "none", "exact", "minhash", or a
-            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
+        deduplicate (Deduplicate): which sequences are removed as copies of earlier ones. Default: "none"
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
         Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
 
     Raises:
-        FileNotFoundError: If ``source`` looks like a path and does not exist.
+        FileNotFoundError: If the source looks like a path and does not exist.
         ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if a setting is out of
             range, or the source cannot be read or gives no sequence of two tokens.
 
@@ -241,27 +243,24 @@ def text_dataset(
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     deduplication = Deduplication.of(deduplicate)
-    place = (source, source_name, source_split, source_column, sample_by)
+    place = TextSource(source, source_name, source_split, source_column, sample_by)
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
     def pieces(counts: Counts) -> Iterator[TokenArray]:
-        num_sequences = 0
         lengths = []
+        num_pieces = 0
         for text in encode_texts(tokenizer, load_documents(*place)):
             lengths.append(len(text))
             ids = np.concatenate([bos, text, eos])
+            cut = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             counts["num_documents"] += 1
-            counts["num_cut"] += len(ids) > limit
-            for start in range(0, len(ids), limit):
-                piece = ids[start : start + limit]
-                if len(piece) < 2:
-                    counts["num_left_out"] += 1
-                else:
-                    num_sequences += 1
-                    yield piece
+            counts["num_cut"] += len(cut) > 1
+            counts["num_left_out"] += sum(len(piece) < 2 for piece in cut)
+            num_pieces += len(cut)
+            yield from (piece for piece in cut if len(piece) > 1)
         warn_of_short_documents(source, sample_by, lengths)
-        if not num_sequences:
+        if num_pieces == counts["num_left_out"]:
             raise ValueError(
                 f"{source!r} gives no sequence of two tokens or more out of {counts['num_documents']} documents: name "
                 "another source"

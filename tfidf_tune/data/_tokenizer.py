@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerBase
 
-from tfidf_tune._files import looks_like_path
-from tfidf_tune.data._cache import digest
+from tfidf_tune._files import digest, looks_like_path
 
 if TYPE_CHECKING:
     from torchtune.data import Message

@@ -13,9 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import digest, looks_like_path
 from tfidf_tune.data import source_fingerprint
-from tfidf_tune.data._cache import digest
 from tfidf_tune.experiment._cells import JOBS, REPORT, STARTS, Run, Settings, Start
 from tfidf_tune.experiment._schema import DTYPES, EvalSettings, Experiment, Model
 from tfidf_tune.training import (
