@@ -9,7 +9,10 @@ import reprlib
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution, requires
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfidf_tune.data._disk_tasks import TaskRunner
 
 _NAME = "tfidf-tune"
 _LARGEST = 2**31 - 1
@@ -82,6 +85,23 @@ def _value(text: str) -> Any:
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     return float(text) if re.fullmatch(r"-?\d*\.\d+", text) else text
+
+
+def add_tasks(parser: argparse.ArgumentParser) -> None:
+    """Add the options of where tasks run."""
+    add = parser.add_argument_group("tasks on text on disk, one for each file").add_argument
+    add("--jobs", type=whole_number(1), default=1, help="at once; default: %(default)s")
+    add("--executor", choices=("local", "slurm", "ray"), default="local", help="where they run; default: %(default)s")
+    add("--executor-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=(
+        "of datatrove's executor for Slurm or Ray: partition=cpu,time=24:00:00,mem_per_cpu_gb=4"
+    ))  # fmt: skip
+
+
+def task_runner(options: argparse.Namespace) -> "TaskRunner":
+    """Return what the options of :func:`add_tasks` say."""
+    from tfidf_tune.data._disk_tasks import TaskRunner
+
+    return TaskRunner(options.executor, options.jobs, options.executor_args)
 
 
 def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> None:

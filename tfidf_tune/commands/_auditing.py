@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._files import looks_like_path, require_writable
 from tfidf_tune._printing import say
-from tfidf_tune.commands import key_values, require_extras, whole_number
-from tfidf_tune.commands._disk import add_tasks, task_runner
+from tfidf_tune.commands import add_tasks, key_values, require_extras, task_runner, whole_number
 
 if TYPE_CHECKING:
     from tfidf_tune.data import MadeProbe, ProbeSpec

@@ -10,8 +10,7 @@ from typing import Any
 
 from tfidf_tune._files import config_path
 from tfidf_tune._printing import counted, say, visible
-from tfidf_tune.commands import require_extras, whole_number
-from tfidf_tune.commands._disk import add_tasks, task_runner
+from tfidf_tune.commands import add_tasks, require_extras, task_runner, whole_number
 
 _EXAMPLE = "tfidf-tune data preview any/lora_sft dataset.source=chats.jsonl checkpointer.checkpoint_dir=MODEL"
 _MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
