@@ -36,9 +36,8 @@ def recipe_main(user_cfg: DictConfig) -> None:
             training.keep_chat_template(cfg, checkpointer)
             resume.check_inputs(dataset, checkpointer)
             monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
-            dataloader = training.build_dataloader(
-                cfg, dataset, tokenizer, run, counts_tokens=loss.weighting.needs_tokens
-            )
+            counts_tokens = loss.weighting.needs_tokens
+            dataloader = training.build_dataloader(cfg, dataset, tokenizer, run, counts_tokens=counts_tokens)
 
         training.prepare_model(model, loss, cfg)
         training.shard_model(model, cfg, run)
@@ -49,22 +48,10 @@ def recipe_main(user_cfg: DictConfig) -> None:
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
         resume.restore(state)
-        with training.open_progress(
-            cfg, run, total_steps, first_step=resume.step + 1, tokens_seen=resume.tokens_seen
-        ) as progress:
+        with training.open_progress(cfg, run, total_steps, resume.step, resume.tokens_seen) as progress:
             training.write_probe_files(cfg, dataset)
-            save = checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter
-            training.train(
-                cfg,
-                state,
-                dataloader,
-                total_steps=total_steps,
-                run=run,
-                progress=progress,
-                resume=resume,
-                monitor=monitor,
-                save=partial(save, model),
-            )
+            save = partial(checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter, model)
+            training.train(cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor)
         training.print_next_steps(cfg, dataset, run)
 
 

@@ -20,7 +20,7 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training import TrainState
-from tfidf_tune.training._sharding import local_tensor, parameters_by_name
+from tfidf_tune.training._distributed import local_tensor, parameters_by_name
 
 
 def at_call(

@@ -52,7 +52,7 @@ def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
     code = INTERRUPTED.format(module="torch", arguments=[], body=SEND).partition("from tfidf_tune import cli")[0]
     environment = os.environ | ({variable: "1"} if variable else {})
 
-    ended = run(f"{code}import tfidf_tune.training", env=environment)
+    ended = run(f"{code}import tfidf_tune.recipes.full_finetune", env=environment)
 
     if variable:
         assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")

@@ -12,7 +12,7 @@ from torch import nn
 
 from tfidf_tune.loss import _weighted as objectives
 from tfidf_tune.training import TrainingError, _train
-from tfidf_tune.training._non_finite import StepGuard, require_finite
+from tfidf_tune.training._metrics import StepGuard, require_finite
 from tfidf_tune.weighting import UniformWeighting
 
 CPU = torch.device("cpu")

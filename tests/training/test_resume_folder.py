@@ -7,8 +7,8 @@ import os
 import pytest
 
 from tfidf_tune.training import SetupError, TrainingError
-from tfidf_tune.training import _resume_folder as resume_folder
-from tfidf_tune.training._resume_folder import ResumeFolder
+from tfidf_tune.training import _resume as resume_folder
+from tfidf_tune.training._resume import ResumeFolder
 
 FILES = {"a.safetensors": b"weights" * 40, "process_00000.pt": b"states", "settings.yaml": b"seed: 0\n"}
 
@@ -17,10 +17,6 @@ def write_files(folder):
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
     (folder / "._a.safetensors").touch()  # macOS writes such files on some network folders
-
-
-def accept(checkpoint):
-    """Find the content complete."""
 
 
 @pytest.fixture
@@ -55,21 +51,10 @@ def test_the_newest_intact_checkpoint_is_found_and_other_names_are_ignored(resum
     for name in (".step_11.partial", "step_12.old", "step_x", "notes"):
         (resume.folder / name).mkdir()
 
-    assert resume.newest_intact(accept) == (resume.folder / "step_10", [])
+    assert resume.newest_intact() == (resume.folder / "step_10", [])
     resume.write(13, write_files)
     assert {"step_12.old", "step_x", "notes"} < set(names(resume))
-    assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_intact(accept) == (None, [])
-
-
-def test_a_checkpoint_whose_content_is_refused_is_damaged(resume):
-    for error, message in ((ValueError("no b\nmore"), "no b"), (KeyError("b"), "KeyError: 'b'"), (OSError("b"), "b")):
-
-        def check(checkpoint, error=error):
-            if checkpoint.name == "step_10":
-                raise error
-
-        damage = f"{resume.folder / 'step_10'} is damaged: {message}"
-        assert resume.newest_intact(check) == (resume.folder / "step_9", [damage])
+    assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_intact() == (None, [])
 
 
 def cut(content):
@@ -105,7 +90,7 @@ def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(resume, nam
     if damage:
         file.write_bytes(damage(content))
 
-    found, (damaged,) = resume.newest_intact(accept)
+    found, (damaged,) = resume.newest_intact()
 
     assert found == resume.folder / "step_9"
     assert damaged.startswith(f"{resume.folder / 'step_10'} is damaged: {message}")
@@ -116,7 +101,7 @@ def test_if_no_checkpoint_is_intact_all_are_named_the_newest_first(resume):
         (resume.folder / f"step_{step}" / "settings.yaml").unlink()
 
     with pytest.raises(SetupError) as refusal:
-        resume.newest_intact(accept)
+        resume.newest_intact()
 
     damages = "; ".join(f"{resume.folder}/step_{step} is damaged: settings.yaml is missing" for step in (10, 9, 2))
     assert str(refusal.value) == (
@@ -148,7 +133,7 @@ def test_damaged_checkpoints_are_replaced_or_moved_aside_by_the_resumed_run(resu
     ResumeFolder(resume.folder, keep_last_n=2).write(9, write_files)
 
     assert names(resume) == ["damaged_step_10", "step_2", "step_9"]
-    assert resume.newest_intact(accept) == (resume.folder / "step_9", [])
+    assert resume.newest_intact() == (resume.folder / "step_9", [])
     assert not (resume.folder / "step_9" / "stray").exists()
 
 

@@ -280,6 +280,7 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
     calls = []
     network, loss = torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(), CrossEntropyLoss().eval()
     progress = SimpleNamespace(
+        total_steps=3,
         start=lambda: calls.append("start"),
         step=lambda step, *_: calls.append(f"step {step}"),
         restart_clock=lambda: calls.append("restart"),
@@ -295,8 +296,7 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
 
     train(
         cfg, TrainState(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), None, NO_SCALER), loader,
-        total_steps=3, run=Run(CPU, torch.float32, 0, Path("run")), progress=progress, resume=resume,
-        save=lambda folder: calls.append(str(folder)),
+        Run(CPU, torch.float32, 0, Path("run")), progress, resume, save=lambda folder: calls.append(str(folder)),
     )  # fmt: skip
 
     assert network.training

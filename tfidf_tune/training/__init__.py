@@ -1,15 +1,5 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
-import os
-import signal
-import sys
-
-if ("TORCHELASTIC_RUN_ID" in os.environ or sys.argv[0].startswith("tfidf_tune.recipes.")) and signal.getsignal(
-    signal.SIGINT
-) is signal.default_int_handler:
-    # The imports below take seconds. Until then Ctrl-C ends a process of torchrun or torchtune without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
@@ -25,14 +15,12 @@ from tfidf_tune.training._data import (
 from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, has_lora_builder, require_no_lora, train_adapters_only
-from tfidf_tune.training._messages import print_data, print_next_steps
+from tfidf_tune.training._messages import check_resources, format_bytes, print_data, print_next_steps
 from tfidf_tune.training._metrics import ProgressLog, open_progress
-from tfidf_tune.training._model import build_model, check_packed, load_model, prepare_head, prepare_model
+from tfidf_tune.training._model import build_model, check_packed, load_model, prepare_head, prepare_model, shard_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
-from tfidf_tune.training._resources import check_resources, format_bytes
 from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
-from tfidf_tune.training._sharding import shard_model
 from tfidf_tune.training._snapshot import TrainState
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 

@@ -1,18 +1,25 @@
-"""The processes of a run, started by torchrun."""
+"""The processes of a run, started by torchrun, and the shards of tensors that they hold."""
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune.utils import get_world_size_and_rank
+
+from tfidf_tune.models import is_4bit, scales_of_4bit
 
 Value = TypeVar("Value")
 _STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it answers
@@ -98,3 +105,65 @@ def main_process_first() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or module without the wrappers of activation checkpointing."""
+    return name.replace(_CHECKPOINT_PREFIX, "")
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters by their :func:`plain_name`."""
+    return {plain_name(name): value for name, value in model.named_parameters()}
+
+
+def assign_parameters(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
+    """Assign complete weights, the same on every process, to a model in place; each process keeps its shards."""
+    parameters = parameters_by_name(model)
+    shards = ((name, shard_like(parameters[name], value)) for name, value in weights)
+    state_dict = {name: shard if shard.device.type == device.type else shard.to(device) for name, shard in shards}
+    model.load_state_dict(state_dict, strict=False, assign=True)
+
+
+def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Cut this process's shard of a parameter out of its complete weight, which is NF4 where the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if not isinstance(value, NF4Tensor):
+        return distribute_tensor(value, mesh, placements, src_data_rank=None)
+    # NF4 supports few operations: a shard is copied into a tensor of its own, as FSDP2 does when it shards.
+    chunk = torch.chunk(value, mesh.size())[mesh.get_local_rank()]
+    shard = value.new_zeros(chunk.shape)
+    shard.copy_(chunk)
+    meta = TensorMeta(parameter.shape, tuple(parameter.stride()), parameter.dtype)
+    spec = DTensorSpec(mesh, placements, tensor_meta=meta)
+    return DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def whole_tensor(parameter: Tensor) -> Tensor:
+    """Gather a parameter, on the device of its shards and without gradient; every process has to call."""
+    if not isinstance(parameter, DTensor):
+        return parameter.detach()
+    shard: Any = local_tensor(parameter)
+    if not isinstance(shard, NF4Tensor):
+        return DTensor.full_tensor(parameter).detach()
+    parts, metadata = shard.fsdp_pre_all_gather(parameter.device_mesh)
+    gathered = [gather_tensors(part).flatten(0, 1) for part in parts]
+    whole: Tensor = shard.fsdp_post_all_gather(gathered, metadata, parameter.dtype)[0]
+    return whole
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that may be sharded."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def plain_tensors(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
+    """Return the tensors that hold the data, not copied, by name: a quantized tensor consists of several."""
+    if is_4bit(tensor):
+        return {name: tensor} | {f"{name}.{key}": value for key, value in scales_of_4bit(tensor).items()}
+    if not is_traceable_wrapper_subclass(tensor):
+        return {name: tensor}
+    parts, _ = tensor.__tensor_flatten__()
+    return {key: t for part in parts for key, t in plain_tensors(getattr(tensor, part), f"{name}.{part}").items()}

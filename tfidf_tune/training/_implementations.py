@@ -34,11 +34,17 @@ from tfidf_tune.models import (
     is_4bit,
     quantize_as_4bit,
 )
-from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._distributed import (
+    assign_parameters,
+    is_main_process,
+    local_tensor,
+    parameters_by_name,
+    plain_name,
+    whole_tensor,
+)
 from tfidf_tune.training._errors import SetupError, first_line, listed
 from tfidf_tune.training._hf_files import WEIGHT_DTYPES, BaseCheckpoint, is_plain, read_weights, write_weights
 from tfidf_tune.training._lora import LoRASettings, is_adapter
-from tfidf_tune.training._sharding import assign_parameters, local_tensor, parameters_by_name, plain_name, whole_tensor
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchtune.modules.peft import LoRALinear
 
 from tfidf_tune.training._components import find_component
-from tfidf_tune.training._sharding import parameters_by_name
+from tfidf_tune.training._distributed import parameters_by_name
 
 _IS_A = re.compile(r"\.lora_(a|A\.default)\.weight$")
 _IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")

@@ -1,40 +1,121 @@
-"""What a run tells its user at the start and at the end: the data, the checkpoints, the next commands."""
+"""What a run tells its user: the bytes that it needs, the data, the checkpoints, the next commands."""
 
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from torchtune.datasets import ConcatDataset, PackedDataset
+from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._files import nearest_folder
 from tfidf_tune._printing import counted
 from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.models import dequantize_4bit
+from tfidf_tune.training._checkpointer import HFCheckpointer
+from tfidf_tune.training._components import build_optimizer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import mean_length, probe_files
-from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._distributed import is_main_process, plain_tensors
+from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._run import Run, milestone_name
 
+_DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
 _PREFIX_LENGTHS = (32, 50, 100)  # of the task tfidf_memorization
+
+
+def check_resources(
+    cfg: FinetuneConfig, model: nn.Module, loss: WeightedCrossEntropyLoss, run: Run, checkpointer: HFCheckpointer
+) -> None:
+    """Try the optimizer, print the bytes of weights and optimizer state, and compare checkpoints with the free disk.
+
+    The model is on the meta device, with ``requires_grad`` as in training.
+
+    Raises:
+        SetupError: If the optimizer or its schedule cannot be built, takes no step, or cannot be saved, or the
+            checkpoints do not fit on the disk.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    num_trained = sum(parameter.numel() for parameter in trained)
+    num_frozen = sum(dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad)
+    optimizer_bytes = round(_bytes_per_weight(cfg, trained[0].dtype, run) * num_trained)
+    if is_main_process():
+        world_size, _ = get_world_size_and_rank()
+        print(
+            f"{num_trained:,} parameters are trained, {num_frozen:,} frozen: weights "
+            f"{format_bytes(_num_bytes(model.parameters()))}, optimizer state "
+            f"{format_bytes(optimizer_bytes)}{f', over {world_size} processes' if world_size > 1 else ''}",
+            file=sys.stderr,
+        )
+
+    saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
+    saved = [dequantize_4bit(p, "meta") for n, p in model.named_parameters() if is_adapter(n) == saves_adapters]
+    size = sum(p.numel() * p.dtype.itemsize for p in saved) + getattr(checkpointer, "companion_bytes", 0)
+    # A threshold of the monitor adds the checkpoint that it keeps, or the checkpoint that it ends the run with.
+    has_threshold = cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
+    number, number_to_resume = len(set(cfg.save_at_percent)) + has_threshold, cfg.keep_last_n_checkpoints
+    size_to_resume = _num_bytes([*trained, *loss.buffers()]) + optimizer_bytes
+    # One more than are kept, while the newest is written.
+    needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)
+    free = shutil.disk_usage(nearest_folder(run.output_dir)).free
+    if needed > free:
+        raise SetupError(
+            f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from of "
+            f"{format_bytes(size_to_resume)} do not fit into {run.output_dir}, where {format_bytes(free)} are free: "
+            "choose another output_dir, fewer save_at_percent, a lower keep_last_n_checkpoints (0 for none), or only "
+            "adapters"
+        )
+
+
+def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> float:
+    """Measure the optimizer's state after a step of a dummy; refuse a state that resume checkpoints cannot hold."""
+    dummy = nn.Parameter(torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device))
+    optimizer, _ = build_optimizer(cfg, [dummy], total_steps=1)
+    dummy.grad = torch.zeros_like(dummy)
+    with setup_errors("config: optimizer"):
+        optimizer.step()
+    state = [value for value in optimizer.state[dummy].values() if isinstance(value, Tensor) and value.dim()]
+    quantized = next((type(value).__name__ for value in state if is_traceable_wrapper_subclass(value)), None)
+    if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
+        raise SetupError(
+            f"config: optimizer: {cfg.optimizer['_component_']} keeps its state as {quantized}, which a resume "
+            "checkpoint cannot hold where it is sharded: choose another optimizer, one process, or "
+            "keep_last_n_checkpoints=0"
+        )
+    return _num_bytes(state) / dummy.numel()
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(plain.nbytes for tensor in tensors for plain in plain_tensors(tensor).values())
+
+
+def format_bytes(size: int) -> str:
+    """Format bytes as MiB or GiB."""
+    gibibytes = size / 2**30
+    return f"{gibibytes:,.2f} GiB" if gibibytes >= 1 else f"{size / 2**20:.2f} MiB"
 
 
 def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> None:
     """Print how much data the run has, and its steps."""
     if not is_main_process():
         return
-    parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
-    for part in parts:
-        print(f"Data: {describe_dataset(part)}", file=sys.stderr)
+    for part in _parts(dataset):
+        print(f"Data: {_describe(part)}", file=sys.stderr)
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
     print(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})", file=sys.stderr)
 
 
-def describe_dataset(dataset: Any) -> str:
-    """Count documents, sequences and tokens of a data set: ``30 documents, 84 blocks of 256 tokens (21,504)``.
-
-    The tokens of data sets of other packages are estimated from a sample.
-    """
+def _describe(dataset: Any) -> str:
+    """Count documents, sequences and tokens: ``30 documents, 84 blocks of 256 tokens (21,504)``."""
     length = len(cast(Sized, dataset))
     source = dataset.ds if isinstance(dataset, PackedDataset) else dataset
     documents = getattr(source, "num_documents", None)
@@ -46,6 +127,7 @@ def describe_dataset(dataset: Any) -> str:
     unit = "packed row" if is_packed(dataset) else "sequence"
     if isinstance(source, SequenceDataset):
         return f"{prefix}{counted(length, unit)} ({source.num_tokens:,} tokens)"
+    # Tokens of data sets of other packages are estimated from a sample.
     return f"{prefix}{counted(length, unit)} (about {round(length * mean_length(dataset)):,} tokens)"
 
 
@@ -64,39 +146,30 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
     if not is_main_process():
         return
     folder = run.output_dir
-    found = {milestone_name(percent): percent for percent in range(1, 101)}
-    checkpoints = sorted(
-        (path for path in folder.glob("checkpoint_*") if path.name in found), key=lambda path: found[path.name]
-    )
-    names = ", ".join(path.name for path in checkpoints)
-    print(f"Checkpoints in {folder}: {names}", file=sys.stderr)
+    checkpoints = [path for percent in range(1, 101) if (path := folder / milestone_name(percent)).is_dir()]
+    print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
     for file, passages in list(probe_files(cfg, dataset))[:1]:
-        evaluation = folder / "evaluation"
         evaluate = ["tfidf-tune", "eval", "--model_args", f"pretrained={checkpoints[-1]}"]
-        output = ["--batch_size", "32", "--log_samples", "--output_path", str(evaluation)]
-        commands = [
-            [*evaluate, *_tasks(file, passages), *output],
-            ["tfidf-tune", "probe", "audit", "--results", str(evaluation)],
-        ]
-        cost = ["--tasks", "tfidf_wikitext2_ppl", "--metadata", "wikitext2_source=HELD_OUT", *_block_size(dataset)]
-        compare = shlex.join(["tfidf-tune", "compare", str(folder)])
+        output = ["--batch_size", "32", "--log_samples", "--output_path", str(folder / "evaluation")]
+        # Blocks as long as those of the training text, which the model surely takes.
+        sizes = [part.block_size for part in _parts(dataset) if isinstance(part, TextBlocksDataset)]
+        block_size = [f"block_size={min(sizes)}"] if sizes else []
+        cost = ["--tasks", "tfidf_wikitext2_ppl", "--metadata", "wikitext2_source=HELD_OUT", *block_size]
         print(
             "Next, measure what it recites, and make a page of it:",
-            *(f"  {shlex.join(command)}" for command in commands),
+            f"  {shlex.join([*evaluate, *_tasks(file, passages), *output])}",
+            f"  {shlex.join(['tfidf-tune', 'probe', 'audit', '--results', str(folder / 'evaluation')])}",
             "Measure the cost, on text of yours that it was not trained on (put your .jsonl or .txt for HELD_OUT):",
             f"  {shlex.join([*evaluate, *cost, *output])}",
             "With another run, for example of loss=tfidf_tune.loss.CrossEntropyLoss, evaluated by the same commands:",
-            f"  {compare} OTHER_RUN",
+            f"  {shlex.join(['tfidf-tune', 'compare', str(folder)])} OTHER_RUN",
             sep="\n",
             file=sys.stderr,
         )
 
 
-def _block_size(dataset: Dataset[Any]) -> list[str]:
-    """Blocks as long as those of the training text, which the model surely takes."""
-    parts = dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
-    sizes = [part.block_size for part in parts if isinstance(part, TextBlocksDataset)]
-    return [f"block_size={min(sizes)}"] if sizes else []
+def _parts(dataset: Dataset[Any]) -> list[Any]:
+    return dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
 
 
 def _tasks(file: Path, passages: Sequence[Passage]) -> list[str]:

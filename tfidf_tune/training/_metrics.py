@@ -1,11 +1,11 @@
-"""Metrics: the user's logger, ``metrics.jsonl``, the progress bar."""
+"""Metrics: the user's logger, ``metrics.jsonl``, the progress bar; and steps that learn nothing, which end a run."""
 
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import IO, Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
 from torchtune import training
 from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
@@ -20,12 +21,17 @@ from tqdm import tqdm
 from tfidf_tune._files import atomic_file
 from tfidf_tune.training._components import COMPONENTS, default_arguments, instantiate, sections
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run
 
 # A batch whose labels are all masked is fine; a run that begins with this many steps of them is not.
 _STEPS_WITHOUT_LABELS = 10
+_REMEDY = "try a lower learning rate, fp32, clipping"
+# This many bad steps in a row are not chance: even if batches are so small that one step in ten has no token left, ten
+# in a row come once in 10 billion steps.
+_MAX_IN_A_ROW = 10
+_MAX_INDICES_SHOWN = 32
 
 
 class JSONLinesLogger:
@@ -79,7 +85,7 @@ class ProgressLog:
     loggers: list[Any]
     total_steps: int
     log_every_n_steps: int
-    first_step: int = 1
+    steps_done: int = 0
     tokens_seen: int = 0
     memory_device: torch.device | None = None
     _bar: Any = field(default=None, init=False)  # made by start(): loading shows a bar of its own
@@ -88,7 +94,7 @@ class ProgressLog:
         """Start bar and clock."""
         self._bar = tqdm(
             total=self.total_steps,
-            initial=self.first_step - 1,
+            initial=self.steps_done,
             unit="step",
             dynamic_ncols=True,
             disable=not is_main_process(),
@@ -104,7 +110,7 @@ class ProgressLog:
         """Return whether a step gets an entry."""
         return step % self.log_every_n_steps == 0 or step == self.total_steps
 
-    def step(self, step: int, metrics: Mapping[str, torch.Tensor | float], num_tokens: int) -> None:
+    def step(self, step: int, metrics: Mapping[str, Tensor | float], num_tokens: int) -> None:
         """Count a finished step, from 1; its metrics are read from the device only when an entry is due.
 
         Raises:
@@ -117,7 +123,7 @@ class ProgressLog:
             return
         if not self.tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self.total_steps):
             raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
-        on_device = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
+        on_device = {name: value for name, value in metrics.items() if isinstance(value, Tensor)}
         # One transfer for all: each would wait for the device.
         found = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
         values = {**metrics, **dict(zip(on_device, found, strict=True))}
@@ -130,7 +136,7 @@ class ProgressLog:
         self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
         self.restart_clock()
 
-    def log(self, step: int, metrics: Mapping[str, torch.Tensor | float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, Tensor | float]) -> None:
         """Write an entry of a step, which may have others."""
         for logger in self.loggers:
             logger.log_dict(metrics, step=step)
@@ -170,11 +176,11 @@ def _component_defaults(cfg: FinetuneConfig) -> Iterator[str]:
 
 @contextmanager
 def open_progress(
-    cfg: FinetuneConfig, run: Run, total_steps: int, *, first_step: int = 1, tokens_seen: int = 0
+    cfg: FinetuneConfig, run: Run, total_steps: int, steps_done: int = 0, tokens_seen: int = 0
 ) -> Iterator[ProgressLog]:
     """Write the resolved config with all defaults, open ``metrics.jsonl`` and the config's logger; rank 0 writes.
 
-    Entries before ``first_step`` stay in ``metrics.jsonl``; ``tokens_seen`` are the label tokens of those steps.
+    Entries of the ``steps_done`` stay in ``metrics.jsonl``; ``tokens_seen`` are the label tokens of those steps.
 
     Raises:
         SetupError: If the metric logger cannot be built from these settings.
@@ -187,10 +193,87 @@ def open_progress(
             OmegaConf.save(cast(DictConfig, cfg), file)
             with file.open("a", encoding="utf-8") as appended:
                 appended.writelines(f"# {line}\n" for line in _component_defaults(cfg))
-        loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=first_step - 1), metric_logger]
+        loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=steps_done), metric_logger]
     memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
-    progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, first_step, tokens_seen, memory_device)
+    progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, steps_done, tokens_seen, memory_device)
     try:
         yield progress
     finally:
         progress.close()
+
+
+class StepGuard:
+    """Stops a run, or skips a step, if loss or gradient is not finite; stops a run whose weights are all 0.
+
+    ``indices_of`` gives the items of the data set of a step, ``note`` reports a skipped one. On a GPU the
+    loss is read only at logged or saved steps, unless ``looks_at_each_step``.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        skip: bool,
+        total_steps: int,
+        indices_of: Callable[[int], list[int]],
+        note: Callable[[str], None],
+    ) -> None:
+        self.looks_at_each_step = skip or device.type == "cpu"
+        self._skip = skip
+        self._max_weightless = min(_MAX_IN_A_ROW, total_steps)
+        self._indices_of = indices_of
+        self._note = note
+        self._num_skipped = 0  # in a row
+        # On the device, so that reading can wait. Step (0: none yet), loss and gradient norm of the first that is not
+        # finite; steps in a row whose weights are all 0, and the one at which there were too many (0: none yet).
+        self._first = torch.zeros(3, dtype=torch.float64, device=device)
+        self._num_weightless, self._weightless_step = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, step: int, is_finite: Tensor, metrics: Mapping[str, Tensor], *, num_tokens: int) -> None:
+        """Record a step, from 1; a step without tokens says nothing about weights."""
+        loss = metrics["loss"]
+        found = torch.stack([torch.full_like(loss, step), loss, metrics["grad_norm"]]).double()
+        self._first = torch.where(~is_finite & (self._first[0] == 0), found, self._first)
+        if num_tokens:
+            self._num_weightless = (self._num_weightless + 1) * (metrics["weight_max"] == 0)
+            is_too_many = self._num_weightless == self._max_weightless
+            self._weightless_step = torch.maximum(self._weightless_step, is_too_many * step)
+
+    def check(self) -> None:
+        """Check the recorded steps, which waits for the device.
+
+        Raises:
+            TrainingError: If one was not finite and is not skipped, too many in a row were, or too many in a row had
+                weights of 0.
+        """
+        number, loss, grad_norm, weightless_step = torch.cat([self._first, self._weightless_step.view(1)]).tolist()
+        if weightless_step:
+            raise TrainingError(
+                f"the weights of all tokens were 0 in {self._max_weightless} steps in a row, up to step "
+                f"{int(weightless_step)}, so that nothing was learned from them: set the weighting in `loss` to hold "
+                "back less (a smaller gamma, alpha or p, a larger k), or raise batch_size"
+            )
+        if not number:
+            self._num_skipped = 0
+            return
+        indices = self._indices_of(int(number))
+        shown = ", ".join(map(str, indices[:_MAX_INDICES_SHOWN]))
+        more = f" and {len(indices) - _MAX_INDICES_SHOWN} more" if len(indices) > _MAX_INDICES_SHOWN else ""
+        found = (
+            f"loss {loss:g} and gradient norm {grad_norm:g} at step {int(number)} (items {shown}{more} of the data set)"
+        )
+        if not self._skip:
+            raise TrainingError(f"not finite: {found}: {_REMEDY}, or on_non_finite=skip")
+        self._num_skipped += 1
+        if self._num_skipped >= _MAX_IN_A_ROW:
+            raise TrainingError(f"not finite, {_MAX_IN_A_ROW} steps in a row: {found}: {_REMEDY}")
+        self._note(f"step skipped, not finite: {found}")
+        self._first.zero_()
+
+
+def require_finite(model: nn.Module, step: int) -> None:
+    """Raise a TrainingError if a trained weight of any process is not finite; every process has to call."""
+    trained = ((name, value) for name, value in parameters_by_name(model).items() if value.requires_grad)
+    lost = next((name for name, value in trained if not local_tensor(value).isfinite().all()), None)
+    if name := next((found for found in gather_objects(lost) if found), None):
+        raise TrainingError(f"{name} is not finite after step {step}: {_REMEDY}")

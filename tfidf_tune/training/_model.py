@@ -1,14 +1,18 @@
-"""The model: built without memory, then given weights, then prepared for training."""
+"""The model: built without memory, prepared for training, sharded by FSDP2, given weights."""
 
 import inspect
+import math
 import os
 import sys
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from torchao.dtypes.nf4tensor import NF4Tensor
@@ -19,16 +23,15 @@ from torchtune.training import set_default_dtype
 from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.models import NF4_MULTIPLE
+from tfidf_tune.models import NF4_MULTIPLE, is_4bit
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import find_component, instantiate
-from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
+from tfidf_tune.training._components import build_optimizer, find_component, instantiate
+from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
+from tfidf_tune.training._distributed import assign_parameters, is_main_process
+from tfidf_tune.training._errors import SetupError, TrainingError, first_line, setup_errors
 from tfidf_tune.training._implementations import implementation_of
 from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
-from tfidf_tune.training._sharding import assign_parameters
 
 
 def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | None = None) -> nn.Module:
@@ -74,6 +77,78 @@ def _handed_over(cfg: FinetuneConfig, checkpointer: HFCheckpointer | None) -> di
             f"{cfg.checkpointer['_component_']} does not have: set it to tfidf_tune.training.HFCheckpointer"
         )
     return {"hf_config": checkpointer.transformers_config}
+
+
+def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
+    """Shard a model layer by layer over the processes of the run; a single process only if the config asks for it.
+
+    Gradients are summed over the processes, not averaged: each process's loss is its share of the total. Embeddings,
+    final norm and output projection stay gathered from the forward pass to the end of the backward pass, because the
+    loss computes with the projection's weight outside of the model.
+
+    Args:
+        model (nn.Module): on the meta device, with ``requires_grad`` as in training, checkpointed and compiled; changed
+            in place.
+        cfg (FinetuneConfig): the checked config: its keys ``fsdp_*``.
+        run (Run): gives the device.
+
+    Raises:
+        SetupError: If an NF4 weight cannot be cut into this number of shards, is of bitsandbytes, or the optimizer
+            cannot update shards.
+    """
+    if not dist.is_initialized():
+        return
+    mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
+    _check_shards_of_nf4(model, mesh.size())
+    _check_optimizer(cfg, mesh)
+    offload = CPUOffloadPolicy(pin_memory=run.device.type == "cuda") if cfg.fsdp_cpu_offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy(
+        param_dtype=mixed_precision_dtype(cfg.fsdp_param_dtype),
+        reduce_dtype=mixed_precision_dtype(cfg.fsdp_reduce_dtype),
+    )
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
+    layers: Any = model.layers
+    for layer in reversed(list(layers)):
+        fully_shard(layer, reshard_after_forward=cfg.fsdp_reshard_after_forward, **options)
+    fully_shard(model, reshard_after_forward=False, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+
+def _check_optimizer(cfg: FinetuneConfig, mesh: DeviceMesh) -> None:
+    """Refuse an optimizer of PyTorch that cannot update shards, tried on a dummy; others may take long to compile."""
+    shard = nn.Parameter(distribute_tensor(torch.ones(mesh.size(), 8), mesh, [Shard(0)], src_data_rank=None))
+    optimizer, _ = build_optimizer(cfg, [shard], total_steps=1)
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return
+    shard.grad = torch.ones_like(shard)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        remedy = "set optimizer.fused=False" if cfg.optimizer.get("fused") else "take, for example, torch.optim.AdamW"
+        raise SetupError(
+            f"config: optimizer: {cfg.optimizer['_component_']} cannot update parameters that FSDP2 has sharded "
+            f"({first_line(error)}): {remedy}"
+        ) from error
+
+
+def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
+    for name, parameter in model.named_parameters():
+        if is_4bit(parameter):
+            raise SetupError(
+                f"{name} is a 4-bit weight of bitsandbytes, which is not sharded: use one process without torchrun, or "
+                "set model.quantize_base=False"
+            )
+        if isinstance(parameter, NF4Tensor) and (
+            parameter.shape[0] % num_shards or math.prod(parameter.shape) % (NF4_MULTIPLE * num_shards)
+        ):
+            raise SetupError(
+                f"{name}, an NF4 weight of {' x '.join(map(str, parameter.shape))}, cannot be cut into {num_shards} "
+                f"shards of whole blocks ({NF4_MULTIPLE} weights): use another number of processes, or set "
+                "model.quantize_base=False"
+            )
 
 
 def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None:

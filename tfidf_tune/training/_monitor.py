@@ -16,8 +16,7 @@ from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._implementations import implementation_of
-from tfidf_tune.training._metrics import ProgressLog
-from tfidf_tune.training._non_finite import require_finite
+from tfidf_tune.training._metrics import ProgressLog, require_finite
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
 
 

@@ -1,6 +1,11 @@
-"""Where a run begins and resumes: which checkpoint it resumes from, and whether settings and inputs are the same."""
+"""Where a run begins and resumes: its checkpoints on disk, and whether settings and inputs are the same.
 
+Checkpoints are ``output_dir/resume/step_120``: written atomically, verified before use, the newest are kept.
+"""
+
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,22 +15,24 @@ from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._checks import differences
-from tfidf_tune._files import remove_leftovers
+from tfidf_tune._files import remove_folder, remove_leftovers, sync_to_disk
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
-from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
+from tfidf_tune.training._distributed import gather_objects, is_lost_process, is_main_process
+from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
 from tfidf_tune.training._metrics import ProgressLog
-from tfidf_tune.training._resume_folder import ResumeFolder, step_of
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 from tfidf_tune.training._snapshot import (
     TrainState,
-    check_snapshot,
+    check_files,
+    describe_own_files,
     read_process_file,
     read_settings,
     restore_snapshot,
     set_random_states,
+    step_of,
+    write_manifest,
     write_snapshot,
 )
 
@@ -47,6 +54,117 @@ _FREE_KEYS = (
     "save_at_percent",
     "save_every_n_steps",
 )
+
+
+class ResumeFolder:
+    """The resume checkpoints of a run, ``step_<number>`` each; all processes call the methods together."""
+
+    def __init__(self, folder: Path, *, keep_last_n: int) -> None:
+        self.folder = folder
+        self.keep_last_n = keep_last_n
+
+    def newest_intact(self) -> tuple[Path | None, list[str]]:
+        """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one.
+
+        Raises:
+            SetupError: If there are checkpoints, but none is intact.
+        """
+        damages: list[str] = []
+        for checkpoint in self._checkpoints():
+            problem = _first_problem(checkpoint)
+            if problem is None:
+                return checkpoint, damages
+            damages.append(f"{checkpoint} is damaged: {problem}")
+        if damages:
+            raise SetupError(
+                f"no resume checkpoint is intact: {'; '.join(damages)}. Move {self.folder} and the milestones next to "
+                "it away to start from the beginning"
+            )
+        return None, damages
+
+    def write(self, step: int, write_files: Callable[[Path], None]) -> Path:
+        """Write the checkpoint of a step under a temporary name, rename it, and remove the oldest.
+
+        ``write_files`` writes the files of this process into the given folder.
+
+        Raises:
+            TrainingError: If a file cannot be written; earlier checkpoints are not changed.
+        """
+        final = self.folder / f"step_{step}"
+        temporary = self.folder / f".{final.name}.partial"
+        try:
+            _on_main_process(lambda: _make_empty(temporary))
+            if not all(_on_each_process(temporary.is_dir)):
+                raise OSError(f"{self.folder} is not the same folder for all processes: use a shared file system")
+            _on_each_process(lambda: write_files(temporary))
+            parts = _on_each_process(lambda: describe_own_files(temporary))
+            files = {name: entry for part in parts for name, entry in part.items()}
+            _on_main_process(lambda: self._finish(temporary, final, step, files))
+        except Exception as error:
+            if is_main_process():
+                shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, RuntimeError) and is_lost_process(error):
+                raise
+            raise TrainingError(f"resume checkpoint {final} could not be written: {cause_of(error)}") from error
+        return final
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process left."""
+        if is_main_process():
+            for path in self.folder.glob(".step_*"):
+                shutil.rmtree(path)
+
+    def _checkpoints(self) -> list[Path]:
+        """Return the checkpoints, the newest first."""
+        found = [path for path in self.folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
+        return sorted(found, key=step_of, reverse=True)
+
+    def _finish(self, temporary: Path, final: Path, step: int, files: dict[str, Any]) -> None:
+        write_manifest(temporary, step, files)
+        remove_folder(final)  # of an earlier attempt that was damaged since
+        temporary.replace(final)
+        sync_to_disk(self.folder)
+        for checkpoint in self._checkpoints():
+            if step_of(checkpoint) > step:  # damaged, or the run would have resumed from it
+                aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+                remove_folder(aside)
+                checkpoint.replace(aside)
+        for checkpoint in self._checkpoints()[self.keep_last_n :]:
+            remove_folder(checkpoint)
+
+
+def _first_problem(checkpoint: Path) -> str | None:
+    """Check the files on every process; return the first problem."""
+    problem = None
+    try:
+        check_files(checkpoint)
+    except Exception as error:  # whatever it is, all processes have to hear of it
+        problem = first_line(error) if isinstance(error, ValueError) else cause_of(error)
+    return next((found for found in gather_objects(problem) if found), None)
+
+
+def _on_main_process(work: Callable[[], None]) -> None:
+    _on_each_process(work if is_main_process() else lambda: None)
+
+
+def _on_each_process(work: Callable[[], Any]) -> list[Any]:
+    """Return the results of all processes; a failure on one raises on all, so that no process waits forever."""
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    outcomes = gather_objects((result, None if failure is None else cause_of(failure)))
+    if failure is not None:
+        raise failure
+    if causes := [cause for _, cause in outcomes if cause]:
+        raise OSError(causes[0])
+    return [value for value, _ in outcomes]
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 class ResumePoint:
@@ -136,7 +254,7 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     settings = _settings_affecting_results(cfg)
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, None, settings)
-    checkpoint, damages = folder.newest_intact(check_snapshot)
+    checkpoint, damages = folder.newest_intact()
     if checkpoint is not None and (changed := differences(read_settings(checkpoint), settings)):
         raise SetupError(
             f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose another "

@@ -4,6 +4,7 @@
 - ``shard-*.safetensors``: trained weights and optimizer state by PyTorch's distributed checkpoint, each process its
   shards, so that any number of processes can read them.
 - ``process_00000.pt``, ...: all other state of a process. Only tensors and plain values are unpickled from it.
+- ``manifest.json``: size and SHA-256 of every other file, written last.
 """
 
 import os
@@ -14,13 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from types import UnionType
 from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -38,30 +38,29 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._files import file_sha256, sync_to_disk
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
 from tfidf_tune.training._errors import TrainingError, cause_of
-from tfidf_tune.training._resume_folder import checkpoint_files
-from tfidf_tune.training._sharding import local_tensor, plain_tensors
 
 _SETTINGS = "settings.yaml"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _STATE = "state."  # prefix of an optimizer's tensors
 # PyTorch builds a file in memory before it writes it; this limits how much is in memory twice.
 _FILE_BYTES = 2**28
-_PROCESS_FILE: dict[str, type | UnionType] = {
-    "inputs": dict,
-    "num_processes": int,
-    "tensors": list,
-    "optimizer_has_state": bool,
-    "optimizer_values": dict,
-    "optimizer_groups": list,
-    "lr_scheduler": dict | None,
-    "scaler": dict,
-    "loss": dict,
-    "tokens_seen": int,
-    "random_states": dict,
-}
+_FORMAT_VERSION = 2
+_MANIFEST = "manifest.json"
+
+
+class _File(BaseModel):
+    size: int
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    format_version: int
+    step: int
+    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -115,41 +114,73 @@ def write_snapshot(
         OmegaConf.save(OmegaConf.create(dict(settings)), folder / _SETTINGS)
 
 
-def check_snapshot(folder: Path) -> None:
-    """Raise an error if intact files do not hold all that a run needs; each process reads its share of them."""
-    world_size, own_rank = get_world_size_and_rank()
-    _require_listed(folder, [_SETTINGS, _process_file(0)])
-    read_settings(folder)
-    first = read_process_file(folder)
-    ranks = range(first["num_processes"])
-    _require_listed(folder, [_process_file(rank) for rank in ranks])
-    for rank in ranks[1:][own_rank::world_size]:
-        read_process_file(folder, rank)
-    stored = _tensor_reader(folder).read_metadata().state_dict_metadata
-    if lacking := set(first["tensors"]) - stored.keys():
-        raise ValueError(f"none of its files holds {min(lacking)}")
+def describe_own_files(folder: Path) -> dict[str, _File]:
+    """Flush this process's share of the files to disk and describe them for the manifest."""
+    # Some file systems add hidden files of their own, ._* on macOS for example.
+    paths = [folder / name for name in _own_share([p.name for p in folder.iterdir() if not p.name.startswith(".")])]
+    for path in paths:
+        sync_to_disk(path)
+    return {path.name: _File(size=path.stat().st_size, sha256=file_sha256(path)) for path in paths}
+
+
+def write_manifest(folder: Path, step: int, files: dict[str, _File]) -> None:
+    """Write the manifest, which makes a checkpoint complete."""
+    manifest = _Manifest(format_version=_FORMAT_VERSION, step=step, files=files)
+    (folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    sync_to_disk(folder / _MANIFEST)
+    sync_to_disk(folder)
+
+
+def check_files(checkpoint: Path) -> None:
+    """Raise a ValueError unless this process's share of the files is what the manifest says."""
+    manifest = _read_manifest(checkpoint)
+    if manifest.format_version != _FORMAT_VERSION:
+        raise ValueError(
+            f"another version of tfidf-tune wrote it, in format {manifest.format_version}; this one reads format "
+            f"{_FORMAT_VERSION}"
+        )
+    if manifest.step != step_of(checkpoint):
+        raise ValueError(f"{_MANIFEST} is of step {manifest.step}")
+    for name in _own_share(list(manifest.files)):
+        path, expected = checkpoint / name, manifest.files[name]
+        if not path.is_file():
+            raise ValueError(f"{name} is missing")
+        if (size := path.stat().st_size) != expected.size:
+            raise ValueError(f"{name} has {size} bytes instead of {expected.size}")
+        if file_sha256(path) != expected.sha256:
+            raise ValueError(f"{name} is not what was written (SHA-256)")
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of optimizer steps of a checkpoint."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def _read_manifest(checkpoint: Path) -> _Manifest:
+    try:
+        return _Manifest.model_validate_json((checkpoint / _MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ValueError(f"{_MANIFEST} cannot be read ({reason})") from error
+
+
+def _own_share(names: Sequence[str]) -> list[str]:
+    world_size, rank = get_world_size_and_rank()
+    return sorted(names)[rank::world_size]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read the settings of the run that wrote a checkpoint."""
-    settings = OmegaConf.load(folder / _SETTINGS)
-    if not (isinstance(settings, DictConfig) and settings):
-        raise ValueError(f"{_SETTINGS} does not hold keys and values")
-    return cast("dict[str, Any]", OmegaConf.to_container(settings))
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / _SETTINGS)))
 
 
 def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """Read the state of a process that is not in shards; a ValueError names the damaged file."""
-    name = _process_file(rank)
+    """Read the state of a process that is not in shards; a ValueError names a file that is not what a run writes."""
+    file = folder / _process_file(rank)
     try:
-        content: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)
-        wrong = [key for key, kind in _PROCESS_FILE.items() if not isinstance(content.get(key, ...), kind)]
-    except UnpicklingError as error:
-        raise ValueError(f"{name} holds objects other than tensors and plain values, which are never loaded") from error
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no errors of its own
-        raise ValueError(f"{name} cannot be read ({cause_of(error)})") from error
-    if wrong:
-        raise ValueError(f"{name} lacks {', '.join(wrong)}, or has a value of another type there")
+        raise ValueError(f"{file} cannot be read ({cause_of(error)}): move {folder} away") from error
     return content
 
 
@@ -231,11 +262,6 @@ def _process_file(rank: int) -> str:
     return f"process_{rank:05d}.pt"
 
 
-def _require_listed(folder: Path, needed: Sequence[str]) -> None:
-    if lacking := sorted(set(needed) - set(checkpoint_files(folder))):
-        raise ValueError(f"its manifest does not list {', '.join(lacking)}")
-
-
 def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Return trained parameters, sharded as they are; the prefix separates their names from the optimizer's."""
     values: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
@@ -309,7 +335,7 @@ class _ListedFiles(FileSystem):
     """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [str(Path(path) / name) for name in checkpoint_files(Path(path))]
+        return [str(Path(path) / name) for name in sorted(_read_manifest(Path(path)).files)]
 
 
 def _tensor_reader(folder: Path) -> HuggingFaceStorageReader:

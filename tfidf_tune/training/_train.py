@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +29,8 @@ from tfidf_tune.training._batches import (
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
-from tfidf_tune.training._metrics import ProgressLog
+from tfidf_tune.training._metrics import ProgressLog, StepGuard, require_finite
 from tfidf_tune.training._monitor import MemorizationMonitor
-from tfidf_tune.training._non_finite import StepGuard, require_finite
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.training._snapshot import TrainState
@@ -169,11 +169,10 @@ def train(
     cfg: FinetuneConfig,
     state: TrainState,
     dataloader: DataLoader[Batch],
-    *,
-    total_steps: int,
     run: Run,
     progress: ProgressLog,
     resume: ResumePoint,
+    *,
     save: Callable[[Path], None],
     monitor: MemorizationMonitor | None = None,
 ) -> None:
@@ -184,11 +183,15 @@ def train(
             any scale, a checkpoint cannot be written, or the model is above the monitor's threshold from the start.
         Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
+    total_steps = progress.total_steps
     state.model.train()
     state.loss.train()
-    milestones = milestone_steps(cfg.save_at_percent, total_steps)
-    _warn_skipped_milestones(resume, milestones, total_steps, run, progress)
+    checkpoints = _Checkpoints(
+        cfg, run, state, progress, resume, save, milestone_steps(cfg.save_at_percent, total_steps)
+    )
+    checkpoints.note_missed()
     if resume.step >= total_steps:
+        progress.note(f"all {total_steps} steps are done already")
         return
     guard = StepGuard(
         run.device,
@@ -225,58 +228,80 @@ def train(
                 _report_overflow(state.scaler, step, progress)
             if not result.skipped and state.lr_scheduler is not None:
                 state.lr_scheduler.step()
-            is_regular_save = cfg.save_every_n_steps is not None and step % cfg.save_every_n_steps == 0
-            saves_resume = resume.is_kept and (step in milestones or is_regular_save)
-            saves = saves_resume or step in milestones
+
+            # Without a pause the next batches come before metrics are read, which waits for a GPU; with one after the
+            # checkpoint, which an error in the data must not prevent.
             measures = monitor is not None and monitor.is_due(step, total_steps)
-            if not (saves or measures):
-                batches = next_batches()  # before metrics are read, which waits for a GPU
-            if saves or measures or guard.looks_at_each_step or progress.is_due(step):
+            pauses = measures or checkpoints.are_due(step)
+            if not pauses:
+                batches = next_batches()
+            if pauses or guard.looks_at_each_step or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
+
             verdict = monitor.measure(step, state.model, progress, save) if monitor is not None and measures else None
-            ends = verdict is not None and step < total_steps
-            percents = milestones.get(step, [])
-            if ends:
-                percents = percents or [-(-100 * step // total_steps)]  # rounded up: not the name of an earlier one
-                saves, saves_resume = True, resume.is_kept
-            if saves:
-                require_finite(state.model, step)
-                for percent in percents:
-                    save(run.output_dir / milestone_name(percent))
-                if saves_resume:
-                    resume.save(step, state, progress)
-                progress.restart_clock()
-            if ends:
+            if verdict is not None and step < total_steps:
+                name = checkpoints.write_last(step, total_steps)
                 progress.note(
-                    f"the run ends after step {step} of {total_steps}: {verdict}; {milestone_name(percents[-1])} is "
-                    f"written; {resume.last_checkpoint()}"
+                    f"the run ends after step {step} of {total_steps}: {verdict}; {name} is written; "
+                    f"{resume.last_checkpoint()}"
                 )
                 return
-            if saves or measures:
-                batches = next_batches()  # after the checkpoint, which an error in the data must not prevent
+            if checkpoints.are_due(step):
+                checkpoints.write(step)
+            if pauses:
+                batches = next_batches()
+
             if batches.stop and step < total_steps:
-                if resume.is_kept and not saves_resume:
+                if resume.is_kept and not checkpoints.are_due(step):
                     guard.check()
-                    require_finite(state.model, step)
-                    resume.save(step, state, progress)
+                    checkpoints.write(step)
                 raise Interrupted(
                     f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
                 )
 
 
-def _warn_skipped_milestones(
-    resume: ResumePoint, milestones: dict[int, list[int]], total_steps: int, run: Run, progress: ProgressLog
-) -> None:
-    """Report the milestones that a resumed run has passed without a checkpoint."""
-    if resume.step >= total_steps:
-        progress.note(f"all {total_steps} steps are done already")
-    names = [milestone_name(percent) for step in milestones if step <= resume.step for percent in milestones[step]]
-    missing = [name for name in names if not (run.output_dir / name).is_dir()]
-    if missing:
-        progress.note(
-            f"{', '.join(missing)} of save_at_percent will not be written: step {resume.step} is done already"
-        )
+@dataclass(frozen=True)
+class _Checkpoints:
+    """What a run writes after a step: milestones, by ``save(folder)``, and a checkpoint to resume from."""
+
+    cfg: FinetuneConfig
+    run: Run
+    state: TrainState
+    progress: ProgressLog
+    resume: ResumePoint
+    save: Callable[[Path], None]
+    milestones: dict[int, list[int]]
+
+    def note_missed(self) -> None:
+        """Report the milestones that a resumed run has passed without a checkpoint."""
+        passed = [percent for step in self.milestones if step <= self.resume.step for percent in self.milestones[step]]
+        missing = [name for name in map(milestone_name, passed) if not (self.run.output_dir / name).is_dir()]
+        if missing:
+            self.progress.note(
+                f"{', '.join(missing)} of save_at_percent will not be written: step {self.resume.step} is done already"
+            )
+
+    def are_due(self, step: int) -> bool:
+        """Return whether anything is written after a step."""
+        every = self.cfg.save_every_n_steps
+        return step in self.milestones or (self.resume.is_kept and every is not None and step % every == 0)
+
+    def write(self, step: int, percents: Sequence[int] = ()) -> None:
+        """Write the milestones of a step, or others, and the checkpoint to resume from."""
+        require_finite(self.state.model, step)
+        for percent in percents or self.milestones.get(step, ()):
+            self.save(self.run.output_dir / milestone_name(percent))
+        if self.resume.is_kept:
+            self.resume.save(step, self.state, self.progress)
+        self.progress.restart_clock()
+
+    def write_last(self, step: int, total_steps: int) -> str:
+        """Write a milestone after a step that ends the run early; return its name."""
+        # Rounded up: not the name of an earlier milestone.
+        percents = self.milestones.get(step) or [-(-100 * step // total_steps)]
+        self.write(step, percents)
+        return milestone_name(percents[-1])
 
 
 def _next_step(steps: Iterator[list[Batch]], request: StopRequest, *, sync_labels: bool) -> StepBatches:
