@@ -1,7 +1,7 @@
 """The model of any checkpoint, built from its own ``config.json``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -34,10 +34,7 @@ _DEFAULT_LENGTH = 2048  # of models without a limit, such as those with ALiBi
 @dataclass(frozen=True)
 class _LoRA:
     targets: str | Sequence[str]
-    rank: int
-    alpha: float
-    dropout: float
-    quantize_base: bool
+    settings: LinearFactory  # which layers have adapters is not set yet
 
 
 def auto(
@@ -98,8 +95,10 @@ def lora_auto(
     Raises:
         ValueError: As of :func:`auto`; if the model has no layer of a given name, or a layer that has no NF4 form.
     """
-    lora = _LoRA(lora_targets, lora_rank, lora_alpha, lora_dropout, quantize_base)
-    return _build(hf_config, lora, implementation, max_seq_len)
+    settings = LinearFactory(
+        lora_rank=lora_rank, lora_alpha=lora_alpha, lora_dropout=lora_dropout, quantize_base=quantize_base
+    )
+    return _build(hf_config, _LoRA(lora_targets, settings), implementation, max_seq_len)
 
 
 def _build(
@@ -160,14 +159,8 @@ def _linear_factory(family: ModelFamily, lora: _LoRA) -> LinearFactory:
     mlp = chosen & {*_MLP}
     if mlp and mlp != possible.keys() & {*_MLP}:
         raise ValueError("adapters on some layers of the MLP, not on all")
-    return LinearFactory(
-        lora_attn_modules=tuple(name for name in possible if name in chosen - mlp),
-        apply_lora_to_mlp=bool(mlp),
-        lora_rank=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        quantize_base=lora.quantize_base,
-    )
+    attention = tuple(name for name in possible if name in chosen - mlp)
+    return replace(lora.settings, lora_attn_modules=attention, apply_lora_to_mlp=bool(mlp))
 
 
 def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tuple[Any, Any, str]:
@@ -179,13 +172,13 @@ def _build_transformers(hf_config: PreTrainedConfig, lora: _LoRA | None) -> tupl
 
     targets = _layers_with_lora(hf, lora)
     is_transposed = any(type(module) is Conv1D and name.endswith(tuple(targets)) for name, module in hf.named_modules())
-    not_torchao = quantize(hf) if lora.quantize_base else ""
+    not_torchao = quantize(hf) if lora.settings.quantize_base else ""
     hf.is_loaded_in_4bit = bool(not_torchao)  # PEFT then has layers for those of bitsandbytes
     config = LoraConfig(
         task_type="CAUSAL_LM",
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
+        r=lora.settings.lora_rank,
+        lora_alpha=lora.settings.lora_alpha,
+        lora_dropout=lora.settings.lora_dropout,
         target_modules=targets,
         fan_in_fan_out=is_transposed,
         inference_mode=False,
