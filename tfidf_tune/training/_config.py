@@ -144,19 +144,9 @@ class LoRAFinetuneConfig(FinetuneConfig):
     """Write checkpoints as complete models with the adapter merged, not as PEFT adapters."""
 
 
-class _ModelSizes(BaseModel):
+class _LoRAArguments(BaseModel):
     """Arguments that torchtune's builders share and do not check themselves."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    vocab_size: _Count | None = None
-    num_layers: _Count | None = None
-    num_heads: _Count | None = None
-    num_kv_heads: _Count | None = None
-    embed_dim: _Count | None = None
-    intermediate_dim: _Count | None = None
-    max_seq_len: _Count | None = None
-    lora_attn_modules: list[str] = []
     lora_rank: _Count = 8
     lora_alpha: _Positive = 16
     lora_dropout: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, lt=1)] = 0.0
@@ -204,7 +194,7 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         content = cast(dict[str, Any], OmegaConf.to_container(filled, resolve=True))
     checked = OmegaConf.create(_validate(schema, content))
     check_components(checked)
-    _validate(_ModelSizes, content["model"], "model: ")
+    _validate(_LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
 
 

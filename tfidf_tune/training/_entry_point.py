@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import KeyValidationError
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from tfidf_tune._files import config_path
@@ -33,7 +32,6 @@ from tfidf_tune.training._errors import (
 logger = logging.getLogger(__name__)
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
-_WEIGHTINGS = ("weighting", "first", "second")  # components within the section `loss`, by their argument
 _LOST_BEFORE_TRAINING = "another process of the run was lost before training began: see its message"
 
 
@@ -68,17 +66,10 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     if Path(path).resolve() in [Path(each).resolve() for each in above]:
         raise SetupError(f"config {path} builds on itself: {' -> '.join((*above, path))}")
     with setup_errors(f"config {path}"):
-        try:
-            content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        except UnicodeDecodeError as error:
-            raise SetupError(f"config {path} is not UTF-8 text: {error}") from error
-        except KeyValidationError as error:  # null
-            raise SetupError(f"config {path}: {first_line(error)}: keys must be strings") from error
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     if not isinstance(content, dict):
         raise SetupError(f"config {path} holds a list, not keys and values")
-    if wrong := [key for key in content if not isinstance(key, str)]:
-        raise SetupError(f"config {path}: key {wrong[0]!r}: keys must be strings")
-    cfg = cast(dict[str, Any], content)
+    cfg = {str(key): value for key, value in content.items()}
     base_name = cfg.pop("base", None)
     if base_name is None:
         return cfg
@@ -98,7 +89,7 @@ def _merge(base: dict[str, Any], changes: dict[str, Any], source: str, section: 
     merged = dict(base)
     for key, value in changes.items():
         below = base.get(key)
-        if isinstance(value, dict) and isinstance(below, list):
+        if isinstance(value, dict) and isinstance(below, list) and "_component_" not in value:
             raise SetupError(f"{source}: {section}{key} is a list, which is only replaced as a whole: give a list")
         if isinstance(value, dict) and isinstance(below, dict):
             merged[key] = _merge(below, value, source, f"{section}{key}.")
@@ -122,13 +113,11 @@ class _Override(NamedTuple):
             return cls(text, key.removeprefix("~"), None, names_component=False)
         if not key or not equals:
             raise SetupError(f"config: overrides must be in the form of key=value, got {text}")
-        section, _, name = key.rpartition(".")
-        names_weighting = section.split(".")[0] == "loss" and name in _WEIGHTINGS
         below = _look_up(content, key)
-        has_component = isinstance(below, dict) and "_component_" in below
-        if (has_component or names_weighting) and not value.startswith(("{", "[")):
+        is_component = (isinstance(below, dict) and "_component_" in below) or key == "loss.weighting"
+        if is_component and not value.startswith(("{", "[")):
             return cls(text, f"{key}._component_", value, names_component=True)
-        return cls(text, key, value, names_component=name == "_component_" or value.startswith("{"))
+        return cls(text, key, value, names_component=key.endswith("._component_") or value.startswith("{"))
 
     def apply(self, content: dict[str, Any]) -> dict[str, Any]:
         source = f"config: {self.text}"
@@ -139,28 +128,29 @@ class _Override(NamedTuple):
             value = "null" if self.value == "None" else self.value
             change: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"{self.key}={value}"]), resolve=False)
             section = self.key.removesuffix("._component_")
+            below, new = _look_up(content, section), _look_up(change, section)
             if section != self.key:
-                content = _without_keys_of_another(content, section, value, source)
-            elif isinstance(new := _look_up(change, section), dict) and "_component_" in new:
-                content = _replaced(content, section, {})
+                _drop_keys_of_another(below, section, value, source)
+            elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
+                below.clear()
             return _merge(content, change, source)
 
 
-def _without_keys_of_another(content: dict[str, Any], section: str, component: str, source: str) -> dict[str, Any]:
-    """Drop the keys of a section that its new component does not take; log which."""
-    below = _look_up(content, section)
+def _drop_keys_of_another(below: Any, section: str, component: str, source: str) -> None:
+    """Drop the keys of a section that its new component does not take, in place; log which."""
     if not isinstance(below, dict) or component in ("null", below.get("_component_")):
-        return content
+        return
     try:
         parameters = inspect.signature(find_component(section, component)).parameters
     except (SetupError, ValueError):  # reported when the config is checked
-        return content
+        return
     dropped = [key for key in below if key not in parameters and key != "_component_"]
     if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return content
+        return
     if is_main_process():
         logger.warning(f"{source}: it takes no {', '.join(dropped)} of the config's {section}: left out")
-    return _replaced(content, section, {key: value for key, value in below.items() if key not in dropped})
+    for key in dropped:
+        del below[key]
 
 
 def _look_up(content: Any, key: str) -> Any:
@@ -168,13 +158,6 @@ def _look_up(content: Any, key: str) -> Any:
     for part in key.split("."):
         content = content.get(part) if isinstance(content, dict) else None
     return content
-
-
-def _replaced(content: dict[str, Any], key: str, value: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy in which the section at a dotted key is another."""
-    first, _, rest = key.partition(".")
-    below = content.get(first)
-    return content | {first: _replaced(below if isinstance(below, dict) else {}, rest, value) if rest else value}
 
 
 def _read_arguments() -> DictConfig:

@@ -47,8 +47,6 @@ class LoRASettings:
         if len(settings) > 1:
             raise ValueError(f"LoRA layers differ in (rank, alpha, dropout): {sorted(settings)}; give all the same")
         rank, alpha, dropout = settings.pop()
-        if rank < 1:
-            raise ValueError(f"lora_rank is {rank}, it has to be at least 1")
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
 
     @classmethod
