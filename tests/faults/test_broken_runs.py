@@ -200,8 +200,8 @@ def one_of_two_processes() -> Iterator[Break]:
     for rank, name, nth, newest in (
         (0, "_train.train_step", STEP, 4),
         (1, "_train.train_step", STEP, 4),
-        (0, "_resume_folder._describe_own_files", 2, 2),
-        (1, "_resume_folder._describe_own_files", 2, 2),
+        (0, "_resume.describe_own_files", 2, 2),
+        (1, "_resume.describe_own_files", 2, 2),
     )[:: 1 if ALL else 3]:
         hook = partial(at_call, name, kill, nth=nth, ranks=(rank,))
         yield Break(f"process {rank} is killed in {name}", TWO, lost.format(newest), hook, newest=newest)

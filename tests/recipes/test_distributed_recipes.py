@@ -235,7 +235,7 @@ def test_only_one_process_reports_and_writes(make_run, tmp_path):
 
     output = run_to_the_end([run], tmp_path / "processes")
 
-    for text in ("A step of 2 x 32 tokens on cpu, one of 2 processes:", "checkpoints of", "Writing logs to"):
+    for text in ("optimizer state 0.44 MiB, over 2 processes", "Checkpoints in", "Writing logs to"):
         assert output.count(text) == 1, output
     assert "Warning" not in output
     assert {path.name for path in run.folder.iterdir()} == {

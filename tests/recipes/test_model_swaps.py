@@ -158,7 +158,8 @@ def watched_saves(monkeypatch):
                 for key, value in model.named_parameters()
                 if not is_adapter(key)
             }
-            seen["base"] = self.family.tune_to_hf(weights, self.hf_config)
+            config = self.transformers_config
+            seen["base"] = FAMILIES[config.model_type].tune_to_hf(weights, config.to_dict())
             save(self, model, folder)
 
         monkeypatch.setattr(HFCheckpointer, method, watch)

@@ -135,13 +135,7 @@ class _TorchtuneModel(Implementation):
             raise ValueError(f"weights and config.json of checkpoint {base.folder} do not match: {error}") from error
         expected = {name: value.shape for name, value in parameters_by_name(self.model).items() if not is_adapter(name)}
         found = {name: value.shape for name, value in weights.items()}
-        # The most informative first: architecture, number of layers, settings, weights.
         problems = []
-        kinds, found_kinds = ({re.sub(r"\.\d+\.", ".", name) for name in names} for names in (expected, found))
-        if kinds - found_kinds and found_kinds - kinds:
-            problems.append("the model of the config is of another architecture")
-        elif _num_layers(expected) != _num_layers(found):
-            problems.append(f"{_num_layers(found)} layers in the checkpoint, {_num_layers(expected)} in the model")
         if expected.keys() ^ found.keys() <= {"output.weight"}:  # otherwise the model may lack these settings
             problems += family.differing_settings(self.model, base.hf_config)
         limit = base.hf_config.get("max_position_embeddings", base.hf_config.get("n_positions"))
@@ -297,10 +291,6 @@ def _check_tied_head(base: BaseCheckpoint, files: Mapping[str, Path]) -> None:
 def _layer_of(name: str) -> str:
     """``layers.3.attn.q_proj.weight`` -> ``layers.3``; ``norm.scale`` -> ``norm``."""
     return ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
-
-
-def _num_layers(names: Iterable[str]) -> int:
-    return len({_layer_of(name) for name in names if name.startswith("layers.")})
 
 
 @dataclass(frozen=True)

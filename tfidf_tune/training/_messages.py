@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from torchtune.datasets import ConcatDataset, PackedDataset
@@ -21,11 +23,11 @@ from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, Tex
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import dequantize_4bit
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import build_optimizer
+from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import mean_length, probe_files
-from tfidf_tune.training._distributed import is_main_process, plain_tensors
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
+from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._run import Run, milestone_name
 
@@ -77,21 +79,40 @@ def check_resources(
 
 
 def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> float:
-    """Measure the optimizer's state after a step of a dummy; refuse a state that resume checkpoints cannot hold."""
-    dummy = nn.Parameter(torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device))
+    """Measure the optimizer's state after a step of a dummy, sharded for optimizers of PyTorch if the run shards.
+
+    Others may take long to compile. A state that resume checkpoints cannot hold is refused.
+    """
+    component = cfg.optimizer["_component_"]
+    weight = torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device)
+    is_sharded = dist.is_initialized() and find_component("optimizer", component).__module__.startswith("torch.optim.")
+    if is_sharded:
+        mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
+        weight = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+    dummy = nn.Parameter(weight)
     optimizer, _ = build_optimizer(cfg, [dummy], total_steps=1)
     dummy.grad = torch.zeros_like(dummy)
-    with setup_errors("config: optimizer"):
-        optimizer.step()
+    try:
+        with setup_errors("config: optimizer"):
+            optimizer.step()
+    except SetupError as error:
+        if not is_sharded:
+            raise
+        remedy = "set optimizer.fused=False" if cfg.optimizer.get("fused") else "take, for example, torch.optim.AdamW"
+        raise SetupError(
+            f"config: optimizer: {component} cannot update parameters that FSDP2 has sharded "
+            f"({first_line(error.__cause__ or error)}): {remedy}"
+        ) from error
     state = [value for value in optimizer.state[dummy].values() if isinstance(value, Tensor) and value.dim()]
-    quantized = next((type(value).__name__ for value in state if is_traceable_wrapper_subclass(value)), None)
+    plain = [local_tensor(value) for value in state]
+    quantized = next((type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None)
     if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
-            f"config: optimizer: {cfg.optimizer['_component_']} keeps its state as {quantized}, which a resume "
+            f"config: optimizer: {component} keeps its state as {quantized}, which a resume "
             "checkpoint cannot hold where it is sharded: choose another optimizer, one process, or "
             "keep_last_n_checkpoints=0"
         )
-    return _num_bytes(state) / dummy.numel()
+    return _num_bytes(plain) / local_tensor(dummy).numel()
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

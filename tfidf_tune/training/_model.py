@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from torchao.dtypes.nf4tensor import NF4Tensor
@@ -25,10 +25,10 @@ from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import NF4_MULTIPLE, is_4bit
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import build_optimizer, find_component, instantiate
+from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._distributed import assign_parameters, is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, first_line, setup_errors
+from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._implementations import implementation_of
 from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
@@ -93,14 +93,12 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
         run (Run): gives the device.
 
     Raises:
-        SetupError: If an NF4 weight cannot be cut into this number of shards, is of bitsandbytes, or the optimizer
-            cannot update shards.
+        SetupError: If an NF4 weight cannot be cut into this number of shards, or is of bitsandbytes.
     """
     if not dist.is_initialized():
         return
     mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
     _check_shards_of_nf4(model, mesh.size())
-    _check_optimizer(cfg, mesh)
     offload = CPUOffloadPolicy(pin_memory=run.device.type == "cuda") if cfg.fsdp_cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(
         param_dtype=mixed_precision_dtype(cfg.fsdp_param_dtype),
@@ -115,23 +113,6 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-
-
-def _check_optimizer(cfg: FinetuneConfig, mesh: DeviceMesh) -> None:
-    """Refuse an optimizer of PyTorch that cannot update shards, tried on a dummy; others may take long to compile."""
-    shard = nn.Parameter(distribute_tensor(torch.ones(mesh.size(), 8), mesh, [Shard(0)], src_data_rank=None))
-    optimizer, _ = build_optimizer(cfg, [shard], total_steps=1)
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return
-    shard.grad = torch.ones_like(shard)
-    try:
-        optimizer.step()
-    except RuntimeError as error:
-        remedy = "set optimizer.fused=False" if cfg.optimizer.get("fused") else "take, for example, torch.optim.AdamW"
-        raise SetupError(
-            f"config: optimizer: {cfg.optimizer['_component_']} cannot update parameters that FSDP2 has sharded "
-            f"({first_line(error)}): {remedy}"
-        ) from error
 
 
 def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
