@@ -110,7 +110,8 @@ class HFCheckpointer:
             storage_device (torch.device | None): where shards are kept. Default: None, ``device``.
 
         Raises:
-            SetupError: If a weight is not floating point, or not finite in this dtype.
+            SetupError: If a weight is not floating point, or not finite in this dtype, or config.json ties head and
+                embedding although the files have two weights.
         """
         implementation_of(model).load(self._base, device=device, dtype=dtype, storage_device=storage_device or device)
 

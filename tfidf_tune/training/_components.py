@@ -50,57 +50,25 @@ class _Kind(NamedTuple):
         return self.base in made.__mro__ or (bool(self.methods) and all(hasattr(made, name) for name in self.methods))
 
 
+# fmt: off
 COMPONENTS = {
-    "model": _Kind(
-        "a model",
-        "torchtune.models.llama2.llama2",
-        nn.Module,
-        attributes=("tok_embeddings", "layers", "max_seq_len"),
-        handed_over=("hf_config",),
-    ),
-    "checkpointer": _Kind(
-        "a checkpointer",
-        "tfidf_tune.training.HFCheckpointer",
-        NoneType,
-        methods=("check_model", "load_weights", "save_model"),
-    ),
-    "tokenizer": _Kind(
-        "a tokenizer",
-        "tfidf_tune.data.hf_tokenizer",
-        ModelTokenizer,
-        methods=("encode",),
-        attributes=("vocab_size", "max_seq_len", "pad_id"),
-    ),
-    "dataset": _Kind(
-        "a map-style data set",
-        "tfidf_tune.data.text_blocks_dataset",
-        Dataset,  # which has no length
-        methods=("__len__", "__getitem__"),
-        handed_over=("tokenizer",),
-    ),
+    "model": _Kind("a model", "torchtune.models.llama2.llama2", nn.Module,
+                   attributes=("tok_embeddings", "layers", "max_seq_len"), handed_over=("hf_config",)),
+    "checkpointer": _Kind("a checkpointer", "tfidf_tune.training.HFCheckpointer", NoneType,
+                          methods=("check_model", "load_weights", "save_model")),
+    "tokenizer": _Kind("a tokenizer", "tfidf_tune.data.hf_tokenizer", ModelTokenizer,
+                       methods=("encode",), attributes=("vocab_size", "max_seq_len", "pad_id")),
+    "dataset": _Kind("a map-style data set", "tfidf_tune.data.text_blocks_dataset", Dataset,  # which has no length
+                     methods=("__len__", "__getitem__"), handed_over=("tokenizer",)),
     "loss": _Kind("one of tfidf_tune's objectives", "tfidf_tune.loss.TFIDFCrossEntropyLoss", WeightedCrossEntropyLoss),
-    "optimizer": _Kind(
-        "an optimizer",
-        "torch.optim.AdamW",
-        Optimizer,
-        methods=("step", "zero_grad"),
-        attributes=("param_groups",),
-        handed_over=("params",),
-    ),
-    "lr_scheduler": _Kind(
-        "a learning-rate schedule",
-        "transformers.get_linear_schedule_with_warmup",
-        LRScheduler,
-        methods=("step",),
-        handed_over=("optimizer", "num_training_steps"),
-    ),
-    "metric_logger": _Kind(
-        "a metric logger",
-        "torchtune.training.metric_logging.DiskLogger",
-        MetricLoggerInterface,
-        methods=("log_config", "log_dict", "close"),
-    ),
+    "optimizer": _Kind("an optimizer", "torch.optim.AdamW", Optimizer,
+                       methods=("step", "zero_grad"), attributes=("param_groups",), handed_over=("params",)),
+    "lr_scheduler": _Kind("a learning-rate schedule", "transformers.get_linear_schedule_with_warmup", LRScheduler,
+                          methods=("step",), handed_over=("optimizer", "num_training_steps")),
+    "metric_logger": _Kind("a metric logger", "torchtune.training.metric_logging.DiskLogger", MetricLoggerInterface,
+                           methods=("log_config", "log_dict", "close")),
 }
+# fmt: on
 _LOSS_PART = _Kind("a module", "tfidf_tune.weighting.TFIDFWeighting", nn.Module)
 
 

@@ -7,14 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from yaml import YAMLError
 
 from tfidf_tune._checks import suggestion
 from tfidf_tune.training._components import DEFAULT_COLLATE, check_components
 from tfidf_tune.training._distributed import started_processes
-from tfidf_tune.training._errors import SetupError, first_line, setup_errors
+from tfidf_tune.training._errors import SetupError, setup_errors
 
 
 def _no_boolean(value: Any) -> Any:
@@ -255,13 +253,8 @@ def _choose_seed(cfg: DictConfig) -> int:
         raise SetupError("config: seed is null, but several processes need the same one: set seed to a number")
     earlier = Path(str(cfg.output_dir)) / "config.yaml"
     if cfg.resume_from_checkpoint and earlier.is_file():
-        try:
-            return int(OmegaConf.load(earlier).seed)
-        except (ValueError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
-            raise SetupError(
-                f"config: seed is null, and that of the run to resume cannot be read from {earlier} "
-                f"({first_line(error)}): set seed to it"
-            ) from error
+        with setup_errors(f"config: seed is null: set it to that of the run to resume, which {earlier} does not say"):
+            return int(OmegaConf.select(OmegaConf.load(earlier), "seed"))
     return random.SystemRandom().randrange(2**31)
 
 

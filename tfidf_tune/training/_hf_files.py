@@ -34,22 +34,10 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # The files besides weights that are copied. Those of tokenizers are declared by transformers in `vocab_files_names` of
 # its classes, and in constants of its `tokenization_utils_base`.
 COMPANIONS = (
-    _GENERATION,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "tekken.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-)
+    _GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "tekken.json", "spiece.model",
+    "sentencepiece.bpe.model", "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 WEIGHT_DTYPES = "floating point of 16 bits or more"
 _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 

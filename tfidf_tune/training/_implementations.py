@@ -58,29 +58,17 @@ class Implementation(ABC):
 
     @abstractmethod
     def check(self, base: BaseCheckpoint) -> None:
-        """Compare the model, perhaps on the meta device, with a checkpoint; weights stay on disk.
-
-        Raises:
-            ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
-        """
+        """Compare the model with a checkpoint, see :meth:`HFCheckpointer.check_model`."""
 
     @abstractmethod
     def load(
         self, base: BaseCheckpoint, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
     ) -> None:
-        """Load the base weights of a checkpoint that :meth:`check` accepts; adapter weights are not changed.
-
-        Raises:
-            SetupError: If a weight is not floating point, or not finite in this dtype, or config.json ties head and
-                embedding although the files have two weights.
-        """
+        """Load the base weights of a checkpoint, see :meth:`HFCheckpointer.load_weights`."""
 
     @abstractmethod
     def parts(self, base: BaseCheckpoint, device: str) -> Iterator[StateDict]:
-        """Yield the merged model under Hugging Face's names, part by part; on meta without values.
-
-        Every process has to read all parts.
-        """
+        """Yield the merged model under Hugging Face's names; every process has to read all. On meta without values."""
 
     @abstractmethod
     def write(self, base: BaseCheckpoint, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:

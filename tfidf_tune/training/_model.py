@@ -71,12 +71,13 @@ def _handed_over(cfg: FinetuneConfig, checkpointer: HFCheckpointer | None) -> di
     builder = find_component("model", cfg.model["_component_"])
     if "hf_config" not in inspect.signature(builder).parameters:
         return {}
-    if checkpointer is None or not hasattr(checkpointer, "transformers_config"):
+    hf_config = getattr(checkpointer, "transformers_config", None)
+    if hf_config is None:
         raise SetupError(
-            f"config: model: {cfg.model['_component_']} needs the checkpoint's config, which checkpointer "
-            f"{cfg.checkpointer['_component_']} does not have: set it to tfidf_tune.training.HFCheckpointer"
+            f"config: model: {cfg.model['_component_']} needs the checkpoint's config: set checkpointer._component_ to "
+            "tfidf_tune.training.HFCheckpointer"
         )
-    return {"hf_config": checkpointer.transformers_config}
+    return {"hf_config": hf_config}
 
 
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:

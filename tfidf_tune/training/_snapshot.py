@@ -7,11 +7,12 @@
 - ``manifest.json``: size and SHA-256 of every other file, written last.
 """
 
+import json
 import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -50,17 +50,6 @@ _STATE = "state."  # prefix of an optimizer's tensors
 _FILE_BYTES = 2**28
 _FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"
-
-
-class _File(BaseModel):
-    size: int
-    sha256: str
-
-
-class _Manifest(BaseModel):
-    format_version: int
-    step: int
-    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -114,19 +103,23 @@ def write_snapshot(
         OmegaConf.save(OmegaConf.create(dict(settings)), folder / _SETTINGS)
 
 
-def describe_own_files(folder: Path) -> dict[str, _File]:
+def describe_own_files(folder: Path) -> dict[str, Any]:
     """Flush this process's share of the files to disk and describe them for the manifest."""
     # Some file systems add hidden files of their own, ._* on macOS for example.
     paths = [folder / name for name in _own_share([p.name for p in folder.iterdir() if not p.name.startswith(".")])]
     for path in paths:
         sync_to_disk(path)
-    return {path.name: _File(size=path.stat().st_size, sha256=file_sha256(path)) for path in paths}
+    return {path.name: _described(path) for path in paths}
 
 
-def write_manifest(folder: Path, step: int, files: dict[str, _File]) -> None:
+def _described(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def write_manifest(folder: Path, step: int, files: Mapping[str, Any]) -> None:
     """Write the manifest, which makes a checkpoint complete."""
-    manifest = _Manifest(format_version=_FORMAT_VERSION, step=step, files=files)
-    (folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    manifest = {"format_version": _FORMAT_VERSION, "step": step, "files": files}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     sync_to_disk(folder / _MANIFEST)
     sync_to_disk(folder)
 
@@ -134,21 +127,18 @@ def write_manifest(folder: Path, step: int, files: dict[str, _File]) -> None:
 def check_files(checkpoint: Path) -> None:
     """Raise a ValueError unless this process's share of the files is what the manifest says."""
     manifest = _read_manifest(checkpoint)
-    if manifest.format_version != _FORMAT_VERSION:
+    if (version := manifest["format_version"]) != _FORMAT_VERSION:
         raise ValueError(
-            f"another version of tfidf-tune wrote it, in format {manifest.format_version}; this one reads format "
-            f"{_FORMAT_VERSION}"
+            f"another version of tfidf-tune wrote it, in format {version}; this one reads format {_FORMAT_VERSION}"
         )
-    if manifest.step != step_of(checkpoint):
-        raise ValueError(f"{_MANIFEST} is of step {manifest.step}")
-    for name in _own_share(list(manifest.files)):
-        path, expected = checkpoint / name, manifest.files[name]
+    if manifest["step"] != step_of(checkpoint):
+        raise ValueError(f"{_MANIFEST} is of step {manifest['step']}")
+    for name in _own_share(manifest["files"]):
+        path = checkpoint / name
         if not path.is_file():
             raise ValueError(f"{name} is missing")
-        if (size := path.stat().st_size) != expected.size:
-            raise ValueError(f"{name} has {size} bytes instead of {expected.size}")
-        if file_sha256(path) != expected.sha256:
-            raise ValueError(f"{name} is not what was written (SHA-256)")
+        if _described(path) != manifest["files"][name]:
+            raise ValueError(f"{name} is not what was written (size or SHA-256)")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -156,15 +146,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def _read_manifest(checkpoint: Path) -> _Manifest:
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     try:
-        return _Manifest.model_validate_json((checkpoint / _MANIFEST).read_bytes())
-    except (OSError, ValidationError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise ValueError(f"{_MANIFEST} cannot be read ({reason})") from error
+        manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_bytes())
+        return {key: manifest[key] for key in ("format_version", "step", "files")}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{_MANIFEST} cannot be read ({cause_of(error)})") from error
 
 
-def _own_share(names: Sequence[str]) -> list[str]:
+def _own_share(names: Iterable[str]) -> list[str]:
     world_size, rank = get_world_size_and_rank()
     return sorted(names)[rank::world_size]
 
@@ -335,7 +325,7 @@ class _ListedFiles(FileSystem):
     """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [str(Path(path) / name) for name in sorted(_read_manifest(Path(path)).files)]
+        return [str(Path(path) / name) for name in sorted(_read_manifest(Path(path))["files"])]
 
 
 def _tensor_reader(folder: Path) -> HuggingFaceStorageReader:
