@@ -1,5 +1,7 @@
 """The config of a run: defaults, references, and what is refused before any work."""
 
+import re
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -75,3 +77,13 @@ def test_device_and_dtype_are_those_of_the_machine(recipe_config, monkeypatch):
         found = check_config(recipe_config(**auto), FinetuneConfig)
         assert (found.device, found.dtype) == ("cuda", dtype)
         assert check_config(recipe_config(dtype="auto"), FinetuneConfig).dtype == "fp32", "a run on the CPU"
+
+
+def test_a_key_of_a_section_is_suggested_with_its_section(recipe_config):
+    for key, hint in (
+        ("lr", "did you mean 'optimizer.lr'?"),
+        ("max_seq_len", "did you mean 'model.max_seq_len'?"),
+        ("epoch", "did you mean 'epochs'?"),
+    ):
+        with pytest.raises(SetupError, match=f"^config: no key '{key}'; {re.escape(hint)}$"):
+            check_config(recipe_config(**{key: 1}), FinetuneConfig)

@@ -179,8 +179,10 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     fields = schema.model_fields
     for key in map(str, cfg):
         if key not in fields:
-            hint = "; the recipe lora_finetune has it" if key in LoRAFinetuneConfig.model_fields else ""
-            raise SetupError(f"config: no key {key!r}{hint or suggestion(key, fields)}")
+            sections = [str(name) for name, part in cfg.items_ex(False) if OmegaConf.is_dict(part) and key in part]
+            hint = f"; did you mean '{sections[0]}.{key}'?" if sections else suggestion(key, fields)
+            hint = "; the recipe lora_finetune has it" if key in LoRAFinetuneConfig.model_fields else hint
+            raise SetupError(f"config: no key {key!r}{hint}")
     missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
     with setup_errors("config"):
         missing |= set(_missing_keys(OmegaConf.to_container(cfg, resolve=False)))
