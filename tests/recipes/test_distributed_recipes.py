@@ -28,7 +28,8 @@ SHARED_ROWS = {
     "sync": True,
 }
 WEIGHTED = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}
-MILE = {"_component_": "tfidf_tune.weighting.MiLeWeighting"}
+# Weights of 1 that need the predictions of the sharded model.
+MILE = {"_component_": "tfidf_tune.weighting.MiLeWeighting", "gamma": 0}
 ADAPTERS_EVERYWHERE = {"model.apply_lora_to_mlp": True, "optimizer.lr": 0.2}
 NF4 = {"lora": True, "dim": 256, "model.quantize_base": True, "optimizer.lr": 0.1}
 
@@ -112,7 +113,7 @@ GROUPS = {
         "gptj": {"model": "gptj", "fsdp_reshard_after_forward": False},
         "accumulated, all tokens": {"gradient_accumulation_steps": 2, "rows": 8, "loss.counted": "tokens"},
         "repetition": {"loss": WEIGHTED | {"weighting": SHARED_ROWS}},
-        "offloaded, predictions weighed": {"fsdp_cpu_offload": True, "loss": WEIGHTED | {"weighting": MILE}},
+        "offloaded, with predictions": {"fsdp_cpu_offload": True, "loss": WEIGHTED | {"weighting": MILE}},
     },
     "adapters": {
         "checkpointed": {"enable_activation_checkpointing": True, "lora": True, **ADAPTERS_EVERYWHERE},
