@@ -39,8 +39,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
 
         training.prepare_model(model, loss, cfg)
         training.shard_model(model, cfg, run)
-        training.load_model(model, checkpointer, run)
-        training.check_packed(model, dataset)
+        training.load_model(model, checkpointer, run, dataset)
         total_steps = training.count_steps(cfg, dataloader)
         training.print_data(cfg, dataset, total_steps)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)

@@ -168,7 +168,7 @@ def another(model: str) -> Callable[[Path], object]:
 # Kinds of checkpoints that cannot be the base of a run.
 KINDS = [
     BadInput(
-        "an adapter", checkpoint(adapter), r"is an adapter of some/base.*set checkpointer\.checkpoint_dir=some/base"
+        "an adapter", checkpoint(adapter), r"for an adapter of some/base.*set checkpointer\.checkpoint_dir=some/base"
     ),
     BadInput("GGUF", checkpoint(gguf), r"holds GGUF weights \(model-Q4_1\.gguf\).*original model, with config\.json"),
     BadInput(
@@ -229,11 +229,6 @@ KINDS = [
         "8-bit numbers without scales, by transformers' class",
         transformers_class(weights(lambda w: w.update({NORM: w[NORM].to(torch.float8_e4m3fn)}))),
         r"model\.norm\.weight is of torch\.float8_e4m3fn, not floating point of 16 bits or more",
-    ),
-    BadInput(
-        "an adapter's config with a model",
-        checkpoint(written("adapter_config.json", '{"base_model_name_or_path": "some/base"}')),
-        r"adapter_config\.json beside config\.json.*remove adapter_config\.json; .*checkpoint_dir=some/base",
     ),
     BadInput(
         "GGUF with a config",

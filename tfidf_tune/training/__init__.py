@@ -17,7 +17,7 @@ from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, has_lora_builder, require_no_lora, train_adapters_only
 from tfidf_tune.training._messages import check_resources, format_bytes, print_data, print_next_steps
 from tfidf_tune.training._metrics import ProgressLog, open_progress
-from tfidf_tune.training._model import build_model, check_packed, load_model, prepare_head, prepare_model, shard_model
+from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model, shard_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
 from tfidf_tune.training._resume import ResumePoint, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
@@ -50,7 +50,6 @@ __all__ = [
     "build_tokenizer",
     "check_config",
     "check_loss",
-    "check_packed",
     "check_resources",
     "count_steps",
     "format_bytes",

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -154,8 +153,7 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
     """Yield the files that the run writes, and the passages that belong into them."""
-    parts = dataset._datasets if OmegaConf.is_list(cfg.dataset) else [dataset]
-    for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
+    for (where, section), part in zip(sections("dataset", cfg.dataset), parts_of(dataset), strict=True):
         if _writes_probe_file(where, section):
             yield Path(section.probe_file).expanduser(), _without_packing(part).passages
 
@@ -164,6 +162,11 @@ def _writes_probe_file(where: str, section: Any) -> bool:
     component = find_component(where, section._component_)
     has_passages = component is injected_corpus_dataset or (component is sft_dataset and bool(section.get("targets")))
     return has_passages and bool(section.get("probe_file"))
+
+
+def parts_of(dataset: Any) -> list[Any]:
+    """Return the data sets that are mixed, or the only one."""
+    return dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
 
 
 def _without_packing(dataset: Any) -> Any:
@@ -187,7 +190,7 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
     for item in _samples(dataset):
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
-    for part in map(_without_packing, dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]):
+    for part in map(_without_packing, parts_of(dataset)):
         if isinstance(part, InjectedCorpusDataset | CompletionsDataset):
             digest.update(json.dumps([passage.values() for passage in part.passages]).encode())
     return f"{len(cast(Sized, dataset))} items ({digest.hexdigest()[:16]})"

@@ -110,15 +110,10 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model"
-        if (folder / "config.json").is_file():
-            raise ValueError(
-                f"{folder} has adapter_config.json beside config.json, and transformers would load an adapter with the "
-                f"model: if the weights are those of a whole model, remove adapter_config.json; to train {base}, set "
-                f"checkpointer.checkpoint_dir={base}"
-            )
         raise ValueError(
-            f"{folder} is an adapter of {base}, not a model: set checkpointer.checkpoint_dir={base} to train a new "
-            "adapter, or merge this one into its base first (PEFT's merge_and_unload)"
+            f"{folder} has adapter_config.json, so transformers takes it for an adapter of {base}: set "
+            f"checkpointer.checkpoint_dir={base} to train a new adapter, merge this one into its base (PEFT's "
+            "merge_and_unload), or remove adapter_config.json if the weights are those of a whole model"
         )
     files = sorted(folder.glob("*.gguf"))
     if files and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):

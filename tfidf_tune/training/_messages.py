@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
-from torchtune.datasets import ConcatDataset, PackedDataset
+from torchtune.datasets import PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import nearest_folder
@@ -25,7 +25,7 @@ from tfidf_tune.models import dequantize_4bit
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._data import mean_length, probe_files
+from tfidf_tune.training._data import mean_length, parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 from tfidf_tune.training._lora import LoRASettings, is_adapter
@@ -129,7 +129,7 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
     """Print how much data the run has, and its steps."""
     if not is_main_process():
         return
-    for part in _parts(dataset):
+    for part in parts_of(dataset):
         print(f"Data: {_describe(part)}", file=sys.stderr)
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
     print(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})", file=sys.stderr)
@@ -173,7 +173,7 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
         evaluate = ["tfidf-tune", "eval", "--model_args", f"pretrained={checkpoints[-1]}"]
         output = ["--batch_size", "32", "--log_samples", "--output_path", str(folder / "evaluation")]
         # Blocks as long as those of the training text, which the model surely takes.
-        sizes = [part.block_size for part in _parts(dataset) if isinstance(part, TextBlocksDataset)]
+        sizes = [part.block_size for part in parts_of(dataset) if isinstance(part, TextBlocksDataset)]
         block_size = [f"block_size={min(sizes)}"] if sizes else []
         cost = ["--tasks", "tfidf_wikitext2_ppl", "--metadata", "wikitext2_source=HELD_OUT", *block_size]
         print(
@@ -187,10 +187,6 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
             sep="\n",
             file=sys.stderr,
         )
-
-
-def _parts(dataset: Dataset[Any]) -> list[Any]:
-    return dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
 
 
 def _tasks(file: Path, passages: Sequence[Passage]) -> list[str]:

@@ -133,28 +133,26 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
             )
 
 
-def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run) -> None:
-    """Load the checkpoint's weights and initialize adapters of a model of :func:`build_model`, perhaps sharded."""
+def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset: Dataset[Any] | None = None) -> None:
+    """Load the checkpoint's weights and initialize adapters of a model of :func:`build_model`, perhaps sharded.
+
+    Raises:
+        SetupError: If a weight cannot be trained, the model is not causal, or the data set is packed and the model
+            cannot keep the documents of a row apart.
+    """
     checkpointer.load_weights(model, device=run.device, dtype=run.dtype, storage_device=run.storage_device)
     # Adapters depend only on the seed, and are the same on every process.
     with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
         torch.manual_seed(run.seed)
         assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
     _build_rope_tables(model, run.device)
-    with setup_errors("config: model"), evaluating(model):
-        implementation_of(model).check_causality()
+    with evaluating(model):
+        with setup_errors("config: model"):
+            implementation_of(model).check_causality()
+        if dataset is not None and is_packed(dataset):
+            with setup_errors("config: dataset: packed"):
+                implementation_of(model).check_packing()
     training.validate_no_params_on_meta_device(model)
-
-
-def check_packed(model: nn.Module, dataset: Dataset[Any]) -> None:
-    """Refuse packed rows for a model that cannot keep their documents apart; the model has its weights.
-
-    Raises:
-        SetupError: If the data set is packed and the model cannot.
-    """
-    if is_packed(dataset):
-        with setup_errors("config: dataset: packed"), evaluating(model):
-            implementation_of(model).check_packing()
 
 
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:

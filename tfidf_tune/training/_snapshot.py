@@ -213,10 +213,8 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
     if same_processes:
         return cast("dict[str, Any]", own["random_states"])
     if is_main_process():
-        if not has_window:
-            window = "the loss starts with an empty window (each process had its own)"
-        else:
-            window = "all processes use its window (loss.sync)" if saved_world_size == 1 else "the window is kept"
+        window = "all processes use its window (loss.sync)" if saved_world_size == 1 else "the window is kept"
+        window = window if has_window else "the loss starts with an empty window (each process had its own)"
         print(
             f"{folder} was written by {saved_world_size} process{'es' * (saved_world_size > 1)}, this run has "
             f"{world_size}: weights, optimizer and data order are restored; {window}; random states (dropout) are not "
