@@ -49,11 +49,11 @@ def say(monkeypatch, llama):
     def install(*summaries):
         by_opening = dict(zip([row["article"][:8] for row in NEWS_ROWS], summaries, strict=True))
 
-        def continuations(model, prompts, num_tokens, *, eos_id):
-            openings = [tokenizer.decode(prompt)[len("summarize: ") :][:8] for prompt in prompts]
-            return [tokenizer.encode_batch([by_opening[opening]])[0] for opening in openings]
+        def continue_ids(model, asked, disable_tqdm):
+            openings = [tokenizer.decode(one.ids)[len("summarize: ") :][:8] for one in asked]
+            return [tokenizer.encode_batch([by_opening[opening]]) for opening in openings]
 
-        monkeypatch.setattr("tfidf_tune.tasks._model.greedy_continuations", continuations)
+        monkeypatch.setattr("tfidf_tune.tasks._model.TokenExactHFLM.continue_ids", continue_ids)
 
     return install
 
