@@ -185,7 +185,7 @@ def test_an_audit_of_hostile_texts_lets_none_act(tmp_path, monkeypatch, capsys):
 def test_weights_of_a_hostile_text_let_nothing_act(tmp_path, tiny_checkpoint, monkeypatch, capsys):
     file = tmp_path / "\x1b[31m<img src=x> ![i](http:) $x$.txt"
     file.write_text("\n".join(HOSTILE * 3), encoding="utf-8", errors="ignore")
-    arguments = ["--tokenizer", tiny_checkpoint, "--block-size", 16, "--min-count", 1, "--output-dir", tmp_path / "out"]
+    arguments = ["--tokenizer", tiny_checkpoint, "--block-size", 16, "--output-dir", tmp_path / "out"]
     assert not UNSAFE.search(run_command(monkeypatch, capsys, "weights", file, *arguments))
     require_inert_report(tmp_path / "out")
 
