@@ -3,7 +3,7 @@
 from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
-from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config
+from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, load_config
 from tfidf_tune.training._data import (
     build_dataloader,
     build_dataset,
@@ -12,7 +12,6 @@ from tfidf_tune.training._data import (
     set_special_tokens,
     write_probe_files,
 )
-from tfidf_tune.training._entry_point import load_config, recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, has_lora_builder, require_no_lora, train_adapters_only
 from tfidf_tune.training._messages import check_resources, format_bytes, print_data, print_next_steps
@@ -20,7 +19,7 @@ from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model, shard_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
 from tfidf_tune.training._resume import ResumePoint, open_resume
-from tfidf_tune.training._run import Run, milestone_name, open_run
+from tfidf_tune.training._run import Run, milestone_name, open_run, recipe
 from tfidf_tune.training._snapshot import TrainState
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 

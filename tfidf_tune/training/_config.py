@@ -1,18 +1,25 @@
-"""The keys of a recipe's config, checked before any work begins."""
+"""The config of a recipe: its keys, how files and overrides are read, and what is checked before any work begins."""
 
+import argparse
+import inspect
+import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from tfidf_tune._checks import suggestion
-from tfidf_tune.training._components import DEFAULT_COLLATE, check_components
-from tfidf_tune.training._distributed import started_processes
+from tfidf_tune._files import config_path
+from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, find_component
+from tfidf_tune.training._distributed import is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
+
+logger = logging.getLogger(__name__)
 
 
 def _no_boolean(value: Any) -> Any:
@@ -148,6 +155,131 @@ class _LoRAArguments(BaseModel):
     lora_rank: _Count = 8
     lora_alpha: _Positive = 16
     lora_dropout: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, lt=1)] = 0.0
+
+
+def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """Read a config and its bases.
+
+    The key ``base`` names another config, or a path relative to the file or to the working directory. A section with
+    its own ``_component_``, or a list, replaces that of the base; any other section is merged into it.
+
+    Args:
+        name (str): a file, or the name of a config of the package.
+        overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none. Those that name another
+            component are applied first: keys of the old one that the new one does not take are dropped, which is
+            logged. A section with ``_component_`` replaces the whole section.
+
+    Returns:
+        DictConfig: the config, unchecked, references unresolved.
+
+    Raises:
+        SetupError: If a config does not exist, a file or an override cannot be read, a config is its own base, or a
+            part of a list would change.
+    """
+    content = _load_with_base(name, ())
+    changes = [_Override.read(override, content) for override in overrides]
+    for change in sorted(changes, key=lambda change: not change.names_component):
+        content = change.apply(content)
+    return OmegaConf.create(content)
+
+
+def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
+    path = config_path(name)
+    if Path(path).resolve() in [Path(each).resolve() for each in above]:
+        raise SetupError(f"config {path} builds on itself: {' -> '.join((*above, path))}")
+    with setup_errors(f"config {path}"):
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    if not isinstance(content, dict):
+        raise SetupError(f"config {path} holds a list, not keys and values")
+    cfg = {str(key): value for key, value in content.items()}
+    base_name = cfg.pop("base", None)
+    if base_name is None:
+        return cfg
+    if not isinstance(base_name, str):
+        raise SetupError(f"config {path}: base is {base_name!r}, it has to be the name or path of a config")
+    sibling = Path(path).parent / Path(base_name).expanduser()
+    try:
+        base = _load_with_base(str(sibling) if sibling.is_file() else base_name, (*above, path))
+    except SetupError as error:
+        raise SetupError(f"{error} (base of {path})") from error
+    replaced = [key for key, section in cfg.items() if isinstance(section, dict) and "_component_" in section]
+    return _merge({key: value for key, value in base.items() if key not in replaced}, cfg, f"config {path}")
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any], source: str, section: str = "") -> dict[str, Any]:
+    """Merge sections; unlike in OmegaConf's merge, ``???`` replaces a value, which is then missing."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, list) and "_component_" not in value:
+            raise SetupError(f"{source}: {section}{key} is a list, which is only replaced as a whole: give a list")
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _merge(below, value, source, f"{section}{key}.")
+        else:
+            merged[key] = value
+    return merged
+
+
+class _Override(NamedTuple):
+    """``key=value`` or ``~key`` of the command line; ``=`` may occur within the value."""
+
+    text: str
+    key: str
+    value: str | None
+    names_component: bool
+
+    @classmethod
+    def read(cls, text: str, content: dict[str, Any]) -> "_Override":
+        key, equals, value = text.partition("=")
+        if text.startswith("~"):
+            return cls(text, key.removeprefix("~"), None, names_component=False)
+        if not key or not equals:
+            raise SetupError(f"config: overrides must be in the form of key=value, got {text}")
+        below = _look_up(content, key)
+        is_component = (isinstance(below, dict) and "_component_" in below) or key == "loss.weighting"
+        if is_component and not value.startswith(("{", "[")):
+            return cls(text, f"{key}._component_", value, names_component=True)
+        return cls(text, key, value, names_component=key.endswith("._component_") or value.startswith("{"))
+
+    def apply(self, content: dict[str, Any]) -> dict[str, Any]:
+        source = f"config: {self.text}"
+        with setup_errors(source, {"override": self.text}):
+            if self.value is None:
+                removed = _merge_yaml_and_cli_args(argparse.Namespace(**content), [self.text])
+                return cast(dict[str, Any], OmegaConf.to_container(removed))
+            value = "null" if self.value == "None" else self.value
+            change: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"{self.key}={value}"]), resolve=False)
+            section = self.key.removesuffix("._component_")
+            below, new = _look_up(content, section), _look_up(change, section)
+            if section != self.key:
+                _drop_keys_of_another(below, section, value, source)
+            elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
+                below.clear()
+            return _merge(content, change, source)
+
+
+def _drop_keys_of_another(below: Any, section: str, component: str, source: str) -> None:
+    """Drop the keys of a section that its new component does not take, in place; log which."""
+    if not isinstance(below, dict) or component in ("null", below.get("_component_")):
+        return
+    try:
+        parameters = inspect.signature(find_component(section, component)).parameters
+    except (SetupError, ValueError):  # reported when the config is checked
+        return
+    dropped = [key for key in below if key not in parameters and key != "_component_"]
+    if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    if is_main_process():
+        logger.warning(f"{source}: it takes no {', '.join(dropped)} of the config's {section}: left out")
+    for key in dropped:
+        del below[key]
+
+
+def _look_up(content: Any, key: str) -> Any:
+    """Return the value at a dotted key, None if there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
 
 
 # Replacements in pydantic's messages.

@@ -1,21 +1,46 @@
-"""Device, dtype, seed, folder and milestones of a run."""
+"""A run: device, dtype, seed, folder and milestones; how a recipe is started, and how errors and signals end it."""
 
-from collections.abc import Iterator, Sequence
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+import torch.distributed as dist
+from omegaconf import DictConfig
 from torchtune import training, utils
 
 from tfidf_tune._files import locked_folder, not_writable, require_writable
-from tfidf_tune.training._config import FinetuneConfig, shards_model
-from tfidf_tune.training._distributed import connect_processes, is_main_process, started_processes
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune._signals import ENDING, Interrupted, ended_by
+from tfidf_tune.training._config import FinetuneConfig, load_config, shards_model
+from tfidf_tune.training._distributed import (
+    claim_error_report,
+    connect_processes,
+    is_lost_process,
+    is_main_process,
+    started_processes,
+)
+from tfidf_tune.training._errors import (
+    LostProcessError,
+    SetupError,
+    TrainingError,
+    first_line,
+    is_out_of_memory,
+    setup_errors,
+)
 
 RESUME_FOLDER = "resume"
 BELOW_THRESHOLD = "below_threshold"
 _DEVICES = ("cpu", "cuda")
+_SECONDS_FOR_MAIN_PROCESS = 5.0
+_LOST_BEFORE_TRAINING = "another process of the run was lost before training began: see its message"
 
 
 @dataclass(frozen=True)
@@ -109,3 +134,97 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
     if problem:
         raise SetupError(f"output_dir {output_dir} {problem}: {remedy}")
     require_writable("output_dir", output_dir)
+
+
+def _read_arguments() -> DictConfig:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--config", required=True, help="a file, or the name of a config that comes with the package")
+    options, overrides = parser.parse_known_args()
+    flags = [argument for argument in overrides if argument.startswith("--")]
+    if flags:
+        raise SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
+    return load_config(options.config, overrides)
+
+
+def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+    """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
+
+    User-facing errors are reported in one message without a traceback, with exit code 1. SIGTERM ends the run with exit
+    code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported once.
+
+    Args:
+        main (Callable[[DictConfig], None]): the recipe.
+
+    Returns:
+        Callable[[], None]: reads ``sys.argv``; the recipe itself is its ``__wrapped__``.
+    """
+
+    @wraps(main)
+    def entry_point() -> None:
+        with ended_by(ENDING, _report_signal):
+            _run(main)
+
+    return entry_point
+
+
+def _run(main: Callable[[DictConfig], None]) -> None:
+    try:
+        main(_read_arguments())
+    except LostProcessError as error:
+        _exit_after_lost_process(str(error))
+    except (SetupError, TrainingError, OSError) as error:
+        if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
+            _exit_after_lost_process(_LOST_BEFORE_TRAINING)
+        _exit_with_error(str(error))
+    except MemoryError as error:
+        _exit_with_error(f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            _exit_with_error(
+                f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
+                "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+            )
+        if not is_lost_process(error):
+            raise
+        _exit_after_lost_process(_LOST_BEFORE_TRAINING)
+    except Interrupted as request:
+        if is_main_process():
+            print(request, file=sys.stderr)
+        sys.exit(request.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; the checkpoints written so far are complete", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _report_signal(name: str) -> None:
+    """Report a signal outside of training."""
+    if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
+        print(f"ended by {name}", file=sys.stderr)
+
+
+def _exit_with_error(message: str) -> NoReturn:
+    """Exit with a message, unless another process has reported the same, usually rank 0."""
+    if is_main_process():
+        _ignore_torchrun()
+    else:
+        time.sleep(_SECONDS_FOR_MAIN_PROCESS)
+    claim_error_report()  # so that no process reports that this one is lost
+    if not claim_error_report(message):
+        sys.exit(1)
+    sys.exit(f"error: {message}" if is_main_process() else f"error: process {os.environ['RANK']}: {message}")
+
+
+def _exit_after_lost_process(message: str) -> NoReturn:
+    """Exit because another process has ended: all remaining processes notice, one reports it."""
+    _ignore_torchrun()
+    if claim_error_report():
+        print(f"\nerror: {message}", file=sys.stderr)  # that process may have left a progress bar
+    sys.exit(1)
+
+
+def _ignore_torchrun() -> None:
+    """Ignore the SIGTERM that torchrun sends to all processes when one fails, until the message is written."""
+    if dist.is_torchelastic_launched():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
