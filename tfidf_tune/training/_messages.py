@@ -49,7 +49,7 @@ def check_resources(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_trained = sum(parameter.numel() for parameter in trained)
     num_frozen = sum(dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad)
-    optimizer_bytes = round(_bytes_per_weight(cfg, trained[0].dtype, run) * num_trained)
+    optimizer_bytes = round(_bytes_per_weight(cfg, next((p.dtype for p in trained), run.dtype), run) * num_trained)
     if is_main_process():
         world_size, _ = get_world_size_and_rank()
         print(
