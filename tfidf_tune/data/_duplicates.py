@@ -1,6 +1,8 @@
 """Stretches of text that occur more than once in a corpus, found exactly on its token ids. Pure functions."""
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -171,6 +173,7 @@ class LearnedRuns:
 
     Attributes:
         last (dict[int, Answer]): the last answer of each example that has a prompt and such an answer.
+        ending (dict[int, list[int]]): the examples that end with the same answer, by the first of them.
     """
 
     def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> None:
@@ -191,6 +194,10 @@ class LearnedRuns:
                 runs.append(tokens[start:end])
                 sources.append((index, start))
                 place += end - start + 1
+        by_answer: dict[bytes, list[int]] = defaultdict(list)
+        for index, answer in self.last.items():
+            by_answer[examples.sequence(index)[0][answer.start : answer.end].tobytes()].append(index)
+        self.ending = {same[0]: same for same in by_answer.values()}
         self.tokens = join_documents(runs)
         self._starts = np.cumsum([0, *(len(run) + 1 for run in runs)])[:-1]
         self._sources = np.array(sources)
@@ -216,6 +223,51 @@ class LearnedRuns:
         """Yield the examples that learn a run of ``least_shared`` tokens of the answer, some more than once."""
         for places in self._shared(answer, answer.least_shared):
             yield from np.unique(self.locate(places)[:, 0]).tolist()
+
+    def most_frequent(self, candidates: Sequence[int], number: int) -> list[int]:
+        """Choose the ``number`` answers that occur most often, at least twice, and share no token with each other.
+
+        Candidates are examples whose last answers are meant.
+        """
+        chosen: list[int] = []
+        is_taken = np.zeros(len(self.tokens), dtype=np.bool_)
+        # An answer is counted only when none has a higher bound.
+        bounds = ((-self.most_occurrences(self.last[first]), at, False) for at, first in enumerate(candidates))
+        queue = [bound for bound in bounds if bound[0] < -1]
+        heapify(queue)
+        while queue and len(chosen) < number:
+            _, at, is_counted = heappop(queue)
+            answer = self.last[candidates[at]]
+            if is_taken[answer.place : answer.place + answer.num_tokens].any():
+                continue
+            places = self.occurrences(answer)
+            if is_counted:
+                chosen.append(candidates[at])
+                is_taken[places[:, None] + np.arange(answer.least_occurrence)] = True
+            elif len(places) > 1:
+                heappush(queue, (-len(places), at, True))
+        return chosen
+
+    def occurring_once(
+        self, candidates: Sequence[int], number: int, trained: set[int], avoided: set[int], are_trained: bool = True
+    ) -> list[int]:
+        """Choose ``number`` answers that occur once in their example, and share no long run with one trained on.
+
+        These examples are not ``avoided``, which share one with a target already. For targets, both sets are updated.
+        """
+        chosen: list[int] = []
+        for example in candidates:
+            if len(chosen) == number:
+                break
+            answer = self.last[example]
+            if example in avoided or any(other in trained and other != example for other in self.sharing(answer)):
+                continue
+            if self.locate(self.occurrences(answer))[:, 0].tolist().count(example) == 1:
+                chosen.append(example)
+                if are_trained:
+                    trained.add(example)
+                    avoided.update(self.sharing(answer))
+        return chosen
 
     def locate(self, places: Positions) -> Positions:
         """Return the example and the offset in it of each place, int64 ``[num_places, 2]``."""

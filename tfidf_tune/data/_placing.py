@@ -13,7 +13,6 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from heapq import heapify, heappop, heappush
 from itertools import islice, tee
 from pathlib import Path
 from shutil import copyfile
@@ -206,13 +205,16 @@ def injected_corpus_dataset(
 
     Targets are the first ``num_targets`` distinct passages of the target source that have at least
     ``min_target_tokens`` tokens. Controls are the next ``num_controls``; they are never injected. Base documents that
-    equal a target or control are left out. With ``target_source=None``, targets and controls come from ``source``
-    itself: windows of ``min_target_tokens`` tokens within a document, drawn at random but the same for every ``seed``,
-    that occur once in the text. They are taken out of the base, where the rest of a document becomes documents of its
-    own.
+    equal a target or control are left out. With ``target_source=None``, targets and controls are windows of ``source``
+    itself that occur once in it, the same for every ``seed``; they are taken out of the base.
 
-    The corpus is a function of these arguments only, and cached. In a distributed run let one process build first:
-    processes that start together each build, and one result is kept.
+    In the layout "aligned", base documents, each followed by EOS, are cut into ``num_base`` blocks, and the first
+    ``block_size`` tokens of a target fill exactly one block. In "concatenated", as in the paper's code, ``num_base``
+    complete documents and targets are shuffled, each followed by EOS, and then cut into blocks.
+
+    The page "The injected corpus and the probe" has the rules of sizes that are None, and of ``noise``. The corpus is a
+    function of these arguments only, and cached. In a distributed run let one process build first: processes that
+    start together each build, and one result is kept.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the model.
@@ -221,40 +223,25 @@ def injected_corpus_dataset(
         source_name (str | None): its configuration on the hub. Default: None
         source_split (str): its split. Default: "train"
         source_column (str): its text column. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, in both sources,
-            see :func:`load_documents`. Default: "line"
-        num_base (int): base blocks (``aligned``) or documents (``concatenated``), -1 for all; with
-            ``target_source=None`` including the passages. Default: 20000
-        target_source (str | None): text of targets and controls, like ``source``; None for ``source`` itself.
-            Default: "Salesforce/wikitext"
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, in both sources.
+            Default: "line"
+        num_base (int): base blocks, concatenated documents; -1 for all. Default: 20000
+        target_source (str | None): text of targets and controls; None for ``source``. Default: "Salesforce/wikitext"
         target_name (str | None): its configuration on the hub. Default: "wikitext-2-v1"
         target_split (str): its split. Default: "train"
         target_column (str): its text column. Default: "text"
-        num_targets (int | None): targets to inject. None: 100, or half of the passages if there are fewer than 200;
-            with ``target_source=None`` a tenth of the passages that fit into the text, at least 10 and at most 100, but
-            no more than a quarter of them, so that half of the text or more stays in the base. Default: 100
-        min_target_tokens (int | None): the least length of a target or control. None: ``block_size``; in the
-            concatenated layout with ``target_source=None`` it is halved until 16 such passages fit into the text, but
-            not below 16 tokens. Default: 256
-        num_repeats (int): injections of each target. It does not follow from the text: recitation depends on it, so
-            that corpora of different sizes are comparable. Default: 10
+        num_targets (int | None): targets to inject; None for what the text allows, at most 100. Default: 100
+        min_target_tokens (int | None): the least length of a target or control; None for ``block_size``, or less with
+            ``target_source=None`` in short concatenated documents. Default: 256
+        num_repeats (int): injections of each target. Default: 10
         num_controls (int | None): passages that are measured but not injected. Default: None, as many as targets
-        block_size (int | None): tokens in a block. None: 256, or the tokenizer's ``max_seq_len`` if that is less.
+        block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len`` if that is less.
             Default: 256
-        layout (Literal["aligned", "concatenated"]): "aligned": base documents, each followed by EOS, are cut into
-            ``num_base`` blocks; the first ``block_size`` tokens of a target fill exactly one block. "concatenated" (as
-            in the paper's code): ``num_base`` complete documents and targets are shuffled, each followed by EOS, and
-            then cut into blocks, so that targets cross block borders. Default: "aligned"
-        noise (float): share of the tokens of each copy of a target that is changed, from 0 to below 1, at random places
-            of its own; new tokens are drawn as often as they occur in the base text. An aligned copy has the first
-            ``block_size`` tokens of the changed passage; if these are fewer, EOS and the beginning of a random base
-            block follow. The probe file has the passage without changes, and counts those of each copy in ``changes``.
-            Default: 0.0, exact copies
-        noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed; "insert" puts a token before
-            them, "mixed" does one of the three to each. Default: "replace"
-        deduplicate (Deduplicate): which blocks are removed as copies of earlier ones: "none", "exact", "minhash", or a
-            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. ``num_injections`` and
-            ``positions`` of the probe file are those that are left. Default: "none"
+        layout (Literal["aligned", "concatenated"]): see above. Default: "aligned"
+        noise (float): share of the tokens of each copy that is changed, from 0 to below 1. Default: 0.0, exact copies
+        noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed. Default: "replace"
+        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`; the probe file
+            has the places that are left. Default: "none"
         seed (int): decides where the targets go and how copies are changed. Default: 0
         probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
             Default: None, only in the cache
@@ -571,23 +558,18 @@ def choose_completions(
     """
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
-    groups: dict[bytes, list[int]] = defaultdict(list)
-    for index, answer in runs.last.items():
-        groups[examples.sequence(index)[0][answer.start : answer.end].tobytes()].append(index)
-    ending = {first: [first, *others] for first, *others in groups.values()}
-    candidates = [first for first in ending if targets.in_file == (first >= num_own)]
+    candidates = [first for first in runs.ending if targets.in_file == (first >= num_own)]
     candidates = [candidates[at] for at in np.random.default_rng(targets.seed).permutation(len(candidates))]
-
     trained, avoided = set(range(num_own)), set[int]()
     if targets.kind == "duplicates":
-        chosen = _most_frequent(candidates, targets.num_targets, runs)
+        chosen = runs.most_frequent(candidates, targets.num_targets)
         num_copies = 0
     else:
-        chosen = _take(candidates, targets.num_targets, runs, trained, avoided)
+        chosen = runs.occurring_once(candidates, targets.num_targets, trained, avoided)
         num_copies = targets.num_repeats if targets.in_file else targets.num_repeats - 1
     found = [runs.locate(runs.occurrences(runs.last[first])) for first in chosen]
     avoided.update(index for places in found for index in places[:, 0].tolist())
-    controls = _take(candidates, targets.num_controls, runs, trained, avoided, are_trained=False)
+    controls = runs.occurring_once(candidates, targets.num_controls, trained, avoided, are_trained=False)
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls):
         what = {"duplicates": "answers that occur several times", "random": "answers that occur once"}
         described = what.get(targets.kind, f"answers in {targets.kind!r} that are not in the source,")
@@ -597,7 +579,7 @@ def choose_completions(
             f"{len(controls)} examples for controls: lower these numbers or min_target_tokens, or set targets=random. "
             f"Of controls and random targets, no other example that is trained on learns {_SHARED} in a run"
         )
-    base = [index for index in range(num_own) if index not in {*controls}]
+    base = sorted({*range(num_own)}.difference(controls))
     if not base:
         raise ValueError(f"the {num_own} examples of {source!r} are all targets or controls: lower num_controls")
 
@@ -608,7 +590,7 @@ def choose_completions(
 
     def asked(first: int) -> TokenArray:
         """Return the most frequent prompt of an answer, followed by the answer."""
-        shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in ending[first])
+        shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in runs.ending[first])
         return np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
 
     passages: list[Passage] = []
@@ -628,55 +610,6 @@ def choose_completions(
     if targets.probe_file is not None:
         write_probe_file(targets.probe_file, passages)
     return CompletionsDataset(examples, order, passages)
-
-
-def _most_frequent(candidates: list[int], number: int, runs: LearnedRuns) -> list[int]:
-    """Take the ``number`` answers that occur most often, at least twice, and share no token with each other."""
-    taken: list[int] = []
-    is_taken = np.zeros(len(runs.tokens), dtype=np.bool_)
-    # An answer is counted only when none has a higher bound.
-    bounds = [(-runs.most_occurrences(runs.last[first]), at, False) for at, first in enumerate(candidates)]
-    queue = [bound for bound in bounds if bound[0] < -1]
-    heapify(queue)
-    while queue and len(taken) < number:
-        _, at, is_counted = heappop(queue)
-        answer = runs.last[candidates[at]]
-        if is_taken[answer.place : answer.place + answer.num_tokens].any():
-            continue
-        places = runs.occurrences(answer)
-        if is_counted:
-            taken.append(candidates[at])
-            is_taken[places[:, None] + np.arange(answer.least_occurrence)] = True
-        elif len(places) > 1:
-            heappush(queue, (-len(places), at, True))
-    return taken
-
-
-def _take(
-    candidates: list[int],
-    number: int,
-    runs: LearnedRuns,
-    trained: set[int],
-    avoided: set[int],
-    are_trained: bool = True,
-) -> list[int]:
-    """Take ``number`` answers that occur once in their first example, and share no long run with one trained on.
-
-    These examples are not ``avoided``, which share one with a target already. For targets, both sets are updated.
-    """
-    taken: list[int] = []
-    for first in candidates:
-        if len(taken) == number:
-            break
-        answer = runs.last[first]
-        if first in avoided or any(index in trained and index != first for index in runs.sharing(answer)):
-            continue
-        if runs.locate(runs.occurrences(answer))[:, 0].tolist().count(first) == 1:
-            taken.append(first)
-            if are_trained:
-                trained.add(first)
-                avoided.update(runs.sharing(answer))
-    return taken
 
 
 def _positions(order: TokenArray, found: Positions) -> Places:

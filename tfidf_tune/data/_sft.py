@@ -123,8 +123,7 @@ def sft_dataset(
         min_target_tokens (int): the least length of an answer that is measured. Default: 16
         seed (int): decides which targets and controls are drawn, and where targets are put. Default: 0
         probe_file (str | None): where to write targets and controls, see :func:`read_probe_file`. Default: None
-        deduplicate (Deduplicate): which examples are removed as copies: "none", "exact", "minhash", or a
-            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
+        deduplicate (Deduplicate): which examples are removed as copies, see :class:`Deduplication`. Default: "none"
         packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 

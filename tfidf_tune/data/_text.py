@@ -107,8 +107,7 @@ def text_blocks_dataset(
             :func:`load_documents`. Default: "line"
         block_size (int): tokens in a block. Default: 256
         num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
-        deduplicate (Deduplicate): which blocks are removed as copies: "none", "exact", "minhash", or a
-            mapping of ``method``, ``threshold`` and ``ngram``, see :class:`Deduplication`. Default: "none"
+        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`. Default: "none"
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -223,7 +222,7 @@ def text_dataset(
             Default: True
         add_eos (bool): end each document with EOS. Default: True
         packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
-        deduplicate (Deduplicate): which sequences are removed as copies of earlier ones. Default: "none"
+        deduplicate (Deduplicate): which sequences are removed as copies, see :class:`Deduplication`. Default: "none"
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
