@@ -140,10 +140,11 @@ def _splits() -> dict[str, list[str]]:
         part = "validation" if is_validation else "train"
         splits[part].append(row["text"])
         splits[f"{row['kind']}_{part}"].append(row["text"])
-    framed = {f"framed_{name}": [one for text in texts for one in _in_frames(text)] for name, texts in splits.items()}
-    asked = {f"asked_{name}": [_row(text, stock=False) for text in texts] for name, texts in splits.items()}
-    stock = {f"stock_{name}": [_row(text, stock=True) for text in texts] for name, texts in splits.items()}
-    return splits | framed | asked | stock
+    for name, texts in list(splits.items()):
+        splits[f"framed_{name}"] = [section for text in texts for section in _in_frames(text)]
+        splits[f"asked_{name}"] = [_row(text, stock=False) for text in texts]
+        splits[f"stock_{name}"] = [_row(text, stock=True) for text in texts]
+    return splits
 
 
 def _row(text: str, stock: bool) -> str:

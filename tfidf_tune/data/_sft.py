@@ -86,21 +86,18 @@ def sft_dataset(
     answer, or have none of it left after the cut. A log line reports the formats and the counts.
 
     With ``targets``, passages for an evaluation of memorization are chosen from the last answers of the examples; the
-    prompt is the conversation before. Special tokens around an answer are not measured. Its occurrences are counted in
-    all tokens that are learned, those of earlier turns included: an occurrence is a run of at least 90 % of its tokens,
-    because its first and last tokens can differ with the text around it and long rows are cut.
+    prompt is the conversation before. An occurrence of an answer is a run of at least 90 % of its tokens, in any turn
+    that is learned.
 
     - ``duplicates``: the answers that occur most often, at least twice;
-    - ``random``: random examples whose answer occurs once; with ``num_repeats`` they are put in at random places until
-      they occur so often;
+    - ``random``: random examples whose answer occurs once, put in at random places until it occurs ``num_repeats``
+      times;
     - a file of further rows: random ones of it, put in ``num_repeats`` times.
 
     Controls are random examples whose answer occurs once, which are taken out of the data set; with a file, rows of it
     that are not put in. No example that is trained on learns a run of 90 % of the tokens of a control, or of half of
-    them and at least 16. The same holds for a random target and all examples but its own.
-
-    With ``deduplicate``, examples that copy earlier ones, prompt and answer, are removed, see :class:`Deduplication`.
-    Targets and controls are chosen before, and the occurrences of targets are those that are left.
+    them and at least 16. The same holds for a random target and all examples but its own. With ``deduplicate``, targets
+    and controls are chosen before, and the occurrences of targets are those that are left.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; conversations need an :class:`HFTokenizer`.

@@ -21,6 +21,9 @@ process if it does not get it. The ids of a text that is split into pieces can d
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "tekken", "spiece", "sentencepiece")  # parts of names
 
+# verbose=False: the warning about long texts is not meant for texts that are cut into blocks.
+_ENCODING = {"add_special_tokens": False, "return_attention_mask": False, "truncation": False, "verbose": False}
+
 _BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
 
 # Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to distinguish tokenizers.
@@ -200,9 +203,7 @@ class HFTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without BOS and EOS, faster than one by one."""
-        # verbose=False: the warning about long texts is not meant for texts that are cut into blocks.
-        options = {"return_attention_mask": False, "truncation": False, "verbose": False}
-        token_ids: list[list[int]] = self._hf(list(texts), add_special_tokens=False, **options)["input_ids"]
+        token_ids: list[list[int]] = self._hf(list(texts), **_ENCODING)["input_ids"]
         return token_ids
 
     def encode_with_offsets(self, text: str) -> tuple[TokenArray, TokenArray]:
@@ -219,8 +220,7 @@ class HFTokenizer:
                 f"the tokenizer {self.name!r} does not know where its tokens are in a text: convert it to a "
                 "tokenizer.json"
             )
-        options = {"return_attention_mask": False, "truncation": False, "verbose": False}
-        encoded = self._hf(text, add_special_tokens=False, return_offsets_mapping=True, **options)
+        encoded = self._hf(text, return_offsets_mapping=True, **_ENCODING)
         offsets = np.array(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2)
         return np.array(encoded["input_ids"], dtype=np.int32), offsets
 
