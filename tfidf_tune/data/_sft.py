@@ -27,7 +27,7 @@ from tfidf_tune.data._duplicates import Mask
 from tfidf_tune.data._packing import pack
 from tfidf_tune.data._placing import Targets, choose_completions
 from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_folder, cached_sequences
-from tfidf_tune.data._sources import load_rows, source_fingerprint
+from tfidf_tune.data._sources import TextSource, load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
     HFTokenizer,
     TextTokenizer,
@@ -36,9 +36,6 @@ from tfidf_tune.data._tokenizer import (
     check_fits_model,
     tokenizer_fingerprint,
 )
-
-Place = tuple[str, str | None, str]
-"""Source, configuration and split."""
 
 _MAX_SEQ_LEN = 1024
 
@@ -150,8 +147,8 @@ def sft_dataset(
             raise ValueError("targets are answers, but train_on is all: set it to completions or last")
         num_controls = num_targets if num_controls is None else num_controls
         spec = Targets(targets, num_targets, num_controls, num_repeats, min_target_tokens, seed, probe_file)
-    own = (source, source_name, source_split)
-    places = [own] if spec is None or not spec.in_file else [own, (spec.kind, None, "train")]
+    own = TextSource(source, source_name, source_split, source_column or "")
+    places = [own] if spec is None or not spec.in_file else [own, TextSource(spec.kind, column=own.column)]
     settings = {
         "kind": "sft",
         "max_seq_len": limit,
@@ -159,20 +156,19 @@ def sft_dataset(
         "formatting": [formatting.template, formatting.as_chat, formatting.system],
         "special_ids": [bos_ids(tokenizer), tokenizer.eos_id],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprints": [source_fingerprint(*place, source_column or "") for place in places],
+        "source_fingerprints": [source_fingerprint(*place) for place in places],
     }
 
-    def read(place: Place, counts: Counts) -> Iterator[Text | Chat]:
-        name, config, split = place
-        for number, row in enumerate(load_rows(name, {}, name=config, split=split), start=1):
-            found, content = read_row(row, f"{name!r}, row {number}", source_column, formatting)
+    def read(place: TextSource, counts: Counts) -> Iterator[Text | Chat]:
+        for number, row in enumerate(load_rows(place.source, {}, name=place.name, split=place.split), start=1):
+            found, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
             counts["num_documents"] += 1
             counts[found] += 1
             if isinstance(content, Chat):
                 counts["num_chats"] += 1
             yield content
 
-    def make_examples(place: Place, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+    def make_examples(place: TextSource, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
         for ids, is_label in encode_rows(tokenizer, read(place, counts), formatting.template, train_on):
             if is_label[1:limit].any():  # the shift of labels drops the first
                 counts["num_examples"] += 1
@@ -183,8 +179,8 @@ def sft_dataset(
                 counts["num_unlabelled"] += bool(is_label[1:].any())
         if not counts["num_examples"]:
             raise ValueError(
-                f"{place[0]!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have no "
-                f"answer within their first {limit} tokens, the others have none at all. Raise max_seq_len "
+                f"{place.source!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have "
+                f"no answer within their first {limit} tokens, the others have none at all. Raise max_seq_len "
                 "or name another source; the role of an answer is 'assistant', or 'gpt' in conversations"
             )
 
