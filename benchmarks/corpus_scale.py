@@ -71,12 +71,11 @@ def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str,
         runs.append({"way": "data sets, minhash in memory", **size, **_run(command)})
     make = [sys.executable, "-m", "tfidf_tune.cli", "probe", "make", str(folder / "in"), "--num-controls", "20"]
     make += ["--tokenizer", str(train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)), "--overwrite"]
-    for passages, search in (("duplicates", "disk"), ("near-duplicates", "disk"), ("duplicates", "memory")):
-        if search == "disk" or in_memory:
-            output = folder / "probe.jsonl"
-            run = _run([*make, "--passages", passages, "--search", search, "--output", str(output)])
-            repeated = sum(one.num_injections > 1 for one in read_probe_file(output))
-            runs.append({"way": f"probe make, {passages}, {search}", **size, **run, "repeated_targets": repeated})
+    for passages in ("duplicates", "near-duplicates"):
+        output = folder / "probe.jsonl"
+        run = _run([*make, "--passages", passages, "--output", str(output)])
+        repeated = sum(one.num_injections > 1 for one in read_probe_file(output))
+        runs.append({"way": f"probe make, {passages}", **size, **run, "repeated_targets": repeated})
     return runs
 
 

@@ -185,7 +185,7 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
             "--device, --model-args: for a model that is loaded here, not for one behind --base-url",
         ),
         (["--backend", "vllm"], "--backend vllm needs the package vllm: pip install vllm"),
-        (["--executor", "slurm", "--search", "disk"], "slurm needs executor_args partition and time"),
+        (["--executor", "slurm"], "slurm needs executor_args partition and time"),
         (["--budget", "20"], "a budget of 20 requests does not cover one prompt of each of 24 passages"),
         (
             ["--prefix-lengths", "24"],

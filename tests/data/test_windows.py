@@ -50,7 +50,7 @@ def test_each_run_of_words_has_a_window_and_only_the_least_ones_do(texts, spacin
     rank = {}
     for index in fitting:
         start = int(batch.words[index])
-        value = int(hashes(batch, batch.words[[index]], batch.words[[index]] + 16)[0]) >> 12
+        value = int(hashes(batch, batch.words[[index]], batch.words[[index]] + 16)[0]) >> 1 | 1
         rank[index] = (data[start - 1 : start] not in (b"\n", b"\r") and start > 0, value)
     expected = set()
     for text in range(len(texts)):

@@ -88,8 +88,8 @@ def _value(text: str) -> Any:
 
 
 def add_tasks(parser: argparse.ArgumentParser) -> None:
-    """Add the options of where tasks run."""
-    add = parser.add_argument_group("tasks on text on disk, one for each file").add_argument
+    """Add the options of where tasks on files run."""
+    add = parser.add_argument_group("tasks, one for each file of text").add_argument
     add("--jobs", type=whole_number(1), default=1, help="at once; default: %(default)s")
     add("--executor", choices=("local", "slurm", "ray"), default="local", help="where they run; default: %(default)s")
     add("--executor-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tfidf_tune.tasks import Attack
 
 _PREFIX_LENGTHS = (32, 50, 100)
-_LARGE = 100_000_000  # bytes of text from which on it is searched on disk
 _DEFAULT = "default: %(default)s"
 
 
@@ -39,9 +38,6 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     add("--passages", choices=("duplicates", "near-duplicates", "random"), default="duplicates", help=passages_help)
     add("--min-repeats", type=whole_number(2), default=2, help=f"least occurrences of a duplicate; {_DEFAULT}")
     add("--seed", type=whole_number(0, 2**63 - 1), default=0, help=_DEFAULT)
-    add("--search", choices=("auto", "memory", "disk"), default="auto", help=(
-        "where duplicates are searched; auto: on disk for near-duplicates and from 100 MB of text on"
-    ))  # fmt: skip
     add_tasks(parser)
 
 
@@ -96,27 +92,14 @@ def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> 
     from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 
     spec = ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
-    if _is_on_disk(options):
-        require_extras("with a search on disk", "scale")
-        from tfidf_tune.data._probe_on_disk import make_probe_on_disk
-
-        work = file.with_suffix(".search").expanduser()
-        runner = task_runner(options)
-        made = make_probe_on_disk(hf_tokenizer(tokenizer), spec, work, runner, replace_work=options.overwrite)
-        write_probe_file(file, made.passages)
-        shutil.rmtree(work)
-    else:
-        made = make_probe(hf_tokenizer(tokenizer), spec)
-        write_probe_file(file, made.passages)
+    runner = task_runner(options)
+    if runner.needs_datatrove:
+        require_extras("with several jobs", "scale")
+    work = file.with_suffix(".search").expanduser()
+    made = make_probe(hf_tokenizer(tokenizer), spec, work, runner, replace_work=options.overwrite)
+    write_probe_file(file, made.passages)
+    shutil.rmtree(work)
     say(_found(made, spec), file=sys.stderr if getattr(options, "json", False) else None)
-
-
-def _is_on_disk(options: argparse.Namespace) -> bool:
-    if options.search != "auto":
-        return bool(options.search == "disk")
-    if options.passages == "near-duplicates" or options.executor != "local":
-        return True
-    return sum(file_sizes(options.sources).values()) >= _LARGE
 
 
 def file_sizes(sources: Sequence[str]) -> dict[str, int]:

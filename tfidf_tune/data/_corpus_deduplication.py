@@ -22,6 +22,7 @@ from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature
 from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.writers import JsonlWriter
+from loguru import logger
 
 from tfidf_tune.data._deduplication import Deduplication
 from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps, progress
@@ -68,6 +69,7 @@ def deduplicate_corpus(
             too high.
         ChildProcessError: If a task on another machine failed.
     """
+    logger.disable("datatrove")
     runner = runner or TaskRunner()
     stamps = file_stamps(sources)
     files = list(stamps)

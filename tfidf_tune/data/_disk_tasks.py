@@ -1,11 +1,13 @@
-"""Tasks on files that are done by the executors of datatrove: on this machine, on Slurm or on Ray."""
+"""Tasks on files: one after the other in this process, or by datatrove in several processes, on Slurm or on Ray."""
 
+import copy
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
-from datatrove.pipeline.base import PipelineStep
-from loguru import logger
 from tqdm import tqdm
 
 from tfidf_tune._checks import differences, require_choice, require_integer
@@ -25,15 +24,19 @@ from tfidf_tune.data._sources import local_files
 EXECUTORS = ("local", "slurm", "ray")
 _SECONDS_BETWEEN_LOOKS = 2.0
 
+Step = Callable[[Any, int, int], Any]
+"""A function of the result of the step before it (None for the first), a rank and the number of ranks; a step of
+datatrove is a step, too. The result may be a generator."""
+
 
 @dataclass(frozen=True)
 class TaskRunner:
     """Where tasks run. A task that is finished is not done again.
 
     Args:
-        executor (str): "local", processes of this machine; "slurm", job arrays, submitted from here; "ray", the Ray
-            cluster that this machine belongs to. All machines need this environment and the files at the same paths.
-            Default: "local"
+        executor (str): "local", this process, or processes of this machine if there are several jobs; "slurm", job
+            arrays, submitted from here; "ray", the Ray cluster that this machine belongs to. All machines need this
+            environment and the files at the same paths. Default: "local"
         num_jobs (int): tasks at once. Default: 1
         options (Mapping[str, Any]): more arguments of datatrove's executor. Slurm needs ``partition`` and ``time``.
 
@@ -58,12 +61,23 @@ class TaskRunner:
         if self.executor == "ray" and find_spec("ray") is None:
             raise ValueError("the executor is ray, but ray is not installed: pip install ray")
 
-    def run(self, steps: Sequence[PipelineStep], folder: Path, num_tasks: int, doing: str) -> None:
-        """Run a pipeline for each rank from 0 to ``num_tasks`` that ``folder`` does not say is finished.
+    @property
+    def needs_datatrove(self) -> bool:
+        """Whether tasks run outside this process."""
+        return self.executor != "local" or self.num_jobs > 1
+
+    def run(self, steps: Sequence[Step], folder: Path, num_tasks: int, doing: str) -> None:
+        """Run the steps for each rank from 0 to ``num_tasks`` that ``folder`` does not say is finished.
 
         Raises:
             ChildProcessError: If a task on Slurm or Ray failed; finished ones are kept.
         """
+        if not self.needs_datatrove:
+            _run_here(steps, folder / "completions", num_tasks)
+            return
+        from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+        from loguru import logger
+
         logger.disable("datatrove")
         common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
         if self.executor == "local":
@@ -90,6 +104,20 @@ class TaskRunner:
                 f"{doing}: {len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}. "
                 "Run the same command again to retry them"
             )
+
+
+def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int) -> None:
+    """Run the tasks as datatrove does, with the same marks of finished ones."""
+    completions.mkdir(parents=True, exist_ok=True)
+    for rank in range(num_tasks):
+        mark = completions / f"{rank:05d}"
+        if mark.is_file():
+            continue
+        data = None
+        for step in copy.deepcopy(steps):
+            data = step(data, rank, num_tasks)
+        deque(data or (), maxlen=0)  # generators do nothing until they are read
+        mark.touch()
 
 
 def _wait(executor: Any, num_tasks: int, doing: str) -> None:
@@ -155,7 +183,7 @@ def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Callable[
 
     Yields a function that moves the bar on by a text; the bar of a compressed file moves at its end.
     """
-    sizes = [Path(file).stat().st_size for file in files]
+    sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
     done = sum(sizes[:index])
     description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
     is_plain = Path(files[index]).suffix in (".txt", ".jsonl")

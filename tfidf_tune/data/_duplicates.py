@@ -17,6 +17,9 @@ Mask = npt.NDArray[np.bool_]
 SEPARATOR = -1
 """Follows each document of a corpus; no window of tokens contains it."""
 
+CUT = -2
+"""Stands for tokens of a document that are not known; no window contains it."""
+
 LONG_RUN = 16  # tokens; answers made from a template share shorter runs without being copies
 _MOST_COMPARED = 2**15  # tokens at a time, few because the first that are equal often end a search
 

@@ -34,11 +34,11 @@ class Passage:
     token_ids: list[int]
     """The first ``block_size`` token ids of the passage, or all if it has fewer."""
     num_injections: int
-    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; at least, if
-    the corpus was searched on disk; 0 for a control."""
+    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; of
+    near-duplicates the documents with a copy; 0 for a control."""
     positions: list[list[int]]
     """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
-    ``[document, offset in the document]`` of each occurrence."""
+    ``[document, offset in the document]`` of each occurrence, or empty if they are not known."""
     source: str
     """The source of the passage."""
     tokenizer: str

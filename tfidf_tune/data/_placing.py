@@ -45,7 +45,6 @@ from tfidf_tune.data._passages import (
     read_probe_file,
     write_probe_file,
 )
-from tfidf_tune.data._probe_making import SHARED_TOKENS, WindowChooser
 from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
 from tfidf_tune.data._sources import (
     EMBEDDED,
@@ -65,6 +64,7 @@ from tfidf_tune.data._tokenizer import (
     tokenizer_fingerprint,
     tokenizer_name,
 )
+from tfidf_tune.data._window_chooser import SHARED_TOKENS, WindowChooser
 
 if TYPE_CHECKING:
     from datasets import Dataset

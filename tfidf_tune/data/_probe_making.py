@@ -1,41 +1,75 @@
-"""Probe files from a user's own training text, so that a model trained elsewhere can be audited."""
+"""Probe files from a user's own training text, so that a model trained elsewhere can be audited.
 
+Windows of text that occur more than once lead to candidates (:mod:`tfidf_tune.data._window_index`). Their documents are
+tokenized, and passages are chosen and counted on token ids. A passage holds a window that each of its occurrences has,
+because the window was chosen by the text of the passage alone: so the index knows the documents of all occurrences.
+"""
+
+import shutil
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum
-from itertools import islice, takewhile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice, tee
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
 from tfidf_tune.data._duplicates import (
-    SEPARATOR,
-    DuplicatedStretch,
-    Mask,
+    CUT,
     Positions,
     duplicated_stretches,
     join_documents,
     name_repeated_windows,
-    none_within,
     windows_with_shared_stretch,
     without_overlaps,
 )
 from tfidf_tune.data._embedded import embedded_documents
+from tfidf_tune.data._near_copies import Hashes
 from tfidf_tune.data._passages import Passage, make_passages
-from tfidf_tune.data._sources import EMBEDDED, SampleBy, load_documents, warn_of_short_documents
-from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, encode_texts
-
-SHARED_TOKENS = 50
-"""A control has fewer consecutive tokens than this in common with the training text."""
+from tfidf_tune.data._sources import (
+    EMBEDDED,
+    SampleBy,
+    is_local,
+    load_documents,
+    local_files,
+    source_fingerprint,
+    warn_of_short_documents,
+)
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._window_chooser import SHARED_TOKENS, Start, WindowChooser, is_varied
+from tfidf_tune.data._window_index import (
+    MOST_SHARED,
+    PLACE,
+    Found,
+    Piece,
+    Records,
+    WindowIndex,
+    build,
+    draw_windows,
+    find_windows,
+    first_of_stretches,
+    read_pieces,
+)
+from tfidf_tune.data._windows import make_batch
 
 PASSAGES = ("duplicates", "near-duplicates", "random")
 
-# Every model continues a line of dashes or a table of zeros, even if it was not trained on it.
-_LEAST_DIFFERENT = 1 / 8
-_LINE_ENDS = ("\n", "\r")
+_SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
+_LEAST_SAMPLE = 16  # tokens of a document whose bytes in a token count
+_SHARE_OF_PASSAGE = 0.4  # of a window, so that a passage of fewer bytes than most holds a window, too
+_SHARE_OF_SHARED = 0.5  # of the stretches by which controls are recognized
+_CANDIDATES, _MORE_CANDIDATES = 4, 50
+_DOCUMENTS = (4096, 16384)  # of candidates: at first, and if they have too few passages
+_COPIES = 64  # that are compared to find the passages of a candidate
+_CUT_TOKENS = 32  # next to a cut, where tokens may differ from those of the document
+_MOST_POSITIONS = 10_000
+_SAME_TOKENS = 16
+"""Near copies that have as many consecutive tokens in common are taken to be of one text."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +84,7 @@ class ProbeSpec:
         num_controls (int): passages that it does not contain. Default: 100
         block_size (int): tokens in a passage. Default: 256
         passages (str): "duplicates" for the most frequent passages, completed with random ones; "near-duplicates" the
-            same with copies that differ in some words, by :func:`make_probe_on_disk` only; "random" for random ones
-            only. Default: "duplicates"
+            same with copies that differ in some words; "random" for random ones only. Default: "duplicates"
         min_repeats (int): occurrences from which on a passage is a duplicate. Default: 2
         seed (int): decides which passages are drawn. Default: 0
         sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, also in
@@ -85,28 +118,14 @@ class ProbeSpec:
         check_at_least(2, block_size=self.block_size, min_repeats=self.min_repeats)
 
 
-class Start(IntEnum):
-    """Where a passage starts, the best prompt first."""
-
-    DOCUMENT = 0
-    LINE = 1
-    WORD = 2
-    INSIDE_WORD = 3
-
-    @property
-    def phrase(self) -> str:
-        """In words: "document", "inside word"."""
-        return self.name.lower().replace("_", " ")
-
-
 @dataclass(frozen=True)
 class MadeProbe:
     """The passages, targets first, and statistics of the search.
 
-    Counts of the training text: documents, tokens, occurrences of each duplicated stretch (stretches may overlap),
-    targets that are duplicates, windows left out because they repeat a few tokens, windows of the controls' source
-    refused because they are partly in the training text, and targets by where they start. ``num_tokens`` is estimated
-    from a sample if ``is_estimate``.
+    Counts of the training text: documents, tokens, occurrences of each duplicated stretch of the candidates (stretches
+    may overlap), targets that are duplicates, passages left out because they repeat a few tokens, passages of the
+    controls' source refused because they are partly in the training text, and targets by where they start.
+    ``num_tokens`` is estimated from a sample if ``is_estimate``.
     """
 
     passages: tuple[Passage, ...]
@@ -120,162 +139,499 @@ class MadeProbe:
     is_estimate: bool = False
 
 
-def make_probe(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
-    """Choose the passages of a probe file, in memory.
+def make_probe(
+    tokenizer: TextTokenizer,
+    spec: ProbeSpec,
+    work: Path | None = None,
+    runner: TaskRunner | None = None,
+    *,
+    replace_work: bool = False,
+) -> MadeProbe:
+    """Choose the passages of a probe file from text of any size; memory does not grow with the text.
 
-    A passage is ``block_size`` tokens within one document. Duplicates are found on token ids, at any offset, in
-    one or several documents; each duplicated stretch gives one passage. Randomly drawn passages occur once. No two
-    passages share a token, and none consists of a few repeated tokens.
+    A passage is ``block_size`` tokens within one document. Duplicates are found at any offset, in one or several
+    documents; each duplicated stretch gives one passage. Randomly drawn passages occur once. No two passages share a
+    token, and none consists of a few repeated tokens. ``num_injections`` is exact: the occurrences of the token ids
+    without overlap. Of near-duplicates, most are found whose windows have a Jaccard similarity of three-word n-grams
+    above 0.5, and ``num_injections`` counts the documents that are connected by such pairs.
 
     Args:
-        tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added.
+        tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added. If it changes text before it splits it
+            (lower case, NFKC), ``num_injections`` is a lower bound.
         spec (ProbeSpec): what to choose.
+        work (Path | None): folder of the steps. If an interrupted call with the same arguments left one, it goes on.
+            Default: None, a temporary folder
+        runner (TaskRunner | None): where the tasks run, one for each file. Default: None, this process
+        replace_work (bool): empty ``work`` if it is of a call with other arguments. Default: False
 
     Returns:
-        MadeProbe: the passages; ``positions`` of a target are ``[document, offset in the document]`` of its
-            occurrences, with documents counted over all sources, without the empty ones.
+        MadeProbe: the passages. ``source`` is the file of the first occurrence. ``positions`` of a target are
+            ``[document, offset in the document]`` of its occurrences, in tokens, with documents counted over all
+            sources, without the empty ones; they are left empty for near-duplicates, if one is in a document of more
+            than 32 KiB, and if there are more than 10,000.
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages; if near-duplicates
-            are to be found.
+        ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages; if ``work`` is of a
+            call with other arguments.
+        ChildProcessError: If a task on another machine failed.
     """
-    if spec.passages == "near-duplicates":
-        raise ValueError("near-duplicates are found by the search on disk only (--search disk)")
-    rng = np.random.default_rng(spec.seed)
-    texts = {source: load_documents(source, column=spec.column, sample_by=spec.sample_by) for source in spec.sources}
-    corpus = _Corpus.read(tokenizer, texts)
-    for source, lengths in zip(spec.sources, corpus.document_lengths(), strict=True):
-        warn_of_short_documents(source, spec.sample_by, lengths)
-    chooser = WindowChooser(tokenizer, corpus.token_ids, spec.block_size, rng)
-    targets, num_duplicates, stretch_repeats = _choose_targets(corpus, chooser, spec)
-    controls, num_refused = _choose_controls(tokenizer, corpus, rng, spec) if spec.num_controls else ([], 0)
-    found = [(chooser.window(starts[0]), [*map(corpus.place, starts)], corpus.source(starts[0])) for starts in targets]
-    unseen: list[tuple[TokenArray, list[list[int]], str]] = [
-        (window, [], spec.controls_source or EMBEDDED) for window in controls
+    if work is None:
+        with TemporaryDirectory() as folder:
+            return make_probe(tokenizer, spec, Path(folder) / "work", runner)
+    runner = runner or TaskRunner()
+    units: list[Path | str] = [
+        unit for source in spec.sources for unit in (local_files(source) if is_local(source) else [source])
     ]
-    passages = make_passages(tokenizer, "target", found) + make_passages(tokenizer, "control", unseen)
+    stamps = file_stamps([source for source in spec.sources if is_local(source)])
+    stamps |= {str(unit): source_fingerprint(str(unit), column=spec.column) for unit in units if unit in spec.sources}
+    arguments = {**asdict(spec), "sources": list(spec.sources), "files": stamps}
+    if spec.num_controls:
+        unseen = spec.controls_source or EMBEDDED
+        arguments["controls"] = source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)
+    begin(work, arguments | {"tokenizer": tokenizer_fingerprint(tokenizer)}, replace=replace_work)
+    try:
+        return _choose(tokenizer, spec, units, work, runner)
+    except ValueError:
+        shutil.rmtree(work)  # it would be in the way of other arguments
+        raise
+
+
+def _choose(
+    tokenizer: TextTokenizer, spec: ProbeSpec, units: list[Path | str], work: Path, runner: TaskRunner
+) -> MadeProbe:
+    """Choose the passages of files and other sources, in steps in ``work``."""
+    files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
+    rng = np.random.default_rng(spec.seed)
+    sample = _Sample.read(tokenizer, files, spec)
+    controls = _Controls.draw(tokenizer, spec, rng)
+    near = spec.passages == "near-duplicates"
+    index = WindowIndex(
+        files=files,
+        column=spec.column,
+        sample_by=spec.sample_by,
+        work=str(work),
+        num_bytes=max(4, round(spec.block_size * sample.least * (1 if near else _SHARE_OF_PASSAGE))),
+        near=near,
+        num_shared_bytes=controls.num_shared_bytes,
+    )
+    found = build(index, np.concatenate([np.zeros(0, np.uint64), *controls.stretches(index)]), runner)
+    search = _Search(tokenizer, spec, index, found, runner, rng)
+    targets = search.near_targets() if near else search.targets()
+    num_tokens = round(found.counts["bytes"] / sample.mean)
+    longest = round(found.longest / sample.mean)
+    about = "about " * (sample.num_bytes < found.counts["bytes"])
+    text = f"{', '.join(spec.sources)} ({found.counts['documents']} documents, the longest of {about}{longest} tokens)"
+    _check_enough(len(targets), "num_targets", spec, text, longest)
+    accepted, num_refused = controls.accepted(search)
+    source = spec.controls_source or EMBEDDED
+    passages = make_passages(tokenizer, "target", [(one.ids, one.positions, str(units[one.file])) for one in targets])
+    passages = [replace(one, num_injections=own.num_copies) for one, own in zip(passages, targets, strict=True)]
+    passages += make_passages(tokenizer, "control", [(ids, [], source) for ids in accepted])
     return MadeProbe(
         passages=tuple(passages),
-        num_documents=len(corpus.first_tokens),
-        num_tokens=len(corpus.token_ids) - len(corpus.first_tokens),
-        stretch_repeats=stretch_repeats,
-        num_duplicates=num_duplicates,
-        num_repetitive=chooser.num_repetitive,
+        num_documents=found.counts["documents"],
+        num_tokens=num_tokens,
+        stretch_repeats=search.stretch_repeats,
+        num_duplicates=search.num_duplicates,
+        num_repetitive=search.num_repetitive,
         num_refused=num_refused,
-        starts=Counter(min(map(chooser.start_of, starts)) for starts in targets),
+        starts=Counter(target.start for target in targets),
+        is_estimate=bool(about),
     )
 
 
+class _Sample(NamedTuple):
+    """Bytes of the sampled text, bytes in a token on average, and of documents with the shortest tokens."""
+
+    num_bytes: int
+    mean: float
+    least: float
+
+    @staticmethod
+    def read(tokenizer: TextTokenizer, files: tuple[str, ...], spec: ProbeSpec) -> "_Sample":
+        chosen = np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).round().astype(int)).tolist()
+        lengths: list[int] = []
+        sizes: list[int] = []
+        for file in (files[rank] for rank in chosen):
+            documents = load_documents(file, column=spec.column, sample_by=spec.sample_by)
+            texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
+            own = [len(ids) for ids in encode_texts(tokenizer, texts)]
+            warn_of_short_documents(file, spec.sample_by, own)
+            lengths += own
+            sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
+        mean = max(1.0, sum(sizes) / max(1, sum(lengths)))
+        shares = [size / length for size, length in zip(sizes, lengths, strict=True) if length >= _LEAST_SAMPLE]
+        return _Sample(sum(sizes), mean, float(np.quantile(shares, 0.05)) if shares else mean)
+
+
+class _Target(NamedTuple):
+    ids: TokenArray
+    start: Start
+    num_copies: int
+    positions: list[list[int]]
+    file: int
+
+
 class _Corpus(NamedTuple):
-    """Documents, see :func:`join_documents`, and where they and their sources begin."""
+    """The tokens of pieces, see :func:`join_documents`, and where each begins."""
 
     token_ids: TokenArray
     first_tokens: Positions
-    sources: list[str]
-    first_documents: list[int]
+    pieces: list[Piece]
 
     @staticmethod
-    def read(tokenizer: TextTokenizer, texts: dict[str, Iterator[str]]) -> "_Corpus":
-        documents: list[TokenArray] = []
-        first_documents = []
-        for source_texts in texts.values():
-            first_documents.append(len(documents))
-            documents += encode_texts(tokenizer, source_texts)
-        lengths = np.array([len(ids) + 1 for ids in documents], dtype=np.int64)
-        return _Corpus(join_documents(documents), np.cumsum(lengths) - lengths, list(texts), first_documents)
+    def read(tokenizer: TextTokenizer, pieces: Iterable[Piece]) -> "_Corpus":
+        both = [*_encoded(tokenizer, pieces)]
+        lengths = np.array([len(ids) + 1 for _, ids in both], dtype=np.int64)
+        return _Corpus(join_documents(ids for _, ids in both), np.cumsum(lengths) - lengths, [one for one, _ in both])
 
-    def document_lengths(self) -> list[list[int]]:
-        """Return the tokens of each document of each source."""
-        lengths = np.diff(self.first_tokens, append=len(self.token_ids)) - 1
-        return [part.tolist() for part in np.split(lengths, self.first_documents[1:])]
+    def pieces_of(self, tokens: Positions) -> Positions:
+        """Return the piece of each token, int64 of the shape of ``tokens``."""
+        return np.searchsorted(self.first_tokens, tokens, side="right") - 1
 
-    def place(self, token: int) -> list[int]:
-        document = int(np.searchsorted(self.first_tokens, token, side="right")) - 1
-        return [document, int(token - self.first_tokens[document])]
-
-    def source(self, token: int) -> str:
-        return self.sources[bisect_right(self.first_documents, self.place(token)[0]) - 1]
+    def token_at(self, tokenizer: TextTokenizer, place: np.void) -> int:
+        """Return the token that holds the first byte of a window."""
+        number = bisect_right(self.pieces, tuple(place.tolist()), key=lambda piece: piece[:3]) - 1
+        piece = self.pieces[number]
+        (ids,) = encode_texts(tokenizer, [piece.text])
+        first = int(place["offset"]) - piece.start
+        token = bisect_right(range(len(ids) + 1), first, key=lambda end: len(_text(tokenizer, ids[:end]))) - 1
+        return int(self.first_tokens[number]) + token
 
 
-def _choose_targets(
-    corpus: _Corpus, chooser: "WindowChooser", spec: ProbeSpec
-) -> tuple[list[Positions], int, tuple[int, ...]]:
-    """Return the occurrences of each target, the number of duplicates, and the repeats of all stretches."""
-    if not chooser.fits.any():  # the search needs memory in proportion to the length of a passage
-        check_enough(0, "num_targets", spec, *_described(corpus))
-    names = name_repeated_windows(corpus.token_ids, spec.block_size)
-    stretches = duplicated_stretches(names, spec.block_size, spec.min_repeats)
-    targets: list[Positions] = []
-    allowed = chooser.fits
-    if spec.passages == "duplicates":
-        for starts in islice(chooser.duplicates(stretches), spec.num_targets):
+def _encoded(tokenizer: TextTokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, TokenArray]]:
+    """Tokenize pieces; :data:`CUT` is in place of tokens that may differ from those of the document."""
+    pieces, again = tee(pieces)
+    for piece, ids in zip(pieces, encode_texts(tokenizer, (piece.text for piece in again)), strict=True):
+        ids[: _CUT_TOKENS if piece.start else 0] = CUT
+        ids[len(ids) if piece.is_end else -_CUT_TOKENS :] = CUT
+        yield piece, ids
+
+
+def _text(tokenizer: TextTokenizer, ids: TokenArray) -> bytes:
+    options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
+    # An incomplete character at an end is not a part of the text.
+    return tokenizer.decode(ids.tolist(), **options).strip("\ufffd").encode("utf-8", "surrogatepass")
+
+
+def _documents(places: Records) -> Positions:
+    """Return a number for the document of each of :data:`PLACE`, int64 of the same shape."""
+    return np.asarray(places["file"].astype(np.int64) << 32 | places["document"])
+
+
+@dataclass
+class _Search:
+    """The choice of targets from an index."""
+
+    tokenizer: TextTokenizer
+    spec: ProbeSpec
+    index: WindowIndex
+    found: Found
+    runner: TaskRunner
+    rng: np.random.Generator
+    num_duplicates: int = 0
+    num_repetitive: int = 0
+    stretch_repeats: tuple[int, ...] = ()
+    _num_readings: int = 0
+
+    def targets(self) -> list[_Target]:
+        """Choose the most frequent duplicates, then random passages."""
+        spec = self.spec
+        is_random = spec.passages == "random"
+        drawn = self._drawn(unique=not is_random)
+        groups = self.found.groups[self.found.groups["count"] >= spec.min_repeats]
+        targets: list[_Target] = []
+        for most in _DOCUMENTS:
+            num_groups, places, weights = self._candidates(groups, 0 if is_random else most)
+            pieces = self._read(np.concatenate([places, drawn]), f"documents-{most}")
+            corpus = _Corpus.read(self.tokenizer, pieces)
+            chooser = WindowChooser(self.tokenizer, corpus.token_ids, spec.block_size, self.rng)
+            if not chooser.fits.any():  # the search needs memory in proportion to the length of a passage
+                return []
+            names = name_repeated_windows(corpus.token_ids, spec.block_size)
+            if not is_random:
+                targets = self._duplicates(corpus, chooser, names, weights)
+            if is_random or num_groups == len(groups) or len(targets) == spec.num_targets:
+                break
+        self.num_duplicates = len(targets)
+        targets += self._random(corpus, chooser, names, drawn, spec.num_targets - len(targets))
+        self.num_repetitive = chooser.num_repetitive
+        return targets
+
+    def _drawn(self, *, unique: bool) -> Records:
+        number = _CANDIDATES * self.spec.num_targets + _MORE_CANDIDATES
+        return draw_windows(self.index, number, self.rng, unique=unique)
+
+    def _read(self, places: Records, name: str) -> Iterator[Piece]:
+        return read_pieces(self.index, places, name, self.runner)
+
+    def _candidates(self, groups: Records, most: int) -> tuple[int, Records, dict[int, float]]:
+        """Choose the largest groups whose windows are in so many documents.
+
+        Returns their number, places of up to :data:`_COPIES` windows of each, and for how many windows each of these
+        stands, at most, by document.
+        """
+        counts, places = find_windows(self.index, groups["key"][: 8 * most], _COPIES)
+        if not places:
+            return 0, np.zeros(0, PLACE), {}
+        together = np.concatenate(places)
+        documents, first, numbers = np.unique(_documents(together), return_index=True, return_inverse=True)
+        num_documents = np.cumsum(np.isin(np.arange(len(together)), first))
+        sizes = np.array([len(own) for own in places])
+        num_groups = max(1, int(np.searchsorted(num_documents[np.cumsum(sizes) - 1], most, side="right")))
+        num_places = int(sizes[:num_groups].sum())
+        weights = np.ones(len(documents))
+        np.maximum.at(weights, numbers[:num_places], np.repeat(counts / sizes, sizes)[:num_places])
+        return num_groups, together[:num_places], dict(zip(documents.tolist(), weights.tolist(), strict=True))
+
+    def _duplicates(
+        self, corpus: _Corpus, chooser: WindowChooser, names: Positions, weights: dict[int, float]
+    ) -> list[_Target]:
+        """Choose the passages that occur most often."""
+        spec = self.spec
+        stretches = duplicated_stretches(names, spec.block_size)
+        stands_for = np.array([weights.get(piece.number, 1.0) for piece in corpus.pieces])
+        expected = [stands_for[corpus.pieces_of(stretch.starts)].sum() for stretch in stretches]
+        self.stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
+        order = sorted(self.rng.permutation(len(stretches)), key=lambda number: -expected[number])
+        chosen = []
+        for starts in islice(chooser.duplicates(stretches[number] for number in order), 2 * spec.num_targets + 20):
             chooser.take(starts)
-            targets.append(starts)
-        allowed = allowed & (names[: len(allowed)] == 0)
-    num_duplicates = len(targets)
-    for start in islice(chooser.random(allowed), spec.num_targets - num_duplicates):
-        same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
-        starts = without_overlaps(same, spec.block_size)
-        chooser.take(starts)
-        targets.append(starts)
-    check_enough(len(targets), "num_targets", spec, *_described(corpus))
-    return targets, num_duplicates, tuple(len(stretch.starts) for stretch in stretches)
+            chosen.append(starts)
+        targets = [one for one in self._counted(corpus, chooser, chosen) if one.num_copies >= spec.min_repeats]
+        return sorted(targets, key=lambda target: -target.num_copies)[: spec.num_targets]
+
+    def _random(
+        self, corpus: _Corpus, chooser: WindowChooser, names: Positions, drawn: Records, number: int
+    ) -> list[_Target]:
+        """Choose passages where windows were drawn, then anywhere in their documents; with duplicates, unique ones."""
+        is_random = self.spec.passages == "random"
+        allowed = chooser.fits if is_random else chooser.fits & (names[: len(chooser.fits)] == 0)
+        possible = np.flatnonzero(allowed)
+        if not len(possible):
+            return []
+        tokens = (corpus.token_at(self.tokenizer, place) for place in drawn)
+        near = (int(possible[max(0, int(np.searchsorted(possible, token, side="right")) - 1)]) for token in tokens)
+        starts = chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist()))
+        targets: list[_Target] = []
+        while len(targets) < number:
+            chosen = []
+            for start in islice(starts, number):
+                same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
+                chosen.append(without_overlaps(same, self.spec.block_size))
+                chooser.take(chosen[-1])
+            if not chosen:
+                break
+            targets += [one for one in self._counted(corpus, chooser, chosen) if is_random or one.num_copies == 1]
+        return targets[:number]
+
+    def _counted(self, corpus: _Corpus, chooser: WindowChooser, occurrences: list[Positions]) -> list[_Target]:
+        """Count passages in all text, given by where they occur in a corpus; leave out those without a window."""
+        windows = [chooser.window(int(starts[0])) for starts in occurrences]
+        if not windows:
+            return []
+        batch = make_batch([_text(self.tokenizer, ids) for ids in windows])
+        chosen, keys = self.index.windows(batch, inner=True)
+        different, numbers = np.unique(keys[:, 0], return_inverse=True)
+        counts, places = find_windows(self.index, different, _COPIES)
+        whole = {piece.number for piece in corpus.pieces if piece.is_whole}
+        targets: dict[int, _Target] = {}
+        elsewhere: dict[int, int] = {}
+        for number, (ids, starts) in enumerate(zip(windows, occurrences, strict=True)):
+            own = numbers[batch.of_text[chosen] == number]
+            if not len(own):
+                continue
+            of_pieces = corpus.pieces_of(starts)
+            pieces = [corpus.pieces[one] for one in of_pieces.tolist()]
+            offsets = (starts - corpus.first_tokens[of_pieces]).tolist()
+            targets[number] = _Target(
+                ids=ids,
+                start=min(map(chooser.start_of, starts)),
+                num_copies=len(starts),
+                positions=self._positions(pieces, offsets),
+                file=pieces[0].file,
+            )
+            own = own[counts[own] > 0]  # the index has none if the tokenizer changes text before it splits it
+            if len(own):
+                rarest = own[np.argmin(counts[own])]
+                if counts[rarest] > _COPIES or not whole.issuperset(_documents(places[rarest]).tolist()):
+                    elsewhere[number] = int(different[rarest])
+        for number, (pieces, offsets) in self._occurrences({n: (windows[n], key) for n, key in elsewhere.items()}):
+            targets[number] = targets[number]._replace(
+                num_copies=len(offsets), positions=self._positions(pieces, offsets)
+            )
+        return [*targets.values()]
+
+    def _positions(self, pieces: list[Piece], offsets: list[int]) -> list[list[int]]:
+        if len(offsets) > _MOST_POSITIONS or not all(piece.is_whole for piece in pieces):
+            return []
+        firsts = [self.found.first_documents[piece.file] + piece.document for piece in pieces]
+        return [[*place] for place in zip(firsts, offsets, strict=True)]
+
+    def _occurrences(
+        self, passages: dict[int, tuple[TokenArray, int]]
+    ) -> Iterator[tuple[int, tuple[list[Piece], list[int]]]]:
+        """Find all occurrences of passages, given by their ids and the key of a window that all of them have."""
+        if not passages:
+            return
+        _, places = find_windows(self.index, np.array([key for _, key in passages.values()], np.uint64))
+        self._num_readings += 1
+        found: dict[int, tuple[list[Piece], list[int]]] = {number: ([], []) for number in passages}
+        pieces = self._read(np.concatenate(places), f"copies-{self._num_readings}")
+        for piece, ids in _encoded(self.tokenizer, pieces):
+            content = ids.tobytes()
+            for number, (passage, _) in passages.items():
+                starts = without_overlaps(_find(content, passage.tobytes(), ids.itemsize), len(passage))
+                found[number][0].extend([piece._replace(text="")] * len(starts))
+                found[number][1].extend(starts.tolist())
+        yield from found.items()
+
+    def near_targets(self) -> list[_Target]:
+        """Choose a passage of each group of near copies, the largest groups first, then unique ones."""
+        spec, index = self.spec, self.index
+        groups = first_of_stretches(self.found.groups[self.found.groups["count"] >= spec.min_repeats], index.num_bytes)
+        self.stretch_repeats = tuple(groups["count"].tolist())
+        order = sorted(self.rng.permutation(len(groups)), key=lambda number: -int(groups["count"][number]))
+        groups = groups[order[: _CANDIDATES * spec.num_targets + _MORE_CANDIDATES]]
+        places = np.concatenate([groups["place"], self._drawn(unique=True)])
+        corpus = _Corpus.read(self.tokenizer, self._read(places, "documents"))
+        chooser = WindowChooser(self.tokenizer, corpus.token_ids, spec.block_size, self.rng)
+        targets: list[_Target] = []
+        taken: set[bytes] = set()
+        for number, place in enumerate(places):
+            if len(targets) == spec.num_targets:
+                break
+            start = corpus.token_at(self.tokenizer, place)
+            piece = corpus.pieces[int(corpus.pieces_of(np.array([start]))[0])]
+            is_group = number < len(groups)
+            if start >= len(chooser.fits) or not chooser.fits[start] or not (is_group or self._is_unique(piece, place)):
+                continue
+            ids = chooser.window(start)
+            size = min(_SAME_TOKENS, len(ids))
+            grams = {ids[first : first + size].tobytes() for first in range(len(ids) - size + 1)}
+            if not is_varied(ids):
+                self.num_repetitive += 1
+            elif not grams & taken:
+                taken |= grams
+                self.num_duplicates += is_group
+                num_copies = int(groups["count"][number]) if is_group else 1
+                targets.append(_Target(ids, chooser.start_of(start), num_copies, [], piece.file))
+        return targets
+
+    def _is_unique(self, piece: Piece, place: np.void) -> bool:
+        """Return whether no window of another document is a near copy of a window."""
+        batch = make_batch([piece.text.encode("utf-8", "surrogatepass")], ignore_case=True)
+        keys = self.index.keys(batch, np.searchsorted(batch.words, [int(place["offset"]) - piece.start]))
+        _, places = find_windows(self.index, keys[0], _COPIES)
+        return len(np.unique(_documents(np.concatenate(places)))) == 1
+
+    def tokens_of(self, places: Records) -> TokenArray:
+        """Return the tokens of the documents of places, see :func:`join_documents`."""
+        return _Corpus.read(self.tokenizer, self._read(places, "shared")).token_ids
 
 
-def _choose_controls(
-    tokenizer: TextTokenizer, corpus: _Corpus, rng: np.random.Generator, spec: ProbeSpec
-) -> tuple[list[TokenArray], int]:
-    """Return the controls, and how many windows were refused because they are partly in the corpus."""
-    unseen = read_unseen(tokenizer, spec)
-    num_shared = min(SHARED_TOKENS, spec.block_size)
-    shared = windows_with_shared_stretch(unseen.token_ids, corpus.token_ids, spec.block_size, num_shared)
-    return choose_controls(tokenizer, unseen, rng, spec, lambda start, _: bool(shared[start]))
+def _find(content: bytes, part: bytes, size: int) -> Positions:
+    """Return where a part occurs, in items of ``size`` bytes, int64 ``[num_occurrences]``."""
+    starts = []
+    start = content.find(part)
+    while start >= 0:
+        if start % size == 0:
+            starts.append(start // size)
+        start = content.find(part, start + 1)
+    return np.array(starts, np.int64)
 
 
-def read_unseen(tokenizer: TextTokenizer, spec: ProbeSpec) -> _Corpus:
-    """Read the text that controls are taken from."""
-    if spec.controls_source is None:
-        texts: Iterable[str] = embedded_documents("validation") + embedded_documents("train")
-    else:
-        texts = load_documents(spec.controls_source, column=spec.column, sample_by=spec.sample_by)
-    return _Corpus.read(tokenizer, {spec.controls_source or EMBEDDED: iter(texts)})
+class _Controls(NamedTuple):
+    """Passages that may be controls.
 
+    A control shares at most ``num_shared_bytes`` at a time with the training text, or the documents that share more are
+    tokenized and compared. That suffices if each :data:`SHARED_TOKENS` of it hold such a stretch: ``is_known``.
+    """
 
-def choose_controls(
-    tokenizer: TextTokenizer,
-    unseen: _Corpus,
-    rng: np.random.Generator,
-    spec: ProbeSpec,
-    is_refused: Callable[[int, TokenArray], bool],
-) -> tuple[list[TokenArray], int]:
-    """Draw controls whose first token and ids are not refused; return also how many were."""
-    chooser = WindowChooser(tokenizer, unseen.token_ids, spec.block_size, rng)
-    controls: dict[bytes, TokenArray] = {}
-    num_refused = 0
-    for start in chooser.random(chooser.fits):
-        chooser.take(np.array([start]))
-        window = chooser.window(start)
-        if is_refused(start, window):
-            num_refused += 1
+    spec: ProbeSpec
+    windows: list[TokenArray]
+    texts: list[bytes]
+    is_known: list[bool]
+    num_shared_bytes: int
+    source: str
+    longest: int
+
+    @staticmethod
+    def draw(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Generator) -> "_Controls":
+        """Draw more passages than are needed, without overlap."""
+        source = spec.controls_source or EMBEDDED
+        if not spec.num_controls:
+            return _Controls(spec, [], [], [], 1, source, 0)
+        if spec.controls_source is None:
+            documents = embedded_documents("validation") + embedded_documents("train")
         else:
-            controls.setdefault(window.tobytes(), window)
-        if len(controls) == spec.num_controls:
-            break
-    num_shared = min(SHARED_TOKENS, spec.block_size)
-    remark = f" {num_refused} more have {num_shared} tokens in a row of the training text." if num_refused else ""
-    check_enough(len(controls), "num_controls", spec, *_described(unseen), remark)
-    return list(controls.values()), num_refused
+            documents = [*load_documents(source, column=spec.column, sample_by=spec.sample_by)]
+        number = _CANDIDATES * spec.num_controls + _MORE_CANDIDATES
+        tokens: list[TokenArray] = []
+        num_possible = 0
+        for ids in encode_texts(tokenizer, (documents[at] for at in rng.permutation(len(documents)))):
+            tokens.append(ids)
+            num_possible += len(ids) // spec.block_size
+            if num_possible > _CANDIDATES * number:
+                break
+        chooser = WindowChooser(tokenizer, join_documents(tokens), spec.block_size, rng)
+        drawn: dict[bytes, TokenArray] = {}
+        for start in chooser.random(chooser.fits):
+            chooser.take(np.array([start]))
+            drawn.setdefault(chooser.window(start).tobytes(), chooser.window(start))
+            if len(drawn) == number:
+                break
+        windows = [*drawn.values()]
+        texts = [_text(tokenizer, ids) for ids in windows]
+        num_shared = min(SHARED_TOKENS, spec.block_size)
+        sizes = [len(text) * num_shared / spec.block_size for text in texts] or [1.0]
+        num_bytes = max(1, round(float(np.quantile(sizes, 0.05)) * _SHARE_OF_SHARED))
+        of_token = {
+            token: max(1, len(_text(tokenizer, np.array([token]))))
+            for token in {*chain(*map(np.ndarray.tolist, windows))}
+        }
+        is_known = []
+        for ids, text in zip(windows, texts, strict=True):
+            ends = np.cumsum([0, *(of_token[token] for token in ids.tolist())])
+            gaps = np.diff(make_batch([text]).words, prepend=0)
+            is_known.append(bool((ends[num_shared:] - ends[:-num_shared]).min() >= num_bytes + gaps.max(initial=0)))
+        described = f"{source} ({len(tokens)} documents, the longest of {max(map(len, tokens), default=0)} tokens)"
+        return _Controls(spec, windows, texts, is_known, num_bytes, described, max(map(len, tokens), default=0))
+
+    def stretches(self, index: WindowIndex) -> list[Hashes]:
+        """Return the hashes of the stretches of each passage."""
+        batch = make_batch(self.texts, ignore_case=index.near)
+        words, hashes = index.stretches(batch)
+        return [hashes[batch.of_text[words] == number] for number in range(len(self.texts))]
+
+    def accepted(self, search: _Search) -> tuple[list[TokenArray], int]:
+        """Return the controls, and how many were refused because they share text with the training text."""
+        num_shared = min(SHARED_TOKENS, self.spec.block_size)
+        shared = search.found.shared
+        hits = [[key for key in own.tolist() if key in shared] for own in self.stretches(search.index)]
+        accepted = {number for number, own in enumerate(hits) if not own and self.is_known[number]}
+        # Stretches that occur in many places are refused without a look.
+        possible = [number for number, own in enumerate(hits) if own and self.is_known[number]
+                    and all(len(shared[key]) <= MOST_SHARED for key in own)]  # fmt: skip
+        if len(accepted) < self.spec.num_controls and possible:
+            places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
+            tokens = search.tokens_of(places)
+            unseen = join_documents(self.windows[number] for number in possible)
+            is_shared = windows_with_shared_stretch(unseen, tokens, self.spec.block_size, num_shared)
+            accepted |= {
+                number
+                for number, found in zip(possible, is_shared[:: self.spec.block_size + 1], strict=True)
+                if not found
+            }
+        controls = [self.windows[number] for number in sorted(accepted)][: self.spec.num_controls]
+        num_refused = len(self.windows) - len(accepted)
+        remark = f" {num_refused} more have {num_shared} tokens in a row of the training text." if num_refused else ""
+        _check_enough(len(controls), "num_controls", self.spec, self.source, self.longest, remark)
+        return controls, num_refused
 
 
-def _described(corpus: _Corpus) -> tuple[str, int]:
-    """Describe a text for an error; return also the tokens of its longest document."""
-    lengths = [length for part in corpus.document_lengths() for length in part]
-    longest = max(lengths, default=0)
-    return f"{', '.join(corpus.sources)} ({len(lengths)} documents, the longest of {longest} tokens)", longest
-
-
-def check_enough(found: int, setting: str, spec: ProbeSpec, text: str, longest: int, remark: str = "") -> None:
+def _check_enough(found: int, setting: str, spec: ProbeSpec, text: str, longest: int, remark: str = "") -> None:
     """Raise a ValueError if there are fewer passages than the setting says.
 
     Args:
@@ -297,109 +653,3 @@ def check_enough(found: int, setting: str, spec: ProbeSpec, text: str, longest: 
             f"found {found} passages of {spec.block_size} tokens without overlap in {text}, but {setting} is {needed}."
             f"{remark} Lower {setting} or block_size, or name more text"
         )
-
-
-def is_varied(ids: TokenArray) -> bool:
-    """Return whether at least one token in eight is distinct."""
-    return len(np.unique(ids)) >= _LEAST_DIFFERENT * len(ids)
-
-
-class WindowChooser:
-    """Choose windows of ``length`` tokens of a corpus so that no two share a token, in any of their occurrences.
-
-    A window is left out when fewer than an eighth of its tokens are distinct. ``fits`` says whether the window that
-    starts at a token ends in the same document; ``num_repetitive`` counts the windows that were left out.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, corpus: TokenArray, length: int, rng: np.random.Generator) -> None:
-        self.fits = none_within(corpus == SEPARATOR, length)
-        self.num_repetitive = 0
-        self._corpus = corpus
-        self._length = length
-        self._rng = rng
-        self._taken = np.zeros(len(corpus), dtype=np.bool_)
-        self._decode = tokenizer.decode
-        self._anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
-        self._texts: dict[int, str] = {SEPARATOR: ""}
-
-    def window(self, start: int) -> TokenArray:
-        """Return the token ids of the window that starts at token ``start``, int32 of shape ``[length]``."""
-        return self._corpus[start : start + self._length]
-
-    def take(self, starts: Positions) -> None:
-        """Exclude windows that overlap those at ``starts``, int64 of shape ``[num_occurrences]``."""
-        for start in starts:
-            self._taken[start : start + self._length] = True
-
-    def duplicates(self, stretches: list[DuplicatedStretch]) -> Iterator[Positions]:
-        """Choose the occurrences of a window of each stretch: the most frequent first, equals in random order.
-
-        It starts where a document, else a line, else a word starts, at the first such place. Take a window before
-        requesting the next.
-        """
-        for index in sorted(self._rng.permutation(len(stretches)), key=lambda index: -len(stretches[index].starts)):
-            starts, num_windows = stretches[index]
-            taken = np.zeros(num_windows, dtype=np.bool_)
-            for start in starts:
-                taken |= self._are_taken(start, num_windows)
-            if offsets := np.flatnonzero(~taken).tolist():
-                chosen = starts + min(offsets, key=lambda offset: self._best_start(starts, offset))
-                if self._is_varied(chosen[0]):
-                    yield chosen
-
-    def random(self, allowed: Mask) -> Iterator[int]:
-        """Choose the first tokens of random windows; each is moved to the start of a near word, forward if possible.
-
-        ``allowed``, bool and no longer than ``fits``, says where a window may start. Take a window before requesting
-        the next.
-        """
-        for drawn in self._rng.permutation(np.flatnonzero(allowed)):
-            start = self._nearest_word(int(drawn), allowed)
-            if self._are_taken(start, 1).any():
-                continue
-            if self._is_varied(start):
-                yield start
-            else:
-                self.take(np.array([start]))  # counted once
-
-    def start_of(self, start: int) -> Start:
-        """Return whether the window at token ``start`` starts a document, a line, a word or none of these."""
-        if start == 0 or self._corpus[start - 1] == SEPARATOR:
-            return Start.DOCUMENT
-        before, text = self._text(start - 1), self._text(start)
-        if before.endswith(_LINE_ENDS) and not text.startswith(_LINE_ENDS):
-            return Start.LINE
-        if text.strip() and (text[0].isspace() or before[-1:].isspace()):
-            return Start.WORD
-        return Start.INSIDE_WORD
-
-    def _best_start(self, starts: Positions, offset: int) -> Start:
-        # Occurrences differ only in what is before the stretch.
-        return min(self.start_of(start + offset) for start in (starts[:1] if offset else starts))
-
-    def _nearest_word(self, drawn: int, allowed: Mask) -> int:
-        ahead = range(drawn, min(drawn + self._length, len(allowed)))
-        behind = range(drawn, max(drawn - self._length, -1), -1)
-        for places in (ahead, behind):
-            for start in takewhile(allowed.__getitem__, places):
-                if self.start_of(start) < Start.INSIDE_WORD:
-                    return start
-        return drawn
-
-    def _are_taken(self, start: int, num_windows: int) -> Mask:
-        # All windows have one length, so a window that overlaps another contains its first or last token.
-        last = start + self._length - 1
-        return self._taken[start : start + num_windows] | self._taken[last : last + num_windows]
-
-    def _is_varied(self, start: int) -> bool:
-        varied = is_varied(self.window(start))
-        self.num_repetitive += not varied
-        return varied
-
-    def _text(self, place: int) -> str:
-        """Return what a token adds to a text; decoded by itself, a SentencePiece token would lose its space."""
-        token_id = int(self._corpus[place])
-        if token_id not in self._texts:
-            anchor = self._decode(self._anchor)
-            self._texts[token_id] = self._decode([*self._anchor, token_id])[len(anchor) :]
-        return self._texts[token_id]

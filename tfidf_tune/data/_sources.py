@@ -126,7 +126,7 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
         sample_by (Literal["line", "paragraph", "document"]): how it was read.
         lengths (Sequence[int]): tokens of each document that was read.
     """
-    if sample_by != "line" or not lengths or not _is_local(source):
+    if sample_by != "line" or not lengths or not is_local(source):
         return
     middle = median(lengths)
     if middle < _SHORT_DOCUMENT and all(_reader(file) == "text" for file in local_files(source)):
@@ -152,7 +152,7 @@ def source_fingerprint(
     """
     if source == EMBEDDED:
         return digest([EMBEDDED, embedded_documents(split), column])
-    if _is_local(source):
+    if is_local(source):
         files = [(_format(file), file_sha256(file)) for file in local_files(source)]
         is_divided = sample_by != "line" and _reader(local_files(source)[0]) == "text"
         return digest(["local", files, column, *([sample_by] if is_divided else [])])
@@ -162,7 +162,7 @@ def source_fingerprint(
 def _rows(source: str, name: str | None, split: str, sample_by: SampleBy = "line") -> Iterable[_PlacedRow]:
     if source == EMBEDDED:
         return _placed(EMBEDDED, "row", map(embedded_row, embedded_documents(split)))
-    if _is_local(source):
+    if is_local(source):
         return _local_rows(local_files(source), sample_by)
     failure = (
         f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
@@ -250,7 +250,8 @@ def _is_complete_zstandard(file: Path) -> bool:
     return frame is None
 
 
-def _is_local(source: str) -> bool:
+def is_local(source: str) -> bool:
+    """Return whether a source is a file or folder, also one that does not exist."""
     path = Path(source).expanduser()
     return path.exists() or looks_like_path(source) or _format(path) in _FORMATS
 

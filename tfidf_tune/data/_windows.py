@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import maximum_filter1d, minimum_filter1d
 
 from tfidf_tune.data._near_copies import BASE, IS_WORD, Hashes, mixed, powers
 
@@ -22,7 +21,7 @@ _IS_CHARACTER = np.arange(256) >= 0xE0  # first byte of a character of three or 
 _IS_LINE_END = np.isin(np.arange(256), (10, 13))
 _VALUES = np.random.default_rng(0).integers(0, 2**64, 256, dtype=np.uint64)
 _VALUES_IN_LOWER_CASE = _VALUES[[ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]]
-_UNUSED_BITS = np.uint64(12)  # of a hash that becomes a float64
+_LONGEST_WORD = 64  # bytes; every byte after them starts a window, too: of Base64, of rows of signs
 
 
 class TextBatch(NamedTuple):
@@ -33,7 +32,8 @@ class TextBatch(NamedTuple):
     """Of each text, int64 ``[num_texts]``."""
     sums: Hashes
     words: Places
-    """First byte of each word, or of each character of three bytes or more, int64 ``[num_words]``."""
+    """First byte of each word, or of each character of three bytes or more, int64 ``[num_words]``; 64 bytes after the
+    last of these, each byte that differs from the one before it."""
     of_text: Places
     """The text of each word, int64 ``[num_words]``."""
 
@@ -41,6 +41,10 @@ class TextBatch(NamedTuple):
     def starts(self) -> Places:
         """First byte of each text, int64 ``[num_texts]``."""
         return np.append(0, self.ends[:-1] + 1)
+
+    def offsets(self, words: Places) -> Places:
+        """Return the bytes from the start of its text to each of ``words``, which are indices, int64 ``[number]``."""
+        return self.words[words] - self.starts[self.of_text[words]]
 
     @property
     def num_left(self) -> Places:
@@ -51,7 +55,7 @@ class TextBatch(NamedTuple):
 def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
     """Hash texts: with bytes ``x_i``, random values ``T`` and an odd base B, prefix sums of ``T[x_i] B^i`` mod 2^64."""
     data = np.frombuffer(b"\n".join(texts) + b"\n", np.uint8)
-    ends = np.cumsum([len(text) + 1 for text in texts]) - 1
+    ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
     values = (_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data]
     forward, _ = powers(1 << len(data).bit_length())
     sums = np.zeros(len(data) + 1, np.uint64)
@@ -59,7 +63,15 @@ def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatc
     is_word = IS_WORD[data]
     is_start = is_word.copy()
     is_start[1:] &= ~is_word[:-1]
-    words = np.flatnonzero(is_start | _IS_CHARACTER[data])
+    is_start |= _IS_CHARACTER[data]
+    known = is_start.copy()
+    known[np.append(0, ends[:-1] + 1)] = True
+    places = np.flatnonzero(known)
+    lengths = np.diff(places, append=len(data))
+    for place, length in zip(*(part[lengths > _LONGEST_WORD].tolist() for part in (places, lengths)), strict=True):
+        first, last = place + _LONGEST_WORD, place + length
+        is_start[first:last] = data[first:last] != data[first - 1 : last - 1]
+    words = np.flatnonzero(is_start)
     return TextBatch(data, ends, sums, words, np.searchsorted(ends, words))
 
 
@@ -69,26 +81,40 @@ def hashes(batch: TextBatch, starts: Places, ends: Places) -> Hashes:
     return mixed((batch.sums[ends] - batch.sums[starts]) * inverses[starts])
 
 
-def chosen_words(batch: TextBatch, num_bytes: int, spacing: int) -> Places:
+def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool = False) -> Places:
     """Choose where windows of ``num_bytes`` start, as indices of words, int64 ``[num_windows]``, ascending.
 
     Of each ``spacing`` words of a text from which a window fits the one with the least hash, a start of a line before
-    any other; and the first one of each text.
+    any other; and the first one of each text, unless ``inner``: then only those that every text has that contains it.
     """
-    fitting = np.flatnonzero(batch.num_left >= max(num_bytes, _CONTEXT))
-    if not len(fitting):
-        return fitting
+    context = min(_CONTEXT, num_bytes)
+    is_fitting = batch.num_left >= num_bytes
+    if inner:  # what starts a text may be inside a word
+        is_fitting &= batch.offsets(np.arange(len(batch.words))) > 0
+    fitting = np.flatnonzero(is_fitting)
     starts = batch.words[fitting]
-    order = (hashes(batch, starts, starts + _CONTEXT) >> _UNUSED_BITS).astype(np.float64)  # as the filters compute
-    order += np.where(_IS_LINE_END[batch.data[starts - 1]], 0, 2.0**52)
-    lowest = minimum_filter1d(order, spacing, mode="nearest", origin=-(spacing // 2))  # of the words from here on
+    order = hashes(batch, starts, starts + context) >> np.uint64(1) | np.uint64(1)
+    order |= np.where(_IS_LINE_END[batch.data[starts - 1]], np.uint64(0), np.uint64(1 << 63))
     of_text = batch.of_text[fitting]
-    num_runs = max(0, len(fitting) - spacing + 1)
-    lowest[:num_runs][of_text[:num_runs] != of_text[len(fitting) - num_runs :]] = -1  # of more than one text
-    lowest[num_runs:] = -1
-    is_chosen = order == maximum_filter1d(lowest, spacing, mode="nearest", origin=(spacing - 1) // 2)
-    is_chosen |= np.diff(of_text, prepend=-1) > 0
+    lowest = _of_runs(np.minimum, order, spacing)
+    lowest[of_text[: len(lowest)] != of_text[len(of_text) - len(lowest) :]] = 0  # of more than one text
+    around = np.zeros(spacing - 1, np.uint64)
+    is_chosen = order == _of_runs(np.maximum, np.concatenate([around, lowest, around]), spacing)[: len(order)]
+    if not inner:
+        is_chosen |= np.diff(of_text, prepend=-1) > 0
     return np.asarray(fitting[is_chosen])
+
+
+def _of_runs(function: np.ufunc, values: Hashes, size: int) -> Hashes:
+    """Return the least or largest of each ``size`` values in a row, ``[max(0, len(values) - size + 1)]``."""
+    if len(values) < size:
+        return values[:0]
+    reached = 1
+    while reached < size:
+        step = min(reached, size - reached)
+        values = function(values[:-step], values[step:])
+        reached += step
+    return values.copy()
 
 
 def window_keys(batch: TextBatch, chosen: Places, num_bytes: int) -> Hashes:

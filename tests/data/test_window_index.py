@@ -1,0 +1,301 @@
+"""The search for repeated passages, against slow references on all token ids, and after an interruption."""
+
+import dataclasses
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+from processes import kill_when
+
+from tfidf_tune.commands.probe import main
+from tfidf_tune.data import ProbeSpec, embedded_documents, read_probe_file
+from tfidf_tune.data import _probe_making as probe_making
+from tfidf_tune.data import _window_index as window_index
+from tfidf_tune.data._disk_tasks import TaskRunner
+from tfidf_tune.data._duplicates import duplicated_stretches, join_documents, name_repeated_windows
+from tfidf_tune.data._probe_making import Start, make_probe
+from tfidf_tune.data._tokenizer import encode_texts
+from tfidf_tune.data._window_chooser import WindowChooser
+
+BLOCK = 64
+
+
+def write(folder, texts, num_files=3):
+    folder.mkdir()
+    for part in range(num_files):
+        rows = [{"text": text} for number, text in enumerate(texts) if number % num_files == part]
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def changed(text, share, seed):
+    rng = random.Random(seed)
+    return " ".join("other" if rng.random() < share else word for word in text.split(" "))
+
+
+@pytest.fixture(scope="module")
+def originals():
+    return [text[:1500].strip() for text in embedded_documents("train") if len(text) >= 1500][::3][:60]
+
+
+@pytest.fixture(scope="module")
+def texts(originals):
+    """Forty documents; of the first five whole copies, of the next five long parts within others."""
+    copies = [text for number, text in enumerate(originals[:5]) for _ in range(number + 2)]
+    parts = [
+        f"{originals[30 + number]} {text[200:1200]} and so on."
+        for number, text in enumerate(originals[5:10])
+        for _ in range(3)
+    ]
+    made = [*originals[:40], *copies, *parts, "short", "", " \n "]
+    random.Random(0).shuffle(made)
+    return made
+
+
+@pytest.fixture
+def spec(tmp_path, texts, originals):
+    return ProbeSpec(
+        sources=(write(tmp_path / "in", texts),),
+        controls_source=write(tmp_path / "held_out", [*originals[40:], *originals[:3]], 1),
+        num_targets=15,
+        num_controls=10,
+        block_size=BLOCK,
+    )
+
+
+def encoded(tokenizer, texts):
+    return [*encode_texts(tokenizer, (text.strip() for text in texts if text.strip()))]
+
+
+def occurrences(passage, documents):
+    """How often the ids of a passage occur, without overlap, by comparing them at each token."""
+    ids, count = np.array(passage.token_ids, np.int32), 0
+    for tokens in documents:
+        end = 0
+        for start in np.flatnonzero(tokens[: max(0, len(tokens) - len(ids) + 1)] == ids[0]).tolist():
+            if start >= end and (tokens[start : start + len(ids)] == ids).all():
+                count, end = count + 1, start + len(ids)
+    return count
+
+
+def most_frequent(tokenizer, documents, length, number):
+    """The counts of the most frequent stretches without overlap, by naming all windows of all tokens."""
+    corpus = join_documents(documents)
+    stretches = duplicated_stretches(name_repeated_windows(corpus, length), length)
+    chooser = WindowChooser(tokenizer, corpus, length, np.random.default_rng(0))
+    counts = []
+    for starts in chooser.duplicates(sorted(stretches, key=lambda stretch: -len(stretch.starts))):
+        chooser.take(starts)
+        counts.append(len(starts))
+    return counts[:number]
+
+
+def targets_of(made):
+    return [passage for passage in made.passages if passage.kind == "target"]
+
+
+def planted(texts, parts, seed=0):
+    """Copies of parts at random places in texts."""
+    rng, texts = random.Random(seed), list(texts)
+    for part in parts:
+        for _ in range(rng.choice([1, 2, 3, 5, 8])):
+            number = rng.randrange(len(texts))
+            place = rng.randrange(len(texts[number]) + 1)
+            texts[number] = texts[number][:place] + part + texts[number][place:]
+    return texts
+
+
+def corpus_of(kind):
+    """Text with repeated parts: of any length and offset, in short and long documents, overlapping, without spaces."""
+    rng = random.Random(1)
+    base = embedded_documents("train")
+    long = [text for text in base if len(text) > 3000]
+    parts = [rng.choice(long)[1000:][:length] for length in (300, 600, 1000, 1500) for _ in range(4)]
+    if kind == "prose":
+        return planted([text[:4000] for text in base[:100]], parts)
+    if kind == "short":
+        return [text for part in parts for text in [part[:260]] * rng.randrange(2, 5)] + [t[100:370] for t in base[:99]]
+    if kind == "long":
+        return planted(["\n\n".join(base[first : first + 20]) for first in range(0, 120, 20)], parts)
+    if kind == "frequent":
+        return planted([text[:4000] for text in base[:150]], parts[-1:] * 40)
+    if kind == "periodic":
+        line = base[3][:230].replace("\n", " ") + ".\n"
+        return [line * 40, line * 13, *(text[:2000] for text in base[:40])]
+    if kind == "digits":
+        made = [" ".join(str(rng.randrange(100)) for _ in range(300)) for _ in range(40)]
+        return planted(made, [text[:290] for text in made[:5]]) + [text[:2000] for text in base[:40]]
+    words = ["日本語", "東京", "дом", "мир", "straße", "naïve", "🙂", "中文字", "ab", "x"]
+    made = ["".join(rng.choice(words) + rng.choice(["", "", " ", "。"]) for _ in range(400)) for _ in range(60)]
+    return planted(made, [text[:300] for text in made[:6]])
+
+
+@pytest.mark.parametrize("kind", ["prose", "short", "long", "frequent", "periodic", "digits", "characters"])
+def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(tokenizer, tmp_path, kind):
+    texts = corpus_of(kind)
+    spec = ProbeSpec((write(tmp_path / "in", texts),), num_targets=40, num_controls=0, block_size=BLOCK)
+    made = make_probe(tokenizer, dataclasses.replace(spec, allow_fewer=True))
+    documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])  # in the order of the files
+    counts = [passage.num_injections for passage in made.passages]
+    assert counts == [occurrences(passage, documents) for passage in made.passages]
+    expected = most_frequent(tokenizer, documents, BLOCK, 40)
+    # Passages of a window with more than 64 copies are chosen by 64 of them.
+    assert counts[: made.num_duplicates] == expected or (kind == "frequent" and counts[0] == expected[0] > 64)
+    assert made.num_duplicates > 0
+    assert set(counts[made.num_duplicates :]) <= {1}
+    for passage in made.passages:
+        assert len(passage.token_ids) == BLOCK
+        for document, offset in passage.positions:
+            assert documents[document][offset : offset + BLOCK].tolist() == passage.token_ids
+        if kind != "long":
+            assert len(passage.positions) == passage.num_injections
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_passages_of_documents_that_were_not_compared_are_counted_too(
+    tokenizer, spec, tmp_path, monkeypatch, texts, num_jobs
+):
+    monkeypatch.setattr(probe_making, "_COPIES", 2)
+    monkeypatch.setattr(window_index, "_WHOLE_BYTES", 1200)
+    made = make_probe(tokenizer, spec, tmp_path / "cut", TaskRunner(num_jobs=num_jobs))
+    assert (tmp_path / "cut" / "copies-1").is_dir()
+    targets, documents = targets_of(made), encoded(tokenizer, texts)
+    repeats = [passage.num_injections for passage in targets]
+    assert repeats == [occurrences(passage, documents) for passage in targets]
+    assert repeats[: made.num_duplicates] == most_frequent(tokenizer, documents, BLOCK, spec.num_targets)
+    for passage in targets:
+        with open(passage.source) as file:
+            assert occurrences(passage, encoded(tokenizer, (json.loads(line)["text"] for line in file)))
+
+
+def test_passages_have_the_tokens_of_their_documents(tokenizer, spec, texts, tmp_path):
+    documents = encoded(tokenizer, texts)
+    made = make_probe(tokenizer, dataclasses.replace(spec, num_targets=25), tmp_path / "work")
+    targets = targets_of(made)
+    assert [passage.num_injections for passage in targets] == [occurrences(passage, documents) for passage in targets]
+    assert made.num_documents == len(documents)
+    assert abs(made.num_tokens - sum(map(len, documents))) <= 0.05 * made.num_tokens
+    assert sum(made.starts.values()) == 25
+    assert made.starts[Start.LINE] > 0
+
+
+def test_controls_have_no_long_stretch_of_the_text(tokenizer, spec, texts, tmp_path):
+    made = make_probe(tokenizer, spec, tmp_path / "work")
+    controls = [passage for passage in made.passages if passage.kind == "control"]
+    documents = [tokenizer.encode(text.strip(), add_bos=False, add_eos=False) for text in texts]
+    seen = {tuple(ids[at : at + 50]) for ids in documents for at in range(len(ids) - 49)}
+    assert len(controls) == spec.num_controls
+    for passage in controls:
+        assert not {tuple(passage.token_ids[at : at + 50]) for at in range(BLOCK - 49)} & seen
+    assert made.num_refused > 0
+    only_copies = dataclasses.replace(spec, controls_source=spec.sources[0])
+    with pytest.raises(
+        ValueError, match=r"but num_controls is 10. \d+ more have 50 tokens in a row of the training text"
+    ):
+        make_probe(tokenizer, only_copies, tmp_path / "other")
+
+
+def test_many_small_runs_and_parts_give_the_same(tokenizer, spec, tmp_path, monkeypatch):
+    whole = make_probe(tokenizer, spec, tmp_path / "whole")
+    monkeypatch.setattr(window_index, "_BATCH_BYTES", 3000)
+    monkeypatch.setattr(window_index, "_RUN_RECORDS", 40)
+    monkeypatch.setattr(window_index, "_PART_RECORDS", 100)
+    small = make_probe(tokenizer, dataclasses.replace(spec, num_targets=10), tmp_path / "small")
+    assert len(list((tmp_path / "small" / "runs").glob("*.npy"))) > 6
+    assert len(list((tmp_path / "small" / "parts").glob("*.npy"))) > 2
+    assert [one.num_injections for one in targets_of(small)] == [one.num_injections for one in targets_of(whole)][:10]
+
+
+def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, originals, tmp_path):
+    near = [changed(text, 0.04, seed) for text in originals[:6] for seed in range(4)]
+    source = write(tmp_path / "in", [*originals, *near])
+    spec = ProbeSpec((source,), num_targets=8, num_controls=0, block_size=200, passages="near-duplicates")
+    made = make_probe(tokenizer, spec, tmp_path / "near")
+    own = [one for one in targets_of(made) if one.num_injections > 1]
+    assert made.num_duplicates == len(own) >= 6
+    starts = {text[:40] for text in originals[:6]}
+    for passage in own:
+        assert 2 <= passage.num_injections <= 5
+        words = set(passage.text.split())
+        assert max(len(words & set(text.split())) / len(words) for text in originals[:6]) > 0.8
+    assert {one.num_injections for one in own} & {4, 5}
+    assert len(starts) == 6
+    exact = make_probe(tokenizer, dataclasses.replace(spec, passages="duplicates"), tmp_path / "exact")
+    assert sum(one.num_injections > 1 for one in targets_of(exact)) < len(own)
+
+
+def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, originals, tmp_path):
+    rng = random.Random(0)
+    digits = [" ".join(str(rng.randrange(10)) for _ in range(300)) for _ in range(8)]
+    source = write(tmp_path / "in", [*originals[:30], *digits])
+    for name, controls in (("digits", digits), ("both", [*digits, *originals[30:]])):
+        spec = ProbeSpec((source,), controls_source=write(tmp_path / name, controls), num_targets=3, num_controls=20,
+                         block_size=BLOCK, allow_fewer=True)  # fmt: skip
+        made = make_probe(tokenizer, spec, tmp_path / f"work-{name}")
+        texts = [one.text for one in made.passages if one.kind == "control"]
+        assert bool(texts) == (name == "both")
+        assert not [text for text in texts if any(text.strip() in one for one in digits)]
+
+
+def test_unique_passages_are_found_among_many_copies(tokenizer, originals, tmp_path):
+    source = write(tmp_path / "in", [*[originals[0]] * 400, *originals[1:40]])
+    spec = ProbeSpec((source,), num_targets=60, num_controls=0, block_size=BLOCK)
+    assert len(targets_of(make_probe(tokenizer, spec, tmp_path / "work"))) == 60
+
+
+def test_random_passages_count_their_copies(tokenizer, spec, texts, tmp_path):
+    random_only = dataclasses.replace(spec, passages="random", num_targets=40)
+    targets, documents = targets_of(make_probe(tokenizer, random_only, tmp_path / "work")), encoded(tokenizer, texts)
+    assert [one.num_injections for one in targets] == [occurrences(one, documents) for one in targets]
+    assert {one.num_injections > 1 for one in targets} == {True, False}
+
+
+def test_text_without_files_is_one_task(tokenizer):
+    made = make_probe(tokenizer, ProbeSpec(("embedded",), num_targets=5, num_controls=0, block_size=BLOCK))
+    assert {passage.source for passage in made.passages} == {"embedded"}
+    documents = encoded(tokenizer, embedded_documents("train"))
+    assert [one.num_injections for one in made.passages] == [occurrences(one, documents) for one in made.passages]
+    assert made.num_documents == len(documents)
+
+
+def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_path, capfd):
+    source = write(tmp_path / "in", [f"{text} {number}" for number, text in enumerate(texts * 10)], num_files=6)
+    arguments = ["probe", "make", source, "--tokenizer", str(embedded_tokenizer_folder),
+                 "--num-targets", "10", "--num-controls", "5", "--block-size", str(BLOCK)]  # fmt: skip
+    main([*arguments[1:], "--output", str(tmp_path / "whole.jsonl")])
+    command = [sys.executable, "-m", "tfidf_tune.cli", *arguments, "--output", str(tmp_path / "cut.jsonl")]
+    kill_when(tmp_path / "cut.search" / "1" / "completions" / "00002", command)
+    with pytest.raises(ValueError, match=r"interrupted run with other arguments: seed was 0, is 1"):
+        main([*arguments[1:], "--output", str(tmp_path / "cut.jsonl"), "--seed", "1"])
+    capfd.readouterr()
+    main([*arguments[1:], "--output", str(tmp_path / "cut.jsonl")])
+    out, err = capfd.readouterr()
+    assert "Reading 0.jsonl" not in err
+    assert "Reading 5.jsonl (6 of 6)" in err
+    assert (tmp_path / "cut.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not (tmp_path / "cut.search").exists()
+    (tmp_path / "cut.search").mkdir()  # of a run that was killed at its beginning
+    main([*arguments[1:], "--output", str(tmp_path / "cut.jsonl"), "--overwrite"])
+    assert "about" in out
+    assert read_probe_file(tmp_path / "cut.jsonl")[0].num_injections > 10
+
+
+def test_what_cannot_work_is_refused(tokenizer, tmp_path):
+    short = write(tmp_path / "short", ["a few words"] * 10, 1)
+    with pytest.raises(
+        ValueError,
+        match=r"found 0 passages of 64 .*\(10 documents, the longest of 8 tokens\), but num_targets is 2",
+    ):
+        make_probe(tokenizer, ProbeSpec((short,), num_targets=2, block_size=64), tmp_path / "work")
+    with pytest.raises(ValueError, match=r"0\.jsonl is named twice"):
+        make_probe(tokenizer, ProbeSpec((short, f"{short}/0.jsonl")), tmp_path / "twice")
+    for arguments, message in (
+        ({"executor": "cluster"}, "executor is 'cluster'"),
+        ({"executor": "slurm"}, "slurm needs executor_args partition and time"),
+        ({"options": {"partition": "cpu"}}, "are for slurm and ray"),
+        ({"num_jobs": 0}, "num_jobs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TaskRunner(**arguments)

@@ -1,0 +1,449 @@
+"""An index of windows of text: which windows occur more than once, and where, in text of any size.
+
+Each file gives records of its windows: a key, which copies share, and where the window starts. They are written to disk
+sorted by key in *runs* of limited length; then each task takes a range of keys from all runs and counts equal ones.
+Memory does not grow with the text; it grows with the number of near copies.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tfidf_tune._files import atomic_file
+from tfidf_tune.data._disk_tasks import TaskRunner, progress
+from tfidf_tune.data._duplicates import without_overlaps
+from tfidf_tune.data._near_copies import Hashes
+from tfidf_tune.data._sources import SampleBy, load_documents
+from tfidf_tune.data._windows import Places, TextBatch, band_keys, chosen_words, hashes, make_batch, window_keys
+
+PLACE = np.dtype([("file", "<u4"), ("document", "<u4"), ("offset", "<u4")])
+"""Where a window starts: a file, a document of it that is not empty, a byte of that."""
+RECORD = np.dtype([("key", "<u8"), ("place", PLACE)])
+PAIR = np.dtype([("first", PLACE), ("second", PLACE)])
+GROUP = np.dtype([("count", "<u4"), ("key", "<u8"), ("place", PLACE)])
+"""Windows that are copies of each other: how many do not overlap (of near copies, in how many documents), their key and
+where the first window is."""
+
+Records = npt.NDArray[np.void]
+
+MOST_SHARED = 256
+"""Places in a file that are remembered of each known stretch, but one more if there are more."""
+
+_BATCH_BYTES = 1 << 18  # the arrays of a batch fit into a cache
+_RUN_RECORDS = 1 << 21
+_PART_RECORDS = 1 << 22
+_MOST_GROUPS = 5_000_000  # of all parts together, the largest of each
+_FILTER_BITS = 22
+_DRAWN_FOR_ONE = 20
+_WHOLE_BYTES = 1 << 15
+_AROUND = 8  # windows before and after a place, of documents that are not read whole
+_NEAR_WORDS, _NEAR_BANDS = 3, (25, 5)  # datasketch's bands for 125 hash functions and the threshold 0.5
+
+
+@dataclass(frozen=True)
+class WindowIndex:
+    """What is indexed, and where.
+
+    Args:
+        files (tuple[str, ...]): the text, each a task: a file or another source, see :func:`load_documents`.
+        column (str): column of the text.
+        sample_by (str): what a document of a ``.txt`` file is.
+        work (str): folder of the index; steps that it has are not done again.
+        num_bytes (int): of a window, in UTF-8.
+        near (bool): windows that are nearly the same are copies, too, by MinHash on three words in lower case.
+        num_shared_bytes (int): length of the known stretches that are searched, too.
+    """
+
+    files: tuple[str, ...]
+    column: str
+    sample_by: SampleBy
+    work: str
+    num_bytes: int
+    near: bool
+    num_shared_bytes: int
+
+    @property
+    def spacing(self) -> int:
+        """Words of which one starts a window, so few that windows overlap; fewer windows have MinHash's many keys."""
+        return min(32, max(1, self.num_bytes // 16)) * (2 if self.near else 1)
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the records."""
+        return Path(self.work) / "runs"
+
+    def documents(self, rank: int) -> Iterator[str]:
+        """Read the documents of a file."""
+        return load_documents(self.files[rank], column=self.column, sample_by=self.sample_by)
+
+    def windows(self, batch: TextBatch, *, inner: bool = False) -> tuple[Places, Hashes]:
+        """Return the first words of the windows of texts, and their keys, uint64 ``[num_windows, num_keys]``.
+
+        ``inner`` leaves out those that other texts which contain these texts may not have.
+        """
+        chosen = chosen_words(batch, self.num_bytes, self.spacing, inner=inner)
+        return chosen, self.keys(batch, chosen)
+
+    def keys(self, batch: TextBatch, words: Places) -> Hashes:
+        """Return the keys of the windows that start at words, uint64 ``[num_windows, num_keys]``."""
+        if self.near:
+            return band_keys(batch, words, self.num_bytes, _NEAR_WORDS, _NEAR_BANDS)
+        return window_keys(batch, words, self.num_bytes)
+
+    def stretches(self, batch: TextBatch) -> tuple[Places, Hashes]:
+        """Return the words from which ``num_shared_bytes`` fit into the text, and the hashes of these bytes."""
+        words = np.flatnonzero(batch.num_left >= self.num_shared_bytes)
+        starts = batch.words[words]
+        return words, hashes(batch, starts, starts + self.num_shared_bytes)
+
+
+class Found(NamedTuple):
+    """What is in an index."""
+
+    counts: Counter[str]
+    """``documents``, ``bytes``, ``windows`` and ``records``."""
+    first_documents: list[int]
+    """Documents before each file."""
+    longest: int
+    """Bytes of the longest document."""
+    groups: Records
+    """:data:`GROUP` of each group of copies, the largest first; at most some millions."""
+    shared: dict[int, list[tuple[int, int, int]]]
+    """Places of each known stretch that occurs; more than :data:`MOST_SHARED` if it occurs often."""
+
+
+def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
+    """Index the files.
+
+    Args:
+        index (WindowIndex): what is indexed.
+        known (Hashes): hashes of stretches of other text, whose occurrences are searched, too, uint64 ``[num_known]``.
+        runner (TaskRunner): where the tasks run.
+    """
+    work = Path(index.work)
+    reading, sorting = "Reading", "Sorting"
+    runner.run([_WriteRuns(index, np.unique(known), reading)], work / "1", len(index.files), reading)
+    summaries = [json.loads(file.read_text()) for file in sorted(index.runs.glob("*.json"))]
+    counts = sum((Counter(one["counts"]) for one in summaries), Counter())
+    num_documents = [one["counts"].get("documents", 0) for one in summaries]
+    shared: dict[int, list[tuple[int, int, int]]] = {}
+    for rank, one in enumerate(summaries):
+        for key, places in one["shared"].items():
+            shared.setdefault(int(key), []).extend((rank, *place) for place in places)
+    num_parts = -(-counts["records"] // _PART_RECORDS)
+    if num_parts:
+        runner.run([_CountCopies(index, num_parts)], work / "2", num_parts, sorting)
+    groups = np.concatenate(
+        [np.zeros(0, PAIR if index.near else GROUP), *map(np.load, sorted((work / "parts").glob("*.npy")))]
+    )
+    if index.near:
+        groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)
+    return Found(
+        counts=counts,
+        first_documents=[sum(num_documents[:rank]) for rank in range(len(num_documents))],
+        longest=max((one["longest"] for one in summaries), default=0),
+        groups=groups[np.argsort(groups["count"], kind="stable")[::-1]],
+        shared=shared,
+    )
+
+
+def find_windows(index: WindowIndex, keys: Hashes, most: int | None = None) -> tuple[Places, list[Records]]:
+    """Return how many windows have each key, int64 ``[num_keys]``, and the places of at most so many of each."""
+    counts = np.zeros(len(keys), np.int64)
+    places: list[list[Records]] = [[] for _ in keys]
+    for own_keys, own_places in _read_runs(index.runs):
+        starts, ends = (np.searchsorted(own_keys, keys, side=side) for side in ("left", "right"))
+        for number in np.flatnonzero(ends > starts):
+            start, end = int(starts[number]), int(ends[number])
+            last = end if most is None else min(end, start + max(0, most - int(counts[number])))
+            places[number].append(np.array(own_places[start:last]))
+            counts[number] += end - start
+    return counts, [np.concatenate([np.zeros(0, PLACE), *parts]) for parts in places]
+
+
+def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, unique: bool) -> Records:
+    """Draw up to so many windows at random: :data:`PLACE` ``[number]``; if ``unique``, whose key occurs once."""
+    runs = [*_read_runs(index.runs)]
+    if not runs:
+        return np.zeros(0, PLACE)
+    ends = np.cumsum([len(keys) for keys, _ in runs])
+    drawn = np.unique(rng.integers(0, ends[-1], _DRAWN_FOR_ONE * number))
+    of_run = np.searchsorted(ends, drawn, side="right")
+    keys, places = np.zeros(len(drawn), np.uint64), np.zeros(len(drawn), PLACE)
+    for rank in np.unique(of_run):
+        own = of_run == rank
+        indices = drawn[own] - (ends[rank] - len(runs[rank][0]))
+        keys[own], places[own] = runs[rank][0][indices], runs[rank][1][indices]
+    order = rng.permutation(len(drawn))
+    if unique:
+        counts = np.zeros(len(keys), np.int64)
+        for own_keys, _ in runs:
+            counts += np.searchsorted(own_keys, keys, side="right") - np.searchsorted(own_keys, keys, side="left")
+        order = order[counts[order] == 1]
+    return np.asarray(places[order[:number]])
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one around windows."""
+
+    file: int
+    document: int
+    start: int
+    """Byte of the document where it starts."""
+    is_end: bool
+    """Whether it ends where the document ends."""
+    text: str
+
+    @property
+    def number(self) -> int:
+        """A number of the document, as of :func:`document_numbers`."""
+        return self.file << 32 | self.document
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the document."""
+        return self.start == 0 and self.is_end
+
+
+def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunner) -> Iterator[Piece]:
+    """Yield the documents of windows in order, of long documents what is around the windows.
+
+    Args:
+        index (WindowIndex): the index.
+        places (Records): :data:`PLACE` of the windows.
+        name (str): of the step, and of its folder.
+        runner (TaskRunner): where the tasks run.
+    """
+    files = np.unique(places["file"]).tolist()
+    folder = Path(index.work) / name
+    if files:
+        runner.run([_ReadPieces(index, np.unique(places), files, str(folder))], folder / "tasks", len(files), name)
+    for number, rank in enumerate(files):
+        with (folder / f"{number:06d}.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                yield Piece(rank, *json.loads(line))
+
+
+@dataclass(frozen=True)
+class _WriteRuns:
+    """Write the records of the file of a task, sorted in runs, and a summary."""
+
+    index: WindowIndex
+    known: Hashes
+    doing: str
+
+    def __call__(self, _: Any, rank: int, world_size: int) -> None:
+        index = self.index
+        index.runs.mkdir(parents=True, exist_ok=True)
+        filtered = np.zeros(1 << _FILTER_BITS, np.bool_)
+        filtered[_filtered(self.known)] = True
+        counts: Counter[str] = Counter()
+        shared: dict[int, list[tuple[int, int]]] = {}
+        waiting: list[Records] = []
+        num_runs = longest = 0
+        for first, texts in self._batches(rank):
+            batch = make_batch(texts, ignore_case=index.near)
+            chosen, keys = index.windows(batch)
+            records = np.zeros(keys.shape, RECORD)
+            records["key"] = keys
+            records["place"]["file"] = rank
+            records["place"]["document"] = (first + batch.of_text[chosen])[:, None]
+            records["place"]["offset"] = batch.offsets(chosen)[:, None]
+            waiting.append(records.ravel())
+            counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
+            longest = max(longest, *map(len, texts))
+            if len(self.known):
+                words, stretches = index.stretches(batch)
+                possible = np.flatnonzero(filtered[_filtered(stretches)])
+                after = np.searchsorted(self.known, stretches[possible])
+                possible = possible[self.known[np.minimum(after, len(self.known) - 1)] == stretches[possible]]
+                places = zip(
+                    (first + batch.of_text[words[possible]]).tolist(),
+                    batch.offsets(words[possible]).tolist(),
+                    strict=True,
+                )
+                for key, place in zip(stretches[possible].tolist(), places, strict=True):
+                    if len(own := shared.setdefault(key, [])) <= MOST_SHARED:
+                        own.append(place)
+            if sum(map(len, waiting)) >= _RUN_RECORDS:
+                _write_run(index.runs / f"{rank:06d}-{num_runs:06d}", waiting)
+                waiting, num_runs = [], num_runs + 1
+        if any(map(len, waiting)):
+            _write_run(index.runs / f"{rank:06d}-{num_runs:06d}", waiting)
+        with atomic_file(index.runs / f"{rank:06d}.json") as file:
+            file.write_text(json.dumps({"counts": counts, "longest": longest, "shared": shared}))
+
+    def _batches(self, rank: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the number of the first document, and documents that are hashed together."""
+        texts: list[bytes] = []
+        first = size = 0
+        with progress(self.index.files, rank, self.doing) as count:
+            for text in self.index.documents(rank):
+                count(text)
+                texts.append(text.encode("utf-8", "surrogatepass"))
+                size += len(texts[-1])
+                if size >= _BATCH_BYTES:
+                    yield first, texts
+                    first, texts, size = first + len(texts), [], 0
+            if texts:
+                yield first, texts
+
+
+@dataclass(frozen=True)
+class _CountCopies:
+    """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near ones."""
+
+    index: WindowIndex
+    num_parts: int
+
+    def __call__(self, _: Any, rank: int, world_size: int) -> None:
+        folder = Path(self.index.work) / "parts"
+        folder.mkdir(parents=True, exist_ok=True)
+        borders = [np.uint64(min(part * 2**64 // self.num_parts, 2**64 - 1)) for part in (rank, rank + 1)]
+        parts = []
+        for keys, places in _read_runs(self.index.runs):
+            start, end = np.searchsorted(keys, borders)
+            end = len(keys) if rank + 1 == self.num_parts else end
+            part = np.zeros(end - start, RECORD)
+            part["key"], part["place"] = keys[start:end], places[start:end]
+            parts.append(part)
+        records = np.concatenate(parts)
+        del parts
+        # A stable order keeps that of files, documents and offsets.
+        records = records[np.argsort(records["key"], kind="stable")]
+        is_new = np.append(True, records["key"][1:] != records["key"][:-1])[: len(records)]
+        groups = np.cumsum(is_new) - 1
+        firsts = np.flatnonzero(is_new)
+        found: Records
+        if self.index.near:
+            others = np.flatnonzero(~is_new)
+            found = np.zeros(len(others), PAIR)
+            found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
+            is_same = _same_document(found["first"], found["second"])
+            is_same &= _distances(found["first"], found["second"]) < self.index.num_bytes
+            found = np.unique(found[~is_same])
+        else:
+            counts = np.bincount(groups[_counted(records["place"], groups, self.index.num_bytes)])
+            repeated = np.flatnonzero(counts > 1)
+            repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // self.num_parts)]
+            found = np.zeros(len(repeated), GROUP)
+            found["count"] = counts[repeated]
+            found["key"], found["place"] = records["key"][firsts[repeated]], records["place"][firsts[repeated]]
+        with atomic_file(folder / f"{rank:06d}.npy") as path, path.open("wb") as output:
+            np.save(output, found)
+
+
+@dataclass(frozen=True)
+class _ReadPieces:
+    """Read the documents of windows in one file."""
+
+    index: WindowIndex
+    places: Records
+    ranks: Sequence[int]
+    folder: str
+
+    def __call__(self, _: Any, rank: int, world_size: int) -> None:
+        own = self.places[self.places["file"] == self.ranks[rank]]
+        borders = np.flatnonzero(np.diff(own["document"].astype(np.int64), prepend=-1))
+        wanted = dict(zip(own["document"][borders].tolist(), np.split(own["offset"], borders[1:]), strict=True))
+        with atomic_file(Path(self.folder) / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
+            for number, text in enumerate(self.index.documents(self.ranks[rank])):
+                if number in wanted:
+                    for piece in self._pieces(text, wanted.pop(number)):
+                        file.write(json.dumps([number, *piece]) + "\n")
+                if not wanted:
+                    break
+
+    def _pieces(self, text: str, offsets: npt.NDArray[np.uint32]) -> Iterator[tuple[int, bool, str]]:
+        """Yield where the pieces of a document start, if they end with it, and their text."""
+        if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
+            yield 0, True, text
+            return
+        around = _AROUND * self.index.num_bytes
+        starts = np.maximum(0, offsets.astype(np.int64) - around)
+        ends = np.minimum(len(content), offsets.astype(np.int64) + self.index.num_bytes + around)
+        is_first = np.append(True, starts[1:] > ends[:-1])
+        for start, end in zip(starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True):
+            yield start, end == len(content), content[start:end].decode("utf-8", "ignore")
+
+
+def _write_run(file: Path, waiting: list[Records]) -> None:
+    records = np.concatenate(waiting)
+    order = np.argsort(records["key"], kind="stable")
+    np.save(f"{file}.keys.npy", records["key"][order])
+    np.save(f"{file}.places.npy", records["place"][order])
+
+
+def _read_runs(folder: Path) -> Iterator[tuple[Hashes, Records]]:
+    """Yield keys and places of each run, which are on disk."""
+    for file in sorted(folder.glob("*.keys.npy")):
+        places = file.with_name(file.name.replace(".keys.", ".places."))
+        yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
+
+
+def _filtered(values: Hashes) -> npt.NDArray[np.int64]:
+    return (values >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+
+
+def _same_document(first: Records, second: Records) -> npt.NDArray[np.bool_]:
+    return np.asarray((first["file"] == second["file"]) & (first["document"] == second["document"]))
+
+
+def _distances(first: Records, second: Records) -> Places:
+    """Return the bytes between the starts of two windows each of one document, int64 ``[num_windows]``."""
+    return np.asarray(np.abs(second["offset"].astype(np.int64) - first["offset"]))
+
+
+def _counted(places: Records, groups: Places, num_bytes: int | None) -> npt.NDArray[np.bool_]:
+    """Return which windows count: of those of a group in a document the most without overlap, or one if None.
+
+    ``places`` are in order within each of ``groups``, int64 ``[num_windows]``.
+    """
+    goes_on = (groups[1:] == groups[:-1]) & _same_document(places[1:], places[:-1])
+    is_counted = np.append(True, ~goes_on)[: len(places)]
+    if num_bytes is None:
+        return is_counted
+    is_close = goes_on & (_distances(places[1:], places[:-1]) < num_bytes)
+    stretches = np.cumsum(is_counted) - 1
+    is_counted[1:] |= ~is_close
+    borders = np.append(np.flatnonzero(np.diff(stretches, prepend=-1)), len(places))
+    for stretch in np.unique(stretches[1:][is_close]):
+        start, end = borders[stretch : stretch + 2]
+        offsets = places["offset"][start:end].astype(np.int64)
+        is_counted[start:end] = np.isin(offsets, without_overlaps(offsets, num_bytes))
+    return is_counted
+
+
+def _joined(pairs: Records) -> Records:
+    """Join pairs of near copies to groups, and count their documents."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
+    first, second = np.split(nodes, 2)
+    graph = coo_array((np.ones(len(pairs), np.bool_), (first, second)), (len(places), len(places)))
+    _, labels = connected_components(graph, directed=False)
+    labels = labels.astype(np.int64)
+    order = np.argsort(labels, kind="stable")  # keeps that of the places
+    labels, places = labels[order], places[order]
+    counts = np.bincount(labels[_counted(places, labels, None)])
+    groups = np.zeros(len(counts), GROUP)
+    groups["count"], groups["place"] = counts, places[np.diff(labels, prepend=-1) != 0]
+    return groups[groups["count"] > 1]
+
+
+def first_of_stretches(groups: Records, num_bytes: int) -> Records:
+    """Keep the first of windows that overlap and have equally many copies."""
+    groups = groups[np.argsort(groups["place"], order=("file", "document", "offset"), kind="stable")]
+    if not len(groups):
+        return groups
+    places = groups["place"]
+    goes_on = _same_document(places[1:], places[:-1]) & (_distances(places[1:], places[:-1]) < num_bytes)
+    goes_on &= groups["count"][1:] == groups["count"][:-1]
+    return np.asarray(groups[np.append(True, ~goes_on)])
