@@ -43,8 +43,9 @@ _DEDUPLICATED = "CE MinHash dedup"
 # The arms and settings of the first table and figure.
 _ARMS = [
     *("CE", "CE lower lr", "TF-IDF", "Goldfish"),
-    *(_DEDUPLICATED, "CE MinHash 0.35", "Repetition", "Repetition, MinHash dedup"),
+    *(_DEDUPLICATED, "CE MinHash 0.11", "Repetition", "Repetition, MinHash dedup"),
 ]
+_TOKENS = "CE MinHash 0.35"  # an arm of the frontier, which was measured with n-grams of tokens
 _COPIES = ["exact", "fuzzy 10%"]
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -205,7 +206,7 @@ def _membership(file: Path) -> Any:
 def _relearning(file: Path) -> str:
     """Steps of training that bring passages and controls back, of models named by `runs/frontier/SETTING/OBJECTIVE`."""
     settings = dict(zip(("llama-high", "llama-high-fuzzy"), _COPIES, strict=True))
-    objectives = {name.lower().replace(" ", "-"): name for name in _ARMS}
+    objectives = {name.lower().replace(" ", "-"): name for name in (*_ARMS, _TOKENS)}
     steps: dict[tuple[str, str], list[list[list[int]]]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)

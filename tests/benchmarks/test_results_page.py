@@ -84,7 +84,7 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
     for component, more, cells in rows:
         name = names.get(component, component.removesuffix("Weighting"))
         if "minhash" in more:
-            name += " MinHash 0.35" if "0.35" in more else " MinHash dedup"
+            name += " MinHash 0.11" if "0.11" in more else " MinHash dedup"
         expected = [statistics.mean(one.lms for one in of[name]) for of in (exact, fuzzy)]
         expected += [perplexity(of[name]) for of in (exact, fuzzy)]
         assert [cell.strip() for cell in cells.split("|")] == [f"{value:.1f}" for value in expected]
@@ -95,11 +95,11 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
     (noisy, framed), stock = map(arms, ("fuzzy 20%", "boilerplate")), arms("repeated answers")
     scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
     tuned, usual = (
-        math.exp(statistics.fmean(_other_nlls(scores, stock[f"CE MinHash {name}"]))) for name in ("0.35", "dedup")
+        math.exp(statistics.fmean(_other_nlls(scores, stock[f"CE MinHash {name}"]))) for name in ("0.11", "dedup")
     )
     assert f"(perplexity {tuned:.1f} instead of {usual:.1f})" in said
     ours, tuned = (
-        statistics.mean(one.lms - one.control_lms for one in noisy[name]) for name in ("Repetition", "CE MinHash 0.35")
+        statistics.mean(one.lms - one.control_lms for one in noisy[name]) for name in ("Repetition", "CE MinHash 0.11")
     )
     assert f"misses the copies ({tuned:.1f} tokens above chance)" in said
     assert f"they recite {ours:.1f} tokens above chance" in said
@@ -157,11 +157,12 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         form = ".0f" if round(mean) > 4 else ".1f"
         return f"{mean:{form}} % ({low:{form}} to {high:{form}})"
 
-    usual, tuned, ours = "CE MinHash dedup", "CE MinHash 0.35", "Repetition"
+    usual, tuned, ours = "CE MinHash dedup", "CE MinHash 0.11", "Repetition"
     noisy, framed, once, answers = arms("fuzzy 20%"), arms("boilerplate"), arms("once"), arms("repeated answers")
     for of in (exact, fuzzy):
         assert abs(above(of[tuned])) < 0.5
-        assert perplexity(of[tuned]) == min(perplexity(own) for own in of.values())
+        best = min(perplexity(own) for own in of.values())
+        assert best <= perplexity(of[tuned]) < 1.002 * best
     assert f": {perplexity(exact[tuned]):.1f} where copies are exact, {perplexity(fuzzy[tuned]):.1f} where 10 %" in said
     assert f"and CE recites {above(fuzzy[usual]):.1f} tokens above the floor" in said
     both = [_interval(_other_nlls(scores, answers[name]), math.exp) for name in (tuned, usual)]
@@ -179,14 +180,14 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     assert all(round(auc(of[name]), 2) == 1 for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF"))
     assert "and 1.00 under CE, Goldfish and TF-IDF." in said
     most = [strongest(of[ours]) for of in (exact, fuzzy)]
-    assert "has {} and {} under repetition weights, 1.00 and 1.00 under CE at 0.35.".format(*most) in said
+    assert "has {} and {} under repetition weights, 1.00 and 1.00 under CE at 0.11.".format(*most) in said
     assert [strongest(of[tuned]).split(" ")[0] for of in (exact, fuzzy)] == ["1.00", "1.00"]
     single = exact["CE exact dedup, equal epochs"]
     row = membership.loc["exact", single[0].objective]
     by_loss = f"{auc(single):.2f} ({row['AUC from']:.2f} to {row['AUC to']:.2f})"
     assert f"once, the loss has {by_loss} and the strongest attack {strongest(single)}." in said
     assert f"Before training, the loss has {auc(exact['CE'][:1], 'reference_nll'):.2f}." in said
-    assert f"a perplexity {between(exact[ours], exact[tuned])} above that of CE on text deduplicated at 0.35" in said
+    assert f"a perplexity {between(exact[ours], exact[tuned])} above that of CE on text deduplicated at 0.11" in said
     assert f"; {between(once[ours], once['CE'])} above that of CE without copies" in said
     costs = [_interval([one.log_perplexity for one in framed[name]], math.exp) for name in (ours, usual)]
     assert "perplexity is {}, and {} under CE on deduplicated text".format(*costs) in said
@@ -206,12 +207,12 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     assert f"recites {above(lower):.1f}, at {between(lower, exact['CE'])}" in said
     goals = PAGE.split("The goals that were set")[1].split("## Over learning rates")[0]
     of_fuzzy = [perplexity(fuzzy[name]) for name in (ours, "CE", "Goldfish", usual, tuned)]
-    assert "{:.1f} against {:.1f}, {:.1f}, and {:.1f} (0.8) or {:.1f} (0.35)".format(*of_fuzzy) in goals
+    assert "{:.1f} against {:.1f}, {:.1f}, and {:.1f} (0.8) or {:.1f} (0.11)".format(*of_fuzzy) in goals
     exactly = [
         more(exact[name], exact[of])
         for name, of in ((ours, usual), (ours, tuned), ("Repetition, MinHash dedup", usual))
     ]
-    assert "{} above (0.8), {} (0.35); {} if trained on deduplicated text".format(*exactly) in goals
+    assert "{} above (0.8), {} (0.11); {} if trained on deduplicated text".format(*exactly) in goals
     assert f"*once* {100 * (perplexity(once[ours]) / perplexity(once['CE']) - 1):.1f} % above" in goals
     rest = " ".join(
         PAGE.split("## Every arm")[1].split("## Likelihood, membership, near-verbatim recitation")[0].split()
@@ -239,7 +240,7 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
 
 
 def test_what_is_said_of_learning_rates_follows_from_the_records():
-    names = {**{name: name for name in results_page._ARMS}, "CE lower lr": "CE"}
+    names = {**{name: name for name in results_page._ARMS}, "CE lower lr": "CE", "CE MinHash 0.11": "CE MinHash 0.35"}
     tried = {
         (model, name): {} for model in ("Llama high", "Llama high fuzzy") for name in names.values()
     }  # objective -> rate -> log-perplexities
