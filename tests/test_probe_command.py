@@ -244,17 +244,19 @@ def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_pa
         main(["audit", str(nameless), *arguments[2:]])
 
 
-def test_the_prompts_decide_the_task_and_the_model_the_folder(
+def test_the_options_decide_the_attacks_and_the_model_the_folder(
     make, tiny_checkpoint, tmp_path, monkeypatch, evaluations
 ):
     monkeypatch.chdir(tmp_path)
     file = str(make("--block-size", "110", "--num-controls", "1", "--num-targets", "2"))
-    for prompts, task in ((["32", "50", "100"], "tfidf_memorization"), (["32", "50"], "tfidf_memorization_prefixes")):
-        with pytest.raises(Stopped):
-            main(["audit", str(tiny_checkpoint), "--probe-file", file, "--offset", "1", "--prefix-lengths", *prompts])
-        assert evaluations[-1][1] == [task, "tfidf_membership"]
-    _, _, metadata, output = evaluations[-1]
-    assert metadata == {"probe_file": file, "max_new_tokens": 128, "offset": 1, "prefix_lengths": [32, 50]}
+    prompts = ["--offset", "1", "--prefix-lengths", "50", "32"]
+    with pytest.raises(Stopped):
+        main(["audit", str(tiny_checkpoint), "--probe-file", file, *prompts])
+    (_, tasks, metadata, output), *_ = evaluations
+    assert tasks == ["tfidf_memorization_prefixes", "tfidf_membership"]
+    attacks = metadata.pop("attacks")
+    assert [(one["name"], one["prefix_length"], one["offset"]) for one in attacks] == [("", 32, 1), ("", 50, 1)]
+    assert metadata == {"probe_file": file, "max_new_tokens": 128, "offset": 1, "prefix_lengths": [50, 32]}
     name = f"{tiny_checkpoint.parent.name}-{tiny_checkpoint.name}"
     assert output.parent.as_posix() == f"runs/audit/{name}/evaluation"
 

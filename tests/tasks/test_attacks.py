@@ -5,15 +5,15 @@ import re
 import pytest
 
 from tfidf_tune.data import read_probe_file
-from tfidf_tune.tasks import planned_attacks
+from tfidf_tune.tasks import planned_attacks, within_budget
 from tfidf_tune.tasks.memorization import documents
 
-SETTINGS = {"prefix_lengths": (8, 5), "offsets": (3, 4), "num_passages": 10, "num_samples": 4}
+SETTINGS = {"prefix_lengths": (8, 5), "offsets": (3, 4), "num_samples": 4}
 ALL = ("greedy", "offset", "truncated", "noise", "chat", "sampling")
 
 
-def plan(names=ALL, **settings):
-    made = planned_attacks(names, **SETTINGS | settings)
+def plan(names=ALL, budget=None, **settings):
+    made = within_budget(planned_attacks(names, **SETTINGS | settings), budget, num_passages=10)
     return [(one.name, one.prefix_length, one.offset, one.num_requests) for one in made]
 
 

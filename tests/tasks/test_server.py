@@ -65,7 +65,7 @@ def completion(prompt):
 
 
 def settings(probe_file, **more):
-    attacks = planned_attacks(["greedy"], prefix_lengths=(4, 8), num_passages=4)
+    attacks = planned_attacks(["greedy"], prefix_lengths=(4, 8))
     return {"probe_file": str(probe_file), "max_new_tokens": 6, "prefix_lengths": [4, 8],
             "attacks": [vars(one) for one in attacks], **more}  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_settings_that_cannot_work_are_refused():
 
 
 def test_chats_and_samples_are_sent_as_such(host, url, reciting, probe_file, tmp_path):
-    attacks = planned_attacks(["chat", "sampling"], prefix_lengths=(4, 8), num_passages=4, num_samples=2, top_k=3)
+    attacks = planned_attacks(["chat", "sampling"], prefix_lengths=(4, 8), num_samples=2, top_k=3)
     arguments = {"model": "m", "base_url": url, "tokenizer": str(reciting)}
     metadata = settings(probe_file, prompts="text") | {"attacks": [vars(one) for one in attacks]}
     evaluate(arguments, TASKS[:1], tmp_path, metadata=metadata, model_name=SERVER_NAME)

@@ -5,8 +5,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +17,10 @@ from tfidf_tune._printing import say
 from tfidf_tune.commands import add_tasks, key_values, require_extras, task_runner, whole_number
 
 if TYPE_CHECKING:
-    from tfidf_tune.data import MadeProbe, ProbeSpec
+    from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
+    from tfidf_tune.report import Bound
     from tfidf_tune.tasks import Attack
 
-_PREFIX_LENGTHS = (32, 50, 100)
 _DEFAULT = "default: %(default)s"
 
 
@@ -50,7 +50,7 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--model-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=(
         "more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, max_model_len=2048"
     ))  # fmt: skip
-    add("--prefix-lengths", type=whole_number(1), nargs="+", default=_PREFIX_LENGTHS, help="default: 32 50 100")
+    add("--prefix-lengths", type=whole_number(1), nargs="+", default=(32, 50, 100), help="default: 32 50 100")
     add("--max-new-tokens", type=whole_number(1), default=128, help=_DEFAULT)
     add("--attacks", nargs="+", metavar="ATTACK", help=(
         "ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy"
@@ -87,8 +87,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
 
 
-def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> None:
-    """Write a probe file of the texts ``options.sources``, and say what was found."""
+def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> "Sequence[Passage]":
+    """Write a probe file of the texts ``options.sources``, say what was found, and return the passages."""
     from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 
     spec = ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
@@ -99,7 +99,8 @@ def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> 
     made = make_probe(hf_tokenizer(tokenizer), spec, work, runner, replace_work=options.overwrite)
     write_probe_file(file, made.passages)
     shutil.rmtree(work)
-    say(_found(made, spec), file=sys.stderr if getattr(options, "json", False) else None)
+    say(_found(made, spec), file=sys.stderr if options.json else None)
+    return made.passages
 
 
 def file_sizes(sources: Sequence[str]) -> dict[str, int]:
@@ -145,17 +146,64 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
     return "\n".join(lines)
 
 
-def audit_folder(options: argparse.Namespace, named: str | Path) -> Path:
-    """Return the folder of an audit: for example runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct."""
-    name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
-    return Path(options.output_dir or Path("runs/audit") / name).expanduser()
+@dataclass(frozen=True)
+class Output:
+    """Where the report of an audit goes, and how its command ends."""
+
+    folder: Path
+    bounds: "list[Bound]"
+    show_passages: bool
+    as_json: bool
 
 
-def check_options(options: argparse.Namespace, folder: Path) -> None:
-    """Refuse limits and folders that cannot work, before a model is loaded."""
+def plan_output(options: argparse.Namespace, named: str | Path) -> Output:
+    """Check the options of the report, which is by default below runs/audit, in a folder named after a path.
+
+    For example runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct.
+    """
     from tfidf_tune.report import parse_bounds, require_report_folder
 
-    options.bounds = parse_bounds(options.fail_above) if options.fail_above is not None else []
+    name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
+    folder = Path(options.output_dir or Path("runs/audit") / name).expanduser()
+    bounds = parse_bounds(options.fail_above) if options.fail_above is not None else []
+    require_report_folder(folder / "report")
+    require_writable("--output-dir", folder)
+    return Output(folder, bounds, options.show_passages, options.json)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is asked for passages: made once from the options, which are checked on the way."""
+
+    model_name: str  # of the harness
+    model_args: dict[str, Any]
+    attacks: "list[Attack]"  # without a budget
+    budget: int | None
+    settings: dict[str, Any]  # of the tasks
+    batch_size: int
+    device: str | None
+
+    @property
+    def tokenizer(self) -> str:
+        """Folder or hub id of the tokenizer that passages are counted in."""
+        return str(self.model_args.get("tokenizer") or self.model_args["pretrained"])
+
+    def affordable(self, num_passages: int) -> "list[Attack]":
+        """Return the attacks that the budget covers for so many passages."""
+        from tfidf_tune.tasks import within_budget
+
+        return within_budget(self.attacks, self.budget, num_passages)
+
+
+def plan_asking(options: argparse.Namespace, folder: Path) -> Plan:
+    """Plan what a model is asked; nothing is read but the config of an adapter.
+
+    Raises:
+        FileNotFoundError: If the model's folder does not exist.
+        ValueError: If options are out of range, or do not fit the model or each other.
+    """
+    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME, planned_attacks
+
     if options.offset and (options.attacks or options.budget):
         raise ValueError(
             f"--offset is {options.offset}, but the attacks have their own starts: use --attacks offset --offsets "
@@ -165,102 +213,86 @@ def check_options(options: argparse.Namespace, folder: Path) -> None:
         raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
     if options.backend == "vllm" and options.device is not None:
         raise ValueError(f"vLLM takes no --device {options.device}: choose GPUs by CUDA_VISIBLE_DEVICES")
-    require_report_folder(folder / "report")
-    require_writable("--output-dir", folder)
-
-
-def ask(options: argparse.Namespace, probe_file: Path, folder: Path) -> Path:
-    """Run the harness; return the folder of the results, a new one each time."""
-    from tfidf_tune.analysis import check_passages
-    from tfidf_tune.data import hf_tokenizer, read_probe_file
-    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME, evaluate
-
-    is_server = getattr(options, "base_url", None) is not None
+    is_server = options.base_url is not None
     model_args = _server_arguments(options, folder) if is_server else model_arguments(options)
-    # Check before a model of gigabytes is loaded.
-    tokenizer = hf_tokenizer(model_args.get("tokenizer") or model_args["pretrained"])
-    passages = read_probe_file(probe_file)
-    check_passages(tokenizer, passages, options.offset + max(options.prefix_lengths))
-    metadata: dict[str, Any] = {
-        "probe_file": str(probe_file),
-        "max_new_tokens": options.max_new_tokens,
-        "offset": options.offset,
-    }
-    task = "tfidf_memorization"
+    names = ("prefix_lengths", "offsets", "prompt_noise", "num_samples", "temperature", "top_k")
+    attacks = planned_attacks(options.attacks or ["greedy"], **{name: getattr(options, name) for name in names})
+    if options.attacks is None and options.budget is None:  # the report then names no attack
+        attacks = [replace(attack, name="", offset=options.offset) for attack in attacks]
+    settings = {"max_new_tokens": options.max_new_tokens, "offset": options.offset}
+    settings["prefix_lengths"] = list(options.prefix_lengths)
     if options.reference is not None:
-        metadata["reference_model"] = options.reference
-    are_completions = all(passage.num_prompt is not None for passage in passages)  # asked for once
-    if are_completions or tuple(options.prefix_lengths) != _PREFIX_LENGTHS:
-        task, metadata["prefix_lengths"] = "tfidf_memorization_prefixes", list(options.prefix_lengths)
-    if options.attacks is not None or options.budget is not None:
-        task = "tfidf_memorization_prefixes"
-        planned = plan_attacks(options, len(passages))
-        metadata["attacks"] = [asdict(attack) for attack in planned]
-        if left_out := [name for name in options.attacks or () if name not in {attack.name for attack in planned}]:
-            say(f"The budget of {options.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
-    tasks = [task, "tfidf_membership"]
-    problem = None
+        settings["reference_model"] = options.reference
     if is_server:
-        metadata["prompts"] = {"text": "text", "ids": "ids_to_text"}[options.send]
-        problem = _server_problem(model_args)
-    elif options.backend == "vllm":
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
-        from tfidf_tune.tasks._vllm import likelihood_problem
+        settings["prompts"] = {"text": "text", "ids": "ids_to_text"}[options.send]
+    model_name = SERVER_NAME if is_server else {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[options.backend]
+    return Plan(model_name, model_args, attacks, options.budget, settings, options.batch_size, options.device)
 
-        problem = likelihood_problem(model_args)
-    if problem:
-        tasks.pop()
-        say(f"Likelihoods are left out: {problem}.", sys.stderr)
+
+def estimate(plan: Plan, num_passages: int, num_tokens: int, prices: Sequence[float] | None) -> str:
+    """Describe the requests, tokens and, with prices, the cost of an audit; likelihoods and chat templates included.
+
+    A passage has ``num_tokens``; ``prices`` are of a million tokens of prompts and of continuations.
+    """
+    attacks = plan.affordable(num_passages)
+    each = sum(attack.num_requests for attack in attacks)
+    given = num_passages * (num_tokens + sum(attack.num_requests * attack.prefix_length for attack in attacks))
+    made = num_passages * (1 + plan.settings["max_new_tokens"] * each)
+    text = (
+        f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts and at most {made:,} in "
+        "continuations"
+    )
+    if prices is not None:
+        cost = (given * prices[0] + made * prices[1]) / 1e6
+        text += f"; at most about {cost:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
+    return f"{text}."
+
+
+def ask(plan: Plan, num_passages: int, probe_file: Path, folder: Path) -> Path:
+    """Run the harness; return the folder of the results, a new one each time."""
+    from tfidf_tune.tasks import evaluate
+
+    attacks = plan.affordable(num_passages)
+    asked = {attack.name for attack in attacks}
+    if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
+        say(f"The budget of {plan.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
+    tasks = ["tfidf_memorization_prefixes"]
+    if problem := _likelihood_problem(plan):
+        say(f"Likelihoods are left out: {problem}.", file=sys.stderr)
+    else:
+        tasks.append("tfidf_membership")
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    # It checks tokenizer and passages before it loads the model.
     evaluate(
-        model_args,
+        plan.model_args,
         tasks,
         results,
-        metadata=metadata,
-        batch_size=options.batch_size,
-        device=options.device,
-        model_name=SERVER_NAME if is_server else {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[options.backend],
+        metadata={"probe_file": str(probe_file), **plan.settings, "attacks": [asdict(attack) for attack in attacks]},
+        batch_size=plan.batch_size,
+        device=plan.device,
+        model_name=plan.model_name,
     )
     return results
 
 
-def estimate(options: argparse.Namespace, num_passages: int) -> str:
-    """Describe the requests, tokens and, with prices, the cost of an audit; likelihoods and chat templates included."""
-    attacks = plan_attacks(options, num_passages)
-    requests = num_passages * (1 + sum(attack.num_requests for attack in attacks))
-    given = num_passages * (options.block_size + sum(attack.num_requests * attack.prefix_length for attack in attacks))
-    made = num_passages * (1 + options.max_new_tokens * sum(attack.num_requests for attack in attacks))
-    text = f"{requests:,} requests, about {given:,} tokens in prompts and at most {made:,} in continuations"
-    if options.price is not None:
-        cost = (given * options.price[0] + made * options.price[1]) / 1e6
-        text += f"; at most about {cost:,.2f} at {options.price[0]:g} and {options.price[1]:g} for a million tokens"
-    return f"{text}."
+def _likelihood_problem(plan: Plan) -> str | None:
+    """Say why a model gives no log-probabilities of prompts; a server is asked."""
+    from tfidf_tune.tasks import SERVER_NAME, VLLM_NAME
+
+    if plan.model_name == SERVER_NAME:
+        from tfidf_tune.tasks._server import ServerLM
+
+        problem = ServerLM(**plan.model_args).likelihood_problem()
+        return problem and f"the server cannot be used for them, {problem}"
+    if plan.model_name == VLLM_NAME:
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
+        from tfidf_tune.tasks._vllm import likelihood_problem
+
+        return likelihood_problem(plan.model_args)
+    return None
 
 
-def _server_arguments(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the arguments of the model behind a server; its journal outlives a crash."""
-    names = ("base_url", "tokenizer", "num_concurrent", "requests_per_minute", "timeout", "max_retries")
-    own = {name: getattr(options, name) for name in (*names, "api_key_variable")}
-    return {"model": options.model, **own, "journal": str(folder.parent / "requests.jsonl")}
-
-
-def _server_problem(model_args: Mapping[str, Any]) -> str | None:
-    from tfidf_tune.tasks._server import ServerLM
-
-    problem = ServerLM(**model_args).likelihood_problem()
-    return problem and f"the server cannot be used for them, {problem}"
-
-
-def plan_attacks(options: argparse.Namespace, num_passages: int) -> "list[Attack]":
-    """Plan the attacks of the options, as far as the budget goes."""
-    from tfidf_tune.tasks import planned_attacks
-
-    names = ("offsets", "prompt_noise", "num_samples", "temperature", "top_k", "prefix_lengths")
-    settings: Mapping[str, Any] = {name: getattr(options, name) for name in names}
-    return planned_attacks(options.attacks or ["greedy"], **settings, num_passages=num_passages, budget=options.budget)
-
-
-def report(options: argparse.Namespace, evaluated: Path, folder: Path) -> None:
+def report(evaluated: Path, output: Output) -> None:
     """Write the report and ``audit.json``, and print one of them; end with code 1 if a limit is exceeded."""
     from tfidf_tune.report import audit_report, terminal_text, write_report
     from tfidf_tune.results import import_results
@@ -272,35 +304,45 @@ def report(options: argparse.Namespace, evaluated: Path, folder: Path) -> None:
             f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
             "or compare them by `tfidf-tune compare`"
         )
-    made = audit_report(results, bounds=options.bounds, show_passages=options.show_passages)
+    made = audit_report(results, bounds=output.bounds, show_passages=output.show_passages)
     text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
-    if options.json:
+    folder = output.folder / "report"
+    write_report(made, folder, more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
+    if output.as_json:
         print(text, end="")
     else:
         say(terminal_text(made))
-        say(f"The page: {folder / 'report' / 'index.html'}")
+        say(f"The page: {folder / 'index.html'}")
     if not made.summary["passed"]:
         exceeded = [one["measure"] for one in made.summary["limits"] if one["exceeded"]]
         sys.exit(f"limit exceeded: {', '.join(exceeded)}")
 
 
-def check_files(options: argparse.Namespace) -> None:
-    """Check that model and probe file exist, before torch is imported."""
-    if options.probe_file is None:
+def read_passages(probe_file: Path | None) -> "list[Passage]":
+    """Read the probe file of the options."""
+    from tfidf_tune.data import read_probe_file
+
+    if probe_file is None:
         raise ValueError("a MODEL needs a --probe-file: the one of its training run, or one of `tfidf-tune probe make`")
-    model = Path(options.model).expanduser()
-    if looks_like_path(options.model) and not model.is_dir():
-        raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
-    if not options.probe_file.expanduser().is_file():
-        raise FileNotFoundError(f"no probe file {options.probe_file}: `tfidf-tune probe make` writes one")
+    if not probe_file.expanduser().is_file():
+        raise FileNotFoundError(f"no probe file {probe_file}: `tfidf-tune probe make` writes one")
+    return read_probe_file(probe_file.expanduser())
+
+
+def _server_arguments(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the arguments of the model behind a server; its journal outlives a crash."""
+    names = ("base_url", "tokenizer", "num_concurrent", "requests_per_minute", "timeout", "max_retries")
+    own = {name: getattr(options, name) for name in (*names, "api_key_variable")}
+    return {"model": options.model, **own, "journal": str(folder / "requests.jsonl")}
 
 
 def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of the harness's model."""
+    """Return the arguments of the harness's model, after a check that its folder exists."""
     model = options.model
     if looks_like_path(model):
         model = str(Path(model).expanduser())
+        if not Path(model).is_dir():
+            raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
         from tfidf_tune.analysis import adapter_base
@@ -310,4 +352,4 @@ def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
     elif options.base is not None:
         raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
     named = {name: getattr(options, name) for name in ("tokenizer", "dtype") if getattr(options, name)}
-    return names | named | getattr(options, "model_args", {})
+    return {**names, **named, **options.model_args}

@@ -3,12 +3,13 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._checks import differences
-from tfidf_tune._files import atomic_file, looks_like_path
+from tfidf_tune._files import atomic_file
 from tfidf_tune._printing import say
 from tfidf_tune.commands import require_extras
 from tfidf_tune.commands._auditing import (
@@ -16,15 +17,16 @@ from tfidf_tune.commands._auditing import (
     add_choosing,
     add_server,
     ask,
-    audit_folder,
-    check_options,
     choose_passages,
     estimate,
     file_sizes,
-    model_arguments,
-    plan_attacks,
+    plan_asking,
+    plan_output,
     report,
 )
+
+if TYPE_CHECKING:
+    from tfidf_tune.data import Passage
 
 _EXAMPLE = "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above lms=20"
 
@@ -58,47 +60,38 @@ def main(arguments: list[str]) -> None:
     add_server(parser)
     parser.set_defaults(allow_fewer=True)
     options = parser.parse_args(arguments)
-    model = Path(options.model).expanduser()
-    if options.base_url is None and looks_like_path(options.model) and not model.is_dir():
-        raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
-    if options.base_url is not None and options.tokenizer is None:
-        raise ValueError(
-            "a model behind a server needs --tokenizer: its own, or any other one, in whose tokens passages are counted"
-        )
     if options.base_url is not None:
+        if options.tokenizer is None:
+            raise ValueError(
+                "a model behind a server needs --tokenizer: its own, or any other one, in whose tokens passages are "
+                "counted"
+            )
         local = [name for name in ("base", "device", "dtype", "model_args") if getattr(options, name)]
         local += ["backend"] * (options.backend != "transformers")
         if local:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in local)
             raise ValueError(f"{named}: for a model that is loaded here, not for one behind --base-url; leave them out")
         require_extras("audit", "server")
-    folder = audit_folder(options, options.model)
-    check_options(options, folder)
-    longest = max(attack.offset + attack.prefix_length for attack in plan_attacks(options, _num_passages(options)))
-    longest += options.offset
+    output = plan_output(options, options.model)
+    plan = plan_asking(options, output.folder)
+    attacks = plan.affordable(options.num_targets + options.num_controls)
+    longest = max(attack.offset + attack.prefix_length for attack in attacks)
     if longest >= options.block_size:
         raise ValueError(
             f"prompts take the first {longest} tokens of a passage, and a passage has {options.block_size}: raise "
             "--block-size, or lower --prefix-lengths or --offsets"
         )
-    tokenizer = options.tokenizer or model_arguments(options)["pretrained"]
-    _choose(options, tokenizer, folder / "probe.jsonl", folder / "passages.json")
+    probe_file = output.folder / "probe.jsonl"
+    num_passages = len(_passages(options, plan.tokenizer, probe_file, output.folder / "passages.json"))
     if options.base_url is not None or options.dry_run:
-        from tfidf_tune.data import read_probe_file
-
-        say(estimate(options, len(read_probe_file(folder / "probe.jsonl"))), file=sys.stderr)
-    if options.dry_run:
-        return
-    report(options, ask(options, folder / "probe.jsonl", folder / "evaluation"), folder)
+        say(estimate(plan, num_passages, options.block_size, options.price), file=sys.stderr)
+    if not options.dry_run:
+        report(ask(plan, num_passages, probe_file, output.folder / "evaluation"), output)
 
 
-def _num_passages(options: argparse.Namespace) -> int:
-    return int(options.num_targets + options.num_controls)
-
-
-def _choose(options: argparse.Namespace, tokenizer: str, probe_file: Path, record: Path) -> None:
+def _passages(options: argparse.Namespace, tokenizer: str, probe_file: Path, record: Path) -> "Sequence[Passage]":
     """Choose the passages, unless an earlier run with the same options has."""
-    from tfidf_tune.data import ProbeSpec
+    from tfidf_tune.data import ProbeSpec, read_probe_file
 
     settings: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ProbeSpec)}
     settings |= {"sources": list(options.sources), "tokenizer": tokenizer, "sizes": file_sizes(options.sources)}
@@ -111,7 +104,8 @@ def _choose(options: argparse.Namespace, tokenizer: str, probe_file: Path, recor
             )
         if not options.json:
             say(f"Passages: those of {probe_file}.")
-        return
-    choose_passages(options, tokenizer, probe_file)
+        return read_probe_file(probe_file)
+    passages = choose_passages(options, tokenizer, probe_file)
     with atomic_file(record) as file:
         file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return passages

@@ -13,11 +13,11 @@ from tfidf_tune.commands._auditing import (
     add_asking,
     add_choosing,
     ask,
-    audit_folder,
-    check_files,
-    check_options,
     choose_passages,
     model_arguments,
+    plan_asking,
+    plan_output,
+    read_passages,
     report,
 )
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _add_make(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_make, allow_fewer=False)
+    parser.set_defaults(run=_make, allow_fewer=False, json=False)
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="training text: .txt, .jsonl, .parquet, a folder")
     add("--tokenizer", required=True, help="of the model: a folder or hub id")
@@ -52,7 +52,7 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_audit)
+    parser.set_defaults(run=_audit, base_url=None)
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
     add("--results", type=Path, help="instead of MODEL: results that lm_eval wrote of one model")
@@ -62,7 +62,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_relearn(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_relearn, dtype=None)
+    parser.set_defaults(run=_relearn, dtype=None, model_args={})
     add, default = parser.add_argument, "default: %(default)s"
     add("model", metavar="MODEL", help="folder of a Hugging Face model or PEFT adapter")
     add("--probe-file", type=Path, help="of `probe make`, or of a training run")
@@ -90,19 +90,17 @@ def _make(options: argparse.Namespace) -> None:
 def _audit(options: argparse.Namespace) -> None:
     if (options.model is None) == (options.results is None):
         raise ValueError("name either a MODEL to evaluate or the --results of one")
-    folder = audit_folder(options, options.model or options.results)
-    if options.model is not None:
-        check_files(options)
-    check_options(options, folder)
-    if options.results is None:
-        evaluated = ask(options, options.probe_file.expanduser(), folder / "evaluation")
-    else:
+    output = plan_output(options, options.model or options.results)
+    if options.results is not None:
         evaluated = options.results.expanduser()
-    report(options, evaluated, folder)
+    else:
+        plan = plan_asking(options, output.folder)
+        num_passages = len(read_passages(options.probe_file))
+        evaluated = ask(plan, num_passages, options.probe_file.expanduser(), output.folder / "evaluation")
+    report(evaluated, output)
 
 
 def _relearn(options: argparse.Namespace) -> None:
-    check_files(options)
     output = options.output.expanduser()
     if output.is_dir():
         raise ValueError(f"{output} is a folder: --output must name a file")
@@ -111,13 +109,12 @@ def _relearn(options: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from tfidf_tune.analysis import check_passages, load_model, relearning_steps
-    from tfidf_tune.data import hf_tokenizer, read_probe_file
+    from tfidf_tune.data import hf_tokenizer
     from tfidf_tune.tasks._evaluate import check_model_settings
 
-    names = model_arguments(options)
+    names, passages = model_arguments(options), read_passages(options.probe_file)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_model_settings("float32", device, 1)
-    passages = read_probe_file(options.probe_file.expanduser())
     check_passages(hf_tokenizer(names.get("tokenizer", names["pretrained"])), passages, options.prefix_length)
     base = names["pretrained"] if "peft" in names else None
     model = load_model(names.get("peft", names["pretrained"]), base=base, device=device, dtype=torch.float32)

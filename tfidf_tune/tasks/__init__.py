@@ -1,6 +1,6 @@
 """Tasks for lm-evaluation-harness, and a model of it that takes token ids."""
 
-from tfidf_tune.tasks._attacks import Attack, planned_attacks
+from tfidf_tune.tasks._attacks import Attack, planned_attacks, within_budget
 from tfidf_tune.tasks._evaluate import (
     MODEL_NAME,
     SERVER_NAME,
@@ -21,4 +21,5 @@ __all__ = [
     "register_model",
     "save_token_ids_tokenizer",
     "tasks_folder",
+    "within_budget",
 ]

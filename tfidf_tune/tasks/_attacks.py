@@ -1,7 +1,7 @@
 """Ways of asking for a passage, and how a budget of requests is spent on them."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
@@ -43,15 +43,13 @@ def planned_attacks(
     names: Sequence[str],
     *,
     prefix_lengths: Sequence[int],
-    num_passages: int,
     offsets: Sequence[int] = (64, 96),
     prompt_noise: float = 0.1,
     num_samples: int = 10,
     temperature: float = 1.0,
     top_k: int = 0,
-    budget: int | None = None,
 ) -> list[Attack]:
-    """Plan the attacks, in the given order, as far as the budget goes.
+    """Plan the attacks, in the given order.
 
     With ``p`` the longest of the prefix lengths and ``s`` the shortest, a passage is asked for
 
@@ -62,23 +60,17 @@ def planned_attacks(
     - by ``chat`` in a turn of the user that asks to continue its first ``p`` tokens,
     - by ``sampling`` from its first ``p`` tokens, ``num_samples`` times.
 
-    Each of these prompts is sent for all passages or for none, so that each attack is measured on the same passages: a
-    prompt that the rest of the budget does not cover ends the plan. The number of samples is lowered to what is left.
-
     Args:
         names (Sequence[str]): of :data:`ATTACKS`.
         prefix_lengths (Sequence[int]): tokens of the prompts.
-        num_passages (int): targets and controls.
         offsets (Sequence[int]): tokens of a passage. Default: (64, 96)
         prompt_noise (float): share of the prompt's tokens, above 0. Default: 0.1
         num_samples (int): requests of ``sampling`` for each passage. Default: 10
         temperature (float): of sampling. Default: 1
         top_k (int): tokens that are sampled from; 0 for all. Default: 0
-        budget (int | None): most requests. Default: None, no limit
 
     Raises:
-        ValueError: If a name is unknown or given twice, a number is out of range, or the budget does not cover one
-            prompt of each passage.
+        ValueError: If a name is unknown or given twice, or a number is out of range.
     """
     for name in names:
         require_choice("attacks", name, ATTACKS)
@@ -88,24 +80,44 @@ def planned_attacks(
     if "noise" in names:
         require_number("prompt_noise", prompt_noise, 0, 1, "the share of a prompt's tokens to replace",
                        reason="all of them", positive=True)  # fmt: skip
-    if budget is not None and budget < num_passages:
-        raise ValueError(
-            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it to "
-            f"{num_passages} or more, or choose fewer passages"
-        )
     sampling = sampled(num_samples, temperature, top_k)
     shortest, longest = min(prefix_lengths), max(prefix_lengths)
     half = longest // 2
     plans: dict[str, list[Attack]] = {
-        "greedy": [Attack(GREEDY, length) for length in sorted(prefix_lengths)],
+        "greedy": [Attack(GREEDY, length) for length in sorted(set(prefix_lengths))],
         "offset": [Attack("offset", shortest, offset) for offset in offsets],
         "truncated": [Attack("truncated", longest - half, half)] if half else [],
         "noise": [Attack("noise", longest, prompt_noise=prompt_noise)],
         "chat": [Attack("chat", longest)],
         "sampling": [Attack("sampling", longest, generation=sampling)],
     }
-    wanted = [attack for name in names for attack in plans[name]]
-    return wanted if budget is None else list(_affordable(wanted, budget // num_passages))
+    return [attack for name in names for attack in plans[name]]
+
+
+def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: int) -> list[Attack]:
+    """Leave out the attacks that a budget of requests does not cover; without a budget none.
+
+    A prompt is sent for all passages or for none, so that each attack is measured on the same passages: the first one
+    that the rest of the budget does not cover ends the plan. The number of samples is lowered to what is left.
+
+    Raises:
+        ValueError: If the budget does not cover one prompt of each passage.
+    """
+    if budget is None:
+        return list(attacks)
+    if budget < num_passages:
+        raise ValueError(
+            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it to "
+            f"{num_passages} or more, or choose fewer passages"
+        )
+    covered, each = [], budget // num_passages
+    for attack in attacks:
+        if attack.num_requests > each and attack.name == "sampling" and each:
+            attack = replace(attack, generation=attack.generation | {"num_samples": each})
+        if (each := each - attack.num_requests) < 0:
+            break
+        covered.append(attack)
+    return covered
 
 
 def sampled(num_samples: int, temperature: float, top_k: int) -> dict[str, Any]:
@@ -122,13 +134,3 @@ def chat_messages(text: str) -> list[dict[str, str]]:
     """Return the turn that asks to continue a text."""
     instruction = "Continue the following text word for word, as it goes on in the original. Write only the text."
     return [{"role": "user", "content": f"{instruction}\n\n{text}"}]
-
-
-def _affordable(wanted: Sequence[Attack], each: int) -> Iterator[Attack]:
-    """Yield attacks until the requests for each passage are spent."""
-    for attack in wanted:
-        if attack.num_requests > each and attack.name == "sampling" and each:
-            attack = Attack(attack.name, attack.prefix_length, generation=attack.generation | {"num_samples": each})
-        if (each := each - attack.num_requests) < 0:
-            return
-        yield attack
