@@ -41,6 +41,7 @@ from tfidf_tune.training import (
     FinetuneConfig,
     LoRAFinetuneConfig,
     Run,
+    agree_on_step,
     build_loss,
     build_model,
     build_optimizer,
@@ -105,8 +106,8 @@ def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> 
     scaler = torch.amp.GradScaler(options.device, enabled=False)
 
     def step() -> None:
-        batch = {"tokens": tokens, "labels": tokens.clone()}
-        train_step(model, loss, optimizer, [batch], scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm)
+        batch = agree_on_step([{"tokens": tokens, "labels": tokens.clone()}])
+        train_step(model, loss, optimizer, batch, scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm)
 
     return step
 

@@ -44,7 +44,7 @@ from trl import SFTConfig, SFTTrainer
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import load_config, prepare_head, train_step
+from tfidf_tune.training import agree_on_step, load_config, prepare_head, train_step
 
 TRAINER, SFT = "Trainer", "SFTTrainer"
 WARMUP = 2
@@ -167,7 +167,7 @@ def build_recipe(loss: WeightedCrossEntropyLoss, options: argparse.Namespace, to
                     synchronize(options.device)
                     start = time.perf_counter()
                 batch = batch.to(device)
-                inputs = [{"tokens": batch, "labels": batch.clone()}]
+                inputs = agree_on_step([{"tokens": batch, "labels": batch.clone()}])
                 train_step(
                     model, loss, optimizer, inputs, scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm
                 )

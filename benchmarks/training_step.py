@@ -34,7 +34,7 @@ from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import LoRASettings, load_config, prepare_head, train_adapters_only, train_step
+from tfidf_tune.training import LoRASettings, agree_on_step, load_config, prepare_head, train_adapters_only, train_step
 from tfidf_tune.weighting import (
     FocalWeighting,
     GoldfishWeighting,
@@ -122,7 +122,8 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
 
         def step(batch: Batch) -> None:
             prepare_head(model, loss)
-            train_step(model, loss, optimizer, [batch], scaler=no_scaler, device=device, clip_grad_norm=1.0)
+            batches = agree_on_step([batch])
+            train_step(model, loss, optimizer, batches, scaler=no_scaler, device=device, clip_grad_norm=1.0)
 
         return step
 

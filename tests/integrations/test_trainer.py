@@ -141,7 +141,7 @@ def test_documents_begin_where_positions_do_not_go_on(first_position):
     batch = collator([{"input_ids": [7] * length} for length in (3, 1, 2)])
     made = token_batch(batch, 6, needs_tokens=False, first_pass=True)
     assert made.document_ids.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
-    assert made.tokens is None
+    assert made.all_tokens is None
 
 
 def test_batches_without_ids_and_without_labels():

@@ -9,7 +9,7 @@ from processes import on_every_rank
 from tfidf_reference import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import HeadInput, TFIDFCrossEntropyLoss
-from tfidf_tune.weighting import gather_labels
+from tfidf_tune.weighting import TokenBatch
 
 NUM_RANKS, NUM_STEPS, WINDOW = 2, 6, 3
 ROWS_OF_A_RANK, VOCAB_SIZE = 2, 37
@@ -24,7 +24,7 @@ def union_batch(step):
 
 
 def losses_of_a_rank(rank):
-    """Loss and gradients of each step, by the share of the valid tokens; labels are gathered before odd steps."""
+    """Loss and gradients of each step, by the share of the valid tokens; the largest shape is known on odd steps."""
     results = {}
     rows = slice(rank * ROWS_OF_A_RANK, (rank + 1) * ROWS_OF_A_RANK)
     for head in ("chunked", "fused"):
@@ -34,13 +34,13 @@ def losses_of_a_rank(rank):
             (hidden, weight, bias), labels, _ = union_batch(step)
             share = (labels[rows] != IGNORED).sum() / (labels != IGNORED).sum()
             labels = labels[rows]
-            gathered = gather_labels(labels, shape=tuple(labels.shape)) if step % 2 == 1 else None
+            batch = TokenBatch(labels, largest_shape=tuple(labels.shape) if step % 2 == 1 else None)
             inputs = HeadInput(hidden[rows], weight, bias)
             if head == "chunked":
                 inputs = [(inputs.hidden @ inputs.weight.t() + inputs.bias)]
             inputs = [tensor.detach().requires_grad_() for tensor in inputs]
             given = HeadInput(*inputs) if head == "fused" else inputs[0]
-            loss = loss_function(given, labels, gathered=gathered) * share
+            loss = loss_function(given, batch) * share
             results[head].append((loss.detach(), torch.autograd.grad(loss, inputs)))
     assert dist.get_world_size() == NUM_RANKS
     return results
@@ -79,8 +79,7 @@ def test_with_sync_the_gradients_of_the_head_add_up_to_those_of_the_union(ranks)
 
 
 def test_the_loss_passes_its_settings_to_the_weighting():
-    weighting = TFIDFCrossEntropyLoss(sync=True, normalization="rank", counted="tokens").weighting
-    assert (weighting.sync, weighting.normalization, weighting.counted) == (True, "rank", "tokens")
+    weighting = TFIDFCrossEntropyLoss(sync=True, counted="tokens").weighting
+    assert (weighting.sync, weighting.counted) == (True, "tokens")
     weighting = TFIDFCrossEntropyLoss().weighting
-    assert (weighting.sync, weighting.normalization, weighting.counted) == (False, "rank", "labels")
-    assert TFIDFCrossEntropyLoss(sync=True).weighting.normalization == "global"
+    assert (weighting.sync, weighting.counted) == (False, "labels")

@@ -23,12 +23,8 @@ from tfidf_tune.loss import (
     HeadInput,
     TFIDFCrossEntropyLoss,
     WeightedCrossEntropyLoss,
-    fused_cross_entropy,
-    linear_token_cross_entropy,
-    token_cross_entropy,
-    token_predictions,
 )
-from tfidf_tune.weighting import FocalWeighting, GatheredLabels, TFIDFWeighting
+from tfidf_tune.weighting import FocalWeighting, TFIDFWeighting, TokenBatch
 
 LOSSES = [CrossEntropyLoss, TFIDFCrossEntropyLoss]
 
@@ -91,17 +87,14 @@ def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_
     document_ids = torch.zeros_like(labels)
     weighting = GivenWeighting(torch.ones(labels.shape))
     given = logits if num_chunks is None else list(logits.chunk(num_chunks, dim=1))
-    weighting.sync = True
-    gathered = GatheredLabels(labels, document_ids, (slice(len(labels)), slice(labels.shape[1])))
     weighting.needs_tokens, tokens = True, labels.masked_fill(labels == IGNORED, 3)
-    gathered = gathered._replace(tokens=tokens)
-    WeightedCrossEntropyLoss(weighting)(given, labels, document_ids, gathered, tokens)
+    WeightedCrossEntropyLoss(weighting)(given, TokenBatch(labels, document_ids, tokens, first_pass=False))
     (batch,) = weighting.asked
-    assert batch.tokens is tokens
+    assert batch.all_tokens is tokens
     assert torch.equal(batch.labels, labels)
     assert batch.vocab_size == 37
     assert batch.document_ids is document_ids
-    assert batch.gathered.own is gathered.own
+    assert not batch.first_pass
     assert batch.predictions is None  # the weighting does not need them
 
 
@@ -225,17 +218,13 @@ def test_flat_labels_are_an_error_that_names_the_class_for_the_stock_recipes(los
 
 @pytest.mark.parametrize("loss_class", [*LOSSES, partial(WeightedCrossEntropyLoss, FocalWeighting())])
 def test_labels_that_are_not_signed_integers_are_an_error_whatever_the_loss_is_given(loss_class):
-    """The message is that of the weightings; the functions that a loss is made of give it too."""
+    """The message is that of the weightings."""
     logits, head = torch.zeros(2, 3, 5), HeadInput(torch.zeros(2, 3, 4), torch.zeros(5, 4))
     calls = [
         *(partial(loss_class(head=form), head) for form in ("fused", "torch")),
         partial(loss_class(), logits),
         partial(loss_class(), list(logits.chunk(2, dim=1))),
-        partial(token_cross_entropy, logits),
-        partial(linear_token_cross_entropy, head),
-        partial(fused_cross_entropy, head, coefficients=torch.ones(2, 3)),
-        partial(token_predictions, [logits]),
     ]
     for call, dtype in product(calls, NO_LABEL_TYPES):
         with pytest.raises(ValueError, match=rf"^labels are {dtype}, expected signed integers: .* labels\.long\(\)$"):
-            call(labels=torch.ones(2, 3).to(dtype))
+            call(torch.ones(2, 3).to(dtype))

@@ -98,8 +98,8 @@ def batch(labels):
 def test_tokens_to_predict_are_counted_without_the_first_of_a_row():
     agreed = agree_on_step([batch([[1, 2, -100], [3, -100, -100]]), batch([[-100, 4, 5, 6]])], stop=15)
 
-    assert (agreed.num_valid, agreed.num_tokens, agreed.gathered, agreed.stop) == ([1, 3], 4, [None, None], 15)
-    assert agree_on_step([batch([[7, 7, 0, 3]])], sync_labels=True).gathered == [None], "one process has no others"
+    assert (agreed.num_valid, agreed.num_tokens, agreed.stop) == ([1, 3], 4, 15)
+    assert agreed.largest_shapes == [(2, 3), (1, 4)]
     assert agree_on_step([], stop=2) == ([], [], 0, [], 2), "after the last step only the signal is agreed on"
 
 
@@ -117,25 +117,15 @@ def test_all_tokens_are_shifted_with_their_documents():
 
 
 def steps_of_a_rank(rank):
-    """Two mini-batches of different shapes on each rank, the second with documents."""
+    """Two mini-batches of different shapes on each rank."""
     first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])
-    second["document_ids"] = torch.tensor([[0, 0, 1 + rank]])
-    assert agree_on_step([first, second]).gathered == [None, None]
-    agreed = agree_on_step([first, second], sync_labels=True, stop=15 * rank)
+    agreed = agree_on_step([first, second], stop=15 * rank)
     assert (agreed.num_tokens, agreed.stop) == (4 + 3 + 2 + 2, 15)
-    return [(each.labels, each.document_ids, str(each.own)) for each in agreed.gathered]
+    return agreed.largest_shapes
 
 
-def test_the_labels_of_all_processes_are_gathered_shifted_and_padded(tmp_path):
-    ranks = on_every_rank(2, tmp_path, steps_of_a_rank)
-    for rank, ((labels, document_ids, own), second) in enumerate(ranks):
-        assert labels.tolist() == [[9, 9, -100, -100]] * 2 + [[9, 9, 9, -100], [-100] * 4]
-        assert document_ids is None
-        assert own == str((slice(2 * rank, 2 * rank + 2 - rank), slice(3 + rank)))
-        labels, document_ids, own = second
-        assert labels.tolist() == [[5, 6, -100]] * 2
-        assert document_ids.tolist() == [[0, 0, 1], [0, 0, 2]]
-        assert own == str((slice(rank, rank + 1), slice(3)))
+def test_the_processes_agree_on_the_largest_shapes(tmp_path):
+    assert on_every_rank(2, tmp_path, steps_of_a_rank) == [[(2, 4), (1, 3)]] * 2
 
 
 def test_a_batch_moves_with_its_mask_of_any_kind():

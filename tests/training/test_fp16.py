@@ -14,6 +14,7 @@ from tfidf_tune.training import (
     HFCheckpointer,
     Run,
     TrainingError,
+    agree_on_step,
     build_grad_scaler,
     build_model,
     load_model,
@@ -62,7 +63,13 @@ def adapters_of(model):
 
 def step(model, batch, optimizer, scaler, loss=None, clip_grad_norm=1.0):
     return train_step(
-        model, loss or CrossEntropyLoss(), optimizer, [batch], scaler=scaler, device=CPU, clip_grad_norm=clip_grad_norm
+        model,
+        loss or CrossEntropyLoss(),
+        optimizer,
+        agree_on_step([batch]),
+        scaler=scaler,
+        device=CPU,
+        clip_grad_norm=clip_grad_norm,
     )
 
 

@@ -14,6 +14,7 @@ from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss
 from tfidf_tune.training import (
     FinetuneConfig,
     SetupError,
+    agree_on_step,
     build_loss,
     check_config,
     prepare_head,
@@ -62,7 +63,7 @@ def step(model, loss, *batches, scaler=None):
         model,
         loss,
         Recorder([p for p in model.parameters() if p.requires_grad], lr=0.0),
-        batches,
+        agree_on_step(batches),
         scaler=scaler or torch.amp.GradScaler("cpu", enabled=False),
         device=CPU,
         clip_grad_norm=None,

@@ -20,6 +20,7 @@ from tfidf_tune.training import (
     FinetuneConfig,
     Run,
     TrainState,
+    agree_on_step,
     check_config,
     train,
     train_step,
@@ -60,7 +61,7 @@ def gradients_of_a_step(model, loss, batches, **kwargs):
         model,
         loss,
         Recorder(model.parameters(), lr=0.0),
-        batches,
+        agree_on_step(batches),
         device=next(model.parameters()).device,
         **({"scaler": NO_SCALER, "clip_grad_norm": None} | kwargs),
     )

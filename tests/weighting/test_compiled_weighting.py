@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from code_paths import OneCodePath
+from called_weighting import CalledWeighting
 from label_batches import random_labels, random_stream
 from tfidf_reference import IGNORED
 from torch._dynamo.utils import counters
@@ -26,7 +26,7 @@ def compiled_and_not(training, **arguments):
     """A compiled weighting, and an eager one on the code path of a device, both with an empty window."""
     weighting = TFIDFWeighting(num_batches=3, **arguments).train(training)
     compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
-    return weighting, compiled, OneCodePath("device", num_batches=3, **arguments)
+    return weighting, compiled, CalledWeighting(checked=False, num_batches=3, **arguments)
 
 
 def batches_of_one_shape(documents):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from code_paths import CODE_PATHS, OneCodePath
+from called_weighting import CalledWeighting
 from docs_snippets import snippet
 from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
@@ -12,7 +12,6 @@ from tfidf_reference import IGNORED, ReferenceTFIDF
 from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
-    GatheredLabels,
     TFIDFWeighting,
     TokenBatch,
     shift_labels,
@@ -20,7 +19,6 @@ from tfidf_tune.weighting import (
 )
 
 VOCAB_SIZE = 40
-every_path = pytest.mark.parametrize("path", CODE_PATHS)
 
 
 class Rows(NamedTuple):
@@ -38,7 +36,7 @@ class Rows(NamedTuple):
 
     def batch(self, *, packed, vocab_size=VOCAB_SIZE):
         documents = shift_tokens(self.documents) if packed else None
-        return TokenBatch(self.labels, documents, vocab_size, tokens=shift_tokens(self.tokens))
+        return TokenBatch(self.labels, documents, shift_tokens(self.tokens), vocab_size)
 
     def of_reference(self, reference, training=True):
         """The reference counts the tokens where they are, in documents that are not shifted."""
@@ -78,13 +76,12 @@ def assert_window_equals_reference(window, reference):
     assert int(window.num_documents) == reference.num_documents
 
 
-@every_path
 @pytest.mark.parametrize(
     ("tf", "cap", "packed", "vocab_size"),
     [("count", None, False, VOCAB_SIZE), ("log", 1.3, True, None), ("binary", None, True, 5000)],
 )
-def test_weights_and_window_equal_the_reference(path, tf, cap, packed, vocab_size):
-    weighting = OneCodePath(path, num_batches=3, tf=tf, max_weight=cap, counted="tokens")
+def test_weights_and_window_equal_the_reference(tf, cap, packed, vocab_size):
+    weighting = CalledWeighting(num_batches=3, tf=tf, max_weight=cap, counted="tokens")
     reference, differ = ReferenceTFIDF(3, tf, cap), 0
     of_labels = ReferenceTFIDF(3, tf, cap)
     for number, rows in enumerate(stream(1, packed=packed)):
@@ -98,10 +95,9 @@ def test_weights_and_window_equal_the_reference(path, tf, cap, packed, vocab_siz
     assert differ > 5, "prompts must matter"
 
 
-@every_path
-def test_the_statistics_do_not_depend_on_the_mask(path):
+def test_the_statistics_do_not_depend_on_the_mask():
     """A batch of prompts without answers is counted too; its weights are 0."""
-    masked, unmasked = (OneCodePath(path, num_batches=3, counted="tokens") for _ in range(2))
+    masked, unmasked = (CalledWeighting(num_batches=3, counted="tokens") for _ in range(2))
     for number, rows in enumerate(stream(2, packed=True)):
         weights = masked(rows.batch(packed=True))
         unmasked(rows._replace(masked=torch.zeros_like(rows.masked)).batch(packed=True))
@@ -111,10 +107,9 @@ def test_the_statistics_do_not_depend_on_the_mask(path):
     assert int(masked.window.num_updates) == 10
 
 
-@every_path
-def test_by_default_masked_prompts_do_not_count(path):
+def test_by_default_masked_prompts_do_not_count():
     """Whatever their tokens are, and whether or not they are passed."""
-    plain, other = (OneCodePath(path, num_batches=3) for _ in range(2))
+    plain, other = (CalledWeighting(num_batches=3) for _ in range(2))
     for rows in stream(3, packed=True):
         expected = plain(rows.labels, document_ids=shift_tokens(rows.documents), vocab_size=VOCAB_SIZE)
         noise = torch.where(rows.masked & (rows.tokens != IGNORED), (rows.tokens + 7) % VOCAB_SIZE, rows.tokens)
@@ -122,12 +117,11 @@ def test_by_default_masked_prompts_do_not_count(path):
         assert_same_state(plain.weighting, state_copy(other.weighting))
 
 
-@every_path
-def test_without_masks_only_the_first_token_of_each_document_is_counted_in_addition(path):
+def test_without_masks_only_the_first_token_of_each_document_is_counted_in_addition():
     """Shifted labels leave it out, because nothing predicts it: once it is a label, the weights are the same bits."""
     generator = torch.Generator().manual_seed(4)
-    of_tokens, of_labels = OneCodePath(path, counted="tokens"), OneCodePath(path)
-    without_first, differ = OneCodePath(path), 0
+    of_tokens, of_labels = CalledWeighting(counted="tokens"), CalledWeighting()
+    without_first, differ = CalledWeighting(), 0
     for _ in range(5):
         ids = torch.randint(VOCAB_SIZE, (4, 20), generator=generator)
         documents = (torch.arange(20) >= 12).long().expand(4, 20)
@@ -147,13 +141,12 @@ def test_without_masks_only_the_first_token_of_each_document_is_counted_in_addit
     assert differ == 5
 
 
-@every_path
-def test_weights_worked_out_by_hand(path):
+def test_weights_worked_out_by_hand():
     """Two sequences "5 9 | 7" and "5 8 | 5 7" with masked prompts, the first one padded."""
     tokens = torch.tensor([[5, 9, 7, IGNORED], [5, 8, 5, 7]])
     labels = torch.tensor([[IGNORED, 7, IGNORED, IGNORED], [IGNORED, 5, 7, IGNORED]])
-    batch = TokenBatch(labels, tokens=shift_tokens(tokens))
-    weighting = OneCodePath(path, counted="tokens")
+    batch = TokenBatch(labels, all_tokens=shift_tokens(tokens))
+    weighting = CalledWeighting(counted="tokens")
     # N = 2, and 5 and 7 are in both: each idf is 1. Only 5 occurs twice in its sequence: raw weights 1, 2, 1.
     torch.testing.assert_close(weighting(batch), torch.tensor([[0, 0.75, 0, 0], [0, 1.5, 0.75, 0]]))
     assert weighting.window.document_frequency(torch.tensor([5, 7, 8, 9])).tolist() == [2, 2, 1, 1]
@@ -167,7 +160,7 @@ def test_the_loop_of_the_documentation_has_the_weights_of_the_reference():
         "attention_mask": rows.tokens != IGNORED,
         "labels": rows.tokens.masked_fill(rows.masked, IGNORED),
         "logits": None,
-        "loss": lambda logits, labels, tokens: given.update(weights=weighting(labels, tokens=tokens)),
+        "loss": lambda logits, batch: given.update(weights=weighting(batch)),
     }
     exec(snippet("objective.md", "TF-IDF weights", number=1), given)
     assert_weights_equal_reference(given["weights"], rows.of_reference(ReferenceTFIDF()))
@@ -189,20 +182,12 @@ def test_saved_statistics_continue_exactly():
     assert_same_state(resumed, state_copy(whole))
 
 
-def test_the_size_of_the_state_is_that_predicted():
-    weighting = TFIDFWeighting(num_batches=3, counted="tokens")
-    predicted = weighting.num_state_bytes(3, 30, vocab_size=VOCAB_SIZE)
-    weighting(random_rows(torch.Generator().manual_seed(0), packed=False).batch(packed=False))
-    assert sum(buffer.nbytes for buffer in weighting.buffers()) == predicted
-
-
 def test_nothing_waits_for_the_device():
     weighting = TFIDFWeighting(counted="tokens", max_weight=2.0)
     for number in range(3):
         batch = random_rows(torch.Generator(), packed=True).batch(packed=True)
-        meta = TokenBatch(
-            batch.labels.to("meta"), batch.document_ids.to("meta"), VOCAB_SIZE, tokens=batch.tokens.to("meta")
-        )
+        tensors = (part.to("meta") for part in (batch.labels, batch.document_ids, batch.all_tokens))
+        meta = TokenBatch(*tensors, vocab_size=VOCAB_SIZE)
         with Recorder() as recorder:
             assert weighting(meta).device.type == "meta"
         if number:  # at the first call the window follows the labels
@@ -211,7 +196,7 @@ def test_nothing_waits_for_the_device():
 
 def test_one_compiled_graph_has_the_bits_of_the_uncompiled_device_path():
     torch._dynamo.reset()
-    plain, weighting = OneCodePath("device", counted="tokens"), TFIDFWeighting(counted="tokens")
+    plain, weighting = CalledWeighting(checked=False, counted="tokens"), TFIDFWeighting(counted="tokens")
     compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
     generator = torch.Generator().manual_seed(7)
     batches = [random_rows(generator, packed=True).batch(packed=True) for _ in range(4)]
@@ -234,9 +219,12 @@ TOKENS = torch.tensor([[2, 3, 4, 1]])
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (None, r"TFIDFWeighting counts all tokens, but the batch has only labels: .*tokens=shift_tokens\(input_ids\)"),
+        (
+            None,
+            r"TFIDFWeighting counts all tokens, but the batch has only labels: .*all_tokens=shift_tokens\(input_ids\)",
+        ),
         (TOKENS[:, :3], r"tokens has shape \(1, 3\), expected that of labels, \(1, 4\)"),
-        (TOKENS.float(), r"tokens are torch.float32, expected signed integers: .* tokens.long\(\)"),
+        (TOKENS.float(), r"all_tokens are torch.float32, expected signed integers: .* all_tokens.long\(\)"),
         (TOKENS.roll(1, dims=1), r"2 labels are not the tokens at their positions: .*shift_tokens\(input_ids\)"),
         (TOKENS.masked_fill(TOKENS == 1, 10), "tokens contain the id 10, outside the vocabulary of 10"),
     ],
@@ -244,18 +232,14 @@ TOKENS = torch.tensor([[2, 3, 4, 1]])
 def test_tokens_that_do_not_fit_are_refused_and_leave_the_window(tokens, message):
     weighting = TFIDFWeighting(counted="tokens")
     with pytest.raises(ValueError, match=message):
-        weighting(LABELS, tokens=tokens, vocab_size=10)
+        weighting(LABELS, all_tokens=tokens, vocab_size=10)
     assert int(weighting.window.num_updates) == 0
 
 
-def test_gathered_labels_without_the_tokens_are_refused():
-    gathered = GatheredLabels(LABELS, None, (slice(1), slice(4)))
-    with pytest.raises(ValueError, match="TFIDFWeighting counts all tokens, but gathered has only labels"):
-        TFIDFWeighting(sync=True, counted="tokens")(LABELS, tokens=TOKENS, gathered=gathered)
-
-
 def test_on_a_gpu_a_label_that_is_not_the_token_at_its_position_gets_nan():
-    weights = OneCodePath("device", counted="tokens")(LABELS, tokens=torch.tensor([[2, 3, 5, 1]]), vocab_size=10)
+    weights = CalledWeighting(checked=False, counted="tokens")(
+        LABELS, all_tokens=torch.tensor([[2, 3, 5, 1]]), vocab_size=10
+    )
     assert weights.isnan().tolist() == [[False, False, True, False]]
 
 

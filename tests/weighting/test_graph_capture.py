@@ -7,7 +7,7 @@ the business of ``test_weighting_cost.py``.
 
 import pytest
 import torch
-from code_paths import OneCodePath, code_path
+from called_weighting import CalledWeighting, unchecked
 from label_batches import random_labels
 from operations import Recorder
 from tfidf_reference import IGNORED
@@ -27,9 +27,9 @@ def batches():
 
 def steady(training, max_weight, counted):
     """A weighting whose tables are laid out and whose window, of fewer batches than follow, has begun to roll."""
-    weighting = OneCodePath("device", num_batches=4, max_weight=max_weight, counted=counted)
+    weighting = CalledWeighting(checked=False, num_batches=4, max_weight=max_weight, counted=counted)
     labels = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
-    weighting(labels, vocab_size=VOCAB_SIZE, tokens=labels)
+    weighting(labels, vocab_size=VOCAB_SIZE, all_tokens=labels)
     weighting.weighting.train(training)
     return weighting
 
@@ -39,7 +39,7 @@ def calls_of(weighting, training, documents):
         document_ids = (torch.arange(LENGTH) // (i + 1)).expand(ROWS, LENGTH).contiguous() if documents else None
         tokens = torch.where(labels == IGNORED, torch.arange(LENGTH), labels)
         yield lambda labels=labels, ids=document_ids, tokens=tokens: weighting(
-            labels, training=training, vocab_size=VOCAB_SIZE, document_ids=ids, tokens=tokens
+            labels, training=training, vocab_size=VOCAB_SIZE, document_ids=ids, all_tokens=tokens
         )
 
 
@@ -75,7 +75,7 @@ def test_operations_shapes_and_memory_do_not_depend_on_values(training, document
 def test_operations_and_memory_of_repetition_weights_do_not_depend_on_values(first_pass):
     weighting, recorded = RepetitionWeighting(h=2, k=1, span=5, min_length=1, sample=1, num_buckets=2**13), []
     before = {name: buffer.data_ptr() for name, buffer in weighting.named_buffers()}
-    with code_path("device"):
+    with unchecked():
         for labels in batches():
             with Recorder() as recorder:
                 weighting(labels, vocab_size=VOCAB_SIZE, first_pass=first_pass)

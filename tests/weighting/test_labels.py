@@ -1,10 +1,11 @@
 """What all weightings do with labels of any type and size, and the input and arguments that they refuse."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
-from code_paths import CODE_PATHS, OneCodePath, code_path
+from called_weighting import CalledWeighting, unchecked
 from label_batches import NO_LABEL_TYPES, random_labels
 from tfidf_reference import IGNORED
 from window_state import assert_same_state, state_copy
@@ -12,7 +13,6 @@ from window_state import assert_same_state, state_copy
 from tfidf_tune.weighting import (
     DocumentWindow,
     FocalWeighting,
-    GatheredLabels,
     GoldfishWeighting,
     MiLeWeighting,
     RepetitionWeighting,
@@ -22,7 +22,7 @@ from tfidf_tune.weighting import (
     shift_labels,
     term_frequency,
 )
-from tfidf_tune.weighting._labels import on_host
+from tfidf_tune.weighting._labels import values_are_known
 
 WEIGHTINGS = [
     UniformWeighting,
@@ -33,26 +33,17 @@ WEIGHTINGS = [
 every_weighting = pytest.mark.parametrize("make", WEIGHTINGS)
 
 
-def test_only_uncompiled_labels_on_a_cpu_use_the_host():
+def test_values_are_known_of_uncompiled_labels_on_a_cpu():
     labels = torch.zeros(1, 2, dtype=torch.int64)
-    assert on_host(labels)
-    assert not on_host(labels.to("meta"))
+    assert values_are_known(labels)
+    assert not values_are_known(labels.to("meta"))
     torch._dynamo.reset()
-    compiled = torch.compile(lambda labels: labels + int(on_host(labels)), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda labels: labels + int(values_are_known(labels)), fullgraph=True, backend="eager")
     assert torch.equal(compiled(labels), labels)
 
 
 def test_shifted_labels_are_those_of_the_next_token():
     assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [[2, 3, IGNORED], [5, 6, IGNORED]]
-
-
-def test_gathered_labels_move_to_a_device_with_their_document_ids_if_any():
-    own = (slice(1), slice(2))
-    for ids in (None, torch.zeros(1, 2)):
-        moved = GatheredLabels(torch.ones(1, 2), ids, own).to(torch.device("meta"))
-        assert moved.labels.is_meta
-        assert moved.own == own
-        assert moved.document_ids is None if ids is None else moved.document_ids.is_meta
 
 
 @every_weighting
@@ -62,13 +53,13 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
     for weighting in weightings:
         weighting.set_special_tokens([5, 300])
     wide, *narrow, strided = weightings
-    for path in CODE_PATHS:
+    for is_checked in (True, False):
         for seed in range(3):
             generator = torch.Generator().manual_seed(seed)
             labels = random_labels(generator, 3, 40, 100)
             ids = torch.randint(0, 100, (3, 40), generator=generator) if seed else None
             vocab_size, before = (None, 50_304)[seed % 2], labels.clone()
-            with code_path(path):
+            with nullcontext() if is_checked else unchecked():
                 expected = wide(labels, vocab_size=vocab_size, document_ids=ids)
                 for dtype, weighting in zip((torch.int8, torch.int16, torch.int32), narrow, strict=True):
                     narrow_ids = None if ids is None else ids.to(dtype)
@@ -85,11 +76,11 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
 
 @every_weighting
 def test_batches_without_positions_or_valid_tokens_change_nothing(make):
-    for path in CODE_PATHS:
+    for is_checked in (True, False):
         for vocab_size in (None, 20):
             weighting = make()
             for seen in (torch.zeros(1, 0, dtype=torch.int64), torch.tensor([[1, 19, 1]])):
-                with code_path(path):
+                with nullcontext() if is_checked else unchecked():
                     weighting.train()(seen, vocab_size=vocab_size)
                     # The first call creates tables, also without a position.
                     weighting(torch.full((2, 3), IGNORED), vocab_size=vocab_size)
@@ -169,8 +160,6 @@ BAD_ARGUMENTS = [
         for cap in (0.99, 1e39, math.inf, math.nan, "3")
     ),
     (TFIDFWeighting, {"sync": 1}, "sync is 1: set it to true or false"),
-    (TFIDFWeighting, {"normalization": "batch"}, "normalization is 'batch': possible are rank, global"),
-    (TFIDFWeighting, {"normalization": "global", "max_weight": 2.0}, "max_weight is 2.0 and .* set sync to true or "),
     (GoldfishWeighting, {"strategy": "random"}, "strategy is 'random': possible are hash, static"),
     (GoldfishWeighting, {"k": 1}, "k is 1: .* set it to 2 to 2147483648"),
     (GoldfishWeighting, {"k": 2**31 + 1}, "k is 2147483649: .* set it to 2 to 2147483648"),
@@ -216,14 +205,13 @@ def test_the_limits_of_the_arguments_are_accepted():
             RepetitionWeighting(h=1, k=1, alpha=4, span=1, quantile=0, sample=1, num_buckets=1),
             RepetitionWeighting(h=1024, k=None, span=4095, quantile=1, sample=2),
             RepetitionWeighting(h=64, k=63, sample=64),
-            TFIDFWeighting(normalization="global"),
             TFIDFWeighting(sync=True, max_weight=2),
         )
     )
 
 
 def test_a_batch_of_a_different_vocabulary_leaves_the_window_usable():
-    weighting = OneCodePath("host")
+    weighting = CalledWeighting()
     with pytest.raises(ValueError, match="the id 3, outside the vocabulary of 2;"):
         weighting(ONE, vocab_size=2)
     assert weighting(ONE, vocab_size=4).all()

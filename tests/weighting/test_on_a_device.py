@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from code_paths import code_path
+from called_weighting import unchecked
 from label_batches import random_labels
 from operations import Recorder, assert_no_synchronisation
 from tfidf_reference import IGNORED
@@ -94,7 +94,7 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(make):
 def test_on_a_gpu_the_device_assertion_of_the_loss_reports_a_bad_id():
     labels = torch.tensor([[1, 2, VOCAB_SIZE, -7, 3, IGNORED]])
     weighting, clean = TFIDFWeighting(num_batches=2), TFIDFWeighting(num_batches=2)
-    with code_path("device"):
+    with unchecked():
         weighting(labels, vocab_size=VOCAB_SIZE)
         clean(labels.masked_fill((labels < 0) | (labels >= VOCAB_SIZE), IGNORED), vocab_size=VOCAB_SIZE)
     assert_same_state(weighting, state_copy(clean))
@@ -125,7 +125,7 @@ def test_compiled_weights_are_bit_identical(make):
         arguments = arguments_of(labels, generator)
         arguments["first_pass"] = i != 3
         weights = compiled.train(training)(labels, **arguments)
-        with code_path("device"):
+        with unchecked():
             expected = plain.train(training)(labels, **arguments)
         assert torch.equal(weights, expected)
         if weighting.state_dict():

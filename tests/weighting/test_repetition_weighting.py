@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from code_paths import CODE_PATHS, code_path
 from label_batches import random_labels
 from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
@@ -51,26 +50,21 @@ CASES = {
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_weights_and_table_are_those_of_the_reference_on_both_code_paths(case, documents):
+def test_weights_and_table_are_those_of_the_reference(case, documents):
     """In training and evaluation, then once more as a second epoch, which changes no count."""
     reference = ReferenceRepetition(**CASES[case])
-    weightings = {path: RepetitionWeighting(**CASES[case]) for path in CODE_PATHS}
+    weighting = RepetitionWeighting(**CASES[case])
     smallest = 1.0
     for epoch in range(2):
         for i, (labels, document_ids) in enumerate(batches()):
             given = document_ids if documents else None
             training, first_pass = i != 3, epoch == 0
             expected = reference(labels.tolist(), given.tolist() if documents else None, training, first_pass)
-            found = []
-            for path, weighting in weightings.items():
-                with code_path(path):
-                    weighting.train(training)
-                    found.append(weighting(labels, document_ids=given, first_pass=first_pass))
-                nonzero = weighting.table.nonzero().flatten().tolist()
-                assert {bucket: divmod(int(weighting.table[bucket]), 2048) for bucket in nonzero} == reference.table
-            torch.testing.assert_close(found[0], torch.tensor(expected), rtol=RTOL, atol=0)
-            assert torch.equal(*found)
-            smallest = min(smallest, found[0][labels != IGNORED].min().item() if i != 5 else 1)
+            found = weighting.train(training)(labels, document_ids=given, first_pass=first_pass)
+            nonzero = weighting.table.nonzero().flatten().tolist()
+            assert {bucket: divmod(int(weighting.table[bucket]), 2048) for bucket in nonzero} == reference.table
+            torch.testing.assert_close(found, torch.tensor(expected), rtol=RTOL, atol=0)
+            smallest = min(smallest, found[labels != IGNORED].min().item() if i != 5 else 1)
     assert smallest < 1
     assert reference.num_taken > 0 or case not in ("small table", "tiny table")
 
@@ -131,17 +125,15 @@ def test_by_plain_contexts_the_nth_repetition_of_5_tokens_counts_one_nth():
 # ---- forgetting
 
 
-@pytest.mark.parametrize("path", CODE_PATHS)
 @pytest.mark.parametrize("num_copies", [1, 3])
-def test_a_key_stays_until_as_many_others_as_it_was_counted_have_shared_its_bucket(num_copies, path):
+def test_a_key_stays_until_as_many_others_as_it_was_counted_have_shared_its_bucket(num_copies):
     """Of 2,000 keys, the share that is still known after 8 mini-batches: binomial, within 4 standard deviations."""
     weighting, generator = RepetitionWeighting(h=1, **PLAIN | {"num_buckets": 2**16}), torch.Generator().manual_seed(0)
     labels = torch.arange(2000)[None]
-    with code_path(path):
-        for _ in range(num_copies):
-            weighting(labels)
-        for _ in range(8):
-            weighting(torch.randint(2000, 10**6, (64, 129), generator=generator))
+    for _ in range(num_copies):
+        weighting(labels)
+    for _ in range(8):
+        weighting(torch.randint(2000, 10**6, (64, 129), generator=generator))
     weights = weighting.eval()(labels)[0, 1:]
     remaining = [1 / weight - 1 for weight in weights.unique().tolist()]
     assert remaining == pytest.approx(list(range(num_copies, -1, -1)))
@@ -192,8 +184,7 @@ def test_a_state_of_the_earlier_form_is_refused():
         RepetitionWeighting(num_buckets=64).load_state_dict(earlier)
 
 
-@pytest.mark.parametrize("path", CODE_PATHS)
-def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(path, monkeypatch):
+def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(monkeypatch):
     weighting, expected = (RepetitionWeighting(h=1, **PLAIN) for _ in range(2))
     labels, put_in, of_the_other = torch.arange(40).view(2, 20), RepetitionWeighting._put_in, []
 
@@ -205,9 +196,8 @@ def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(
         put_in(module, *keys)
 
     monkeypatch.setattr(RepetitionWeighting, "_put_in", put_in_while_another_thread_does)
-    with code_path(path):
-        for _ in range(2):
-            assert torch.equal(weighting(labels), expected(labels))
+    for _ in range(2):
+        assert torch.equal(weighting(labels), expected(labels))
     assert isinstance(of_the_other[0], RuntimeError)
     assert_same_state(weighting, state_copy(expected))
 

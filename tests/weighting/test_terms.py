@@ -1,4 +1,4 @@
-"""The distinct keys of each row, found in both ways, against a counter."""
+"""The distinct keys of each row, against a counter."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import torch
 from label_batches import random_labels
 
 from tfidf_tune.weighting import distinct_terms
-from tfidf_tune.weighting._formula import Terms, distinct_terms_on_device
+from tfidf_tune.weighting._formula import Terms
 
 TOP, BOTTOM = 2**63 - 1, -(2**63)
 
@@ -48,14 +48,12 @@ def cases():
         yield narrow
 
 
-@pytest.mark.parametrize("find", [distinct_terms, distinct_terms_on_device])
-def test_the_terms_of_each_row_equal_a_counter(find):
+def test_the_terms_of_each_row_equal_a_counter():
     for keys in cases():
         before, num_terms = keys.clone(), sum(len(set(row)) for row in keys.tolist())
-        terms = find(keys)
+        terms = distinct_terms(keys)
         assert_terms_of_each_row(terms, keys)
-        on_host = find is distinct_terms
-        assert terms.keys.shape == terms.counts.shape == (num_terms if on_host else keys.numel(),)
+        assert terms.keys.shape == terms.counts.shape == (keys.numel(),)
         assert int(terms.counts.sum()) == keys.numel()
         assert (terms.counts[num_terms:] == 0).all()
         assert (terms.keys[num_terms:] == -1).all()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from code_paths import CODE_PATHS, OneCodePath
+from called_weighting import CalledWeighting
 from label_batches import WEIGHT_RTOL, assert_weights_equal_reference, capped_rtol, random_labels, random_stream
 from tfidf_reference import IGNORED, ReferenceTFIDF
 from window_state import assert_same_state, state_copy
@@ -15,7 +15,6 @@ from tfidf_tune.weighting import TFIDFWeighting
 
 VOCAB_SIZE = 60
 EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]
-every_path = pytest.mark.parametrize("path", CODE_PATHS)
 
 
 class Call(NamedTuple):
@@ -51,26 +50,15 @@ def assert_window_equals_reference(window, reference):
     assert int(window.num_updates) >= len(reference.window)
 
 
-def assert_same_batches(one, other):
-    """The order of the tokens of a batch and its padding may differ."""
-    assert torch.equal(one.num_updates, other.num_updates)
-    assert torch.equal(one.num_documents_K, other.num_documents_K)
-    of_one, of_other = ([sorted(filter(None, row)) for row in window.entries_KT.tolist()] for window in (one, other))
-    assert of_one == of_other
-
-
-def assert_ways_agree(stream, num_batches=4, tf="count", cap=None):
+def assert_equals_reference(stream, num_batches=4, tf="count", cap=None):
     reference = ReferenceTFIDF(num_batches, tf, cap)
-    paths = {path: OneCodePath(path, num_batches=num_batches, tf=tf, max_weight=cap) for path in CODE_PATHS}
+    weighting = CalledWeighting(num_batches=num_batches, tf=tf, max_weight=cap)
     assert stream, "there must be batches to compare"
     for call in stream:
-        expected = call.of_reference(reference)
-        for weighting in paths.values():
-            weights = call.of(weighting)
-            assert weights.dtype == torch.float32
-            assert_weights_equal_reference(weights, expected, capped_rtol(call.labels, expected, cap))
-            assert_window_equals_reference(weighting.window, reference)
-        assert_same_batches(paths["host"].window, paths["device"].window)
+        expected, weights = call.of_reference(reference), call.of(weighting)
+        assert weights.dtype == torch.float32
+        assert_weights_equal_reference(weights, expected, capped_rtol(call.labels, expected, cap))
+        assert_window_equals_reference(weighting.window, reference)
 
 
 DOCUMENTS = {"none": lambda i: False, "all": lambda i: True, "every second batch": lambda i: i % 2 == 0}
@@ -92,7 +80,7 @@ DOCUMENTS = {"none": lambda i: False, "all": lambda i: True, "every second batch
 def test_weights_and_window_equal_the_reference_at_every_batch(tf, cap, documents, vocab_sizes, num_batches):
     length = 30 if num_batches == 16 else 14
     stream = list(calls(num_batches, documents=DOCUMENTS[documents], vocab_sizes=vocab_sizes, num_batches=length))
-    assert_ways_agree(stream, num_batches, tf, cap)
+    assert_equals_reference(stream, num_batches, tf, cap)
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -104,39 +92,38 @@ def test_weights_and_window_equal_the_reference_as_the_vocabulary_changes(docume
         labels = random_labels(generator, 3, 20, vocab_size, ignored=0.2 * documents)
         labels[0, 0] = vocab_size - 1
         stream.append(Call(labels, torch.randint(0, 3, labels.shape, generator=generator) if documents else None))
-    assert_ways_agree(stream, num_batches=3)
+    assert_equals_reference(stream, num_batches=3)
 
 
 def test_weights_and_window_equal_the_reference_at_every_length():
     for length in (1, 2, 127, 1024, 4095, 4096):
         generator = torch.Generator().manual_seed(length)
-        assert_ways_agree([Call(random_labels(generator, 2, length, 32_000), vocab_size=32_000) for _ in range(3)], 2)
+        assert_equals_reference(
+            [Call(random_labels(generator, 2, length, 32_000), vocab_size=32_000) for _ in range(3)], 2
+        )
 
 
-@every_path
-def test_the_default_is_the_papers_window_of_16_and_counts(path):
-    weighting, reference = OneCodePath(path), ReferenceTFIDF(16, "count")
+def test_the_default_is_the_papers_window_of_16_and_counts():
+    weighting, reference = CalledWeighting(), ReferenceTFIDF(16, "count")
     for call in calls(3, documents=DOCUMENTS["none"], num_batches=20):
         assert_weights_equal_reference(call.of(weighting), call.of_reference(reference))
 
 
-@every_path
-def test_the_weights_of_a_batch_worked_out_by_hand(path):
+def test_the_weights_of_a_batch_worked_out_by_hand():
     labels = torch.tensor([[7, 7, 3, IGNORED], [7, 9, 4, 4], [IGNORED] * 4])
     # N = 2; df(7) = 2, so idf(7) = 1; df = 1 for the others, so their idf is ln(3/2) + 1.
     rare = math.log(1.5) + 1
     raw = [[2.0, 2.0, rare, 0.0], [1.0, rare, 2 * rare, 2 * rare], [0.0] * 4]
     mean = (2.0 + 2.0 + rare + 1.0 + rare + 2 * rare + 2 * rare) / 7
-    weights = OneCodePath(path, num_batches=4)(labels)
+    weights = CalledWeighting(num_batches=4)(labels)
     assert_weights_equal_reference(weights, [[weight / mean for weight in row] for row in raw])
 
 
 # ---- evaluation, empty batches
 
 
-@every_path
-def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0(path):
-    weighting = OneCodePath(path, num_batches=2)
+def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0():
+    weighting = CalledWeighting(num_batches=2)
     weights = weighting(torch.tensor([[4, 4, 8, IGNORED]]), training=False)
     torch.testing.assert_close(weights, torch.tensor([[2, 2, 1, 0]]) * 3 / 5, rtol=WEIGHT_RTOL, atol=0.0)
     weighting(torch.tensor([[1, 2], [1, 3]]), vocab_size=4)
@@ -148,11 +135,10 @@ def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0(pa
     assert_same_state(weighting.weighting, before)
 
 
-@every_path
 @pytest.mark.parametrize("cap", [1.0, 1.3, 1.7])
-def test_the_cap_is_never_exceeded_and_the_mean_stays_1(path, cap):
+def test_the_cap_is_never_exceeded_and_the_mean_stays_1(cap):
     stream = random_stream(seed=18, num_batches=10, max_rows=3, max_length=80, vocab_size=60)
-    weighting = OneCodePath(path, num_batches=3, max_weight=cap)
+    weighting = CalledWeighting(num_batches=3, max_weight=cap)
     reached = 0
     for labels in stream:
         weights = weighting(labels)[labels != IGNORED]
@@ -167,24 +153,22 @@ def test_the_cap_is_never_exceeded_and_the_mean_stays_1(path, cap):
 # ---- several documents in a row
 
 
-@every_path
-def test_document_ids_may_be_any_non_negative_integers_and_do_not_overflow(path):
+def test_document_ids_may_be_any_non_negative_integers_and_do_not_overflow():
     generator = torch.Generator().manual_seed(23)
     labels = random_labels(generator, 3, 40, 128_256)
     document_ids = torch.randint(0, 4, labels.shape, generator=generator)
     names = torch.tensor([2**31 - 1, 0, 2**16, 77])
-    expected = OneCodePath(path)(labels, vocab_size=2**17, document_ids=document_ids)
+    expected = CalledWeighting()(labels, vocab_size=2**17, document_ids=document_ids)
     for dtype in (torch.int32, torch.int64):
-        weights = OneCodePath(path)(labels.int(), vocab_size=2**17, document_ids=names[document_ids].to(dtype))
+        weights = CalledWeighting()(labels.int(), vocab_size=2**17, document_ids=names[document_ids].to(dtype))
         torch.testing.assert_close(weights, expected, rtol=2 * WEIGHT_RTOL, atol=0.0)
     rows = torch.tensor([[5], [0], [5]]).expand(3, 40)  # one document in each row is the default
-    assert torch.equal(OneCodePath(path)(labels, document_ids=rows), OneCodePath(path)(labels))
+    assert torch.equal(CalledWeighting()(labels, document_ids=rows), CalledWeighting()(labels))
 
 
-@every_path
-def test_the_document_id_of_an_ignored_position_does_not_matter(path):
+def test_the_document_id_of_an_ignored_position_does_not_matter():
     labels = torch.tensor([[1, 2, 1, IGNORED, IGNORED]])
-    plain, odd = OneCodePath(path), OneCodePath(path)
+    plain, odd = CalledWeighting(), CalledWeighting()
     expected = plain(labels, document_ids=torch.tensor([[0, 0, 1, 1, 1]]))
     weights = odd(labels, document_ids=torch.tensor([[0, 0, 1, 7, 0]]))
     assert torch.equal(weights, expected)
@@ -211,31 +195,12 @@ def test_packing_padding_and_relabelling_change_no_weight(documents):
 
 
 def test_the_window_does_not_share_memory_with_the_labels():
-    for path in CODE_PATHS:
-        labels = torch.tensor([[1, 2, 2, 4]], dtype=torch.int32)
-        weighting = OneCodePath(path, num_batches=2)
-        weighting(labels)
-        before = state_copy(weighting.weighting)
-        labels.fill_(9)
-        assert_same_state(weighting.weighting, before)
-
-
-@pytest.mark.parametrize(("before", "after"), [("host", "device"), ("device", "host")])
-def test_a_state_saved_by_one_way_continues_in_the_other(before, after):
-    stream = list(calls(8, documents=DOCUMENTS["every second batch"], vocab_sizes=[VOCAB_SIZE, None]))
-    reference, saved = ReferenceTFIDF(4), OneCodePath(before, num_batches=4)
-    for call in stream[:9]:
-        call.of_reference(reference)
-        call.of(saved)
-    loaded = OneCodePath(after, num_batches=4)
-    loaded.weighting.load_state_dict(saved.weighting.state_dict())
-    for call in stream[9:]:
-        expected = call.of_reference(reference)
-        for weighting in (saved, loaded):
-            assert_weights_equal_reference(call.of(weighting), expected)
-            assert_window_equals_reference(weighting.window, reference)
-        assert_same_batches(saved.window, loaded.window)
-    assert len(stream) - 9 > 4, "the batches of before must fall out of the window"
+    labels = torch.tensor([[1, 2, 2, 4]], dtype=torch.int32)
+    weighting = CalledWeighting(num_batches=2)
+    weighting(labels)
+    before = state_copy(weighting.weighting)
+    labels.fill_(9)
+    assert_same_state(weighting.weighting, before)
 
 
 # ---- ids outside the vocabulary, which nobody can refuse without waiting for the GPU
@@ -260,7 +225,7 @@ def with_bad_ids(labels, bad_ids):
 )
 def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(training, cap, documents, vocab_size):
     bad_ids = [-1, -99, -(2**40)] if vocab_size is None else [VOCAB_SIZE, 2**31, -1, -101, 2**40]
-    spoiled, clean = (OneCodePath("device", num_batches=3, max_weight=cap) for _ in range(2))
+    spoiled, clean = (CalledWeighting(checked=False, num_batches=3, max_weight=cap) for _ in range(2))
     for labels, document_ids, _, _ in calls(9, documents=lambda i: documents, vocab_sizes=[vocab_size]):
         bad_labels, rest, bad = with_bad_ids(labels, bad_ids)
         given = {"vocab_size": vocab_size, "document_ids": document_ids, "training": training}

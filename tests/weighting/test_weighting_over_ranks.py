@@ -1,5 +1,6 @@
 """The weighting in several processes: what they share, what it equals, and what they communicate."""
 
+import re
 from itertools import chain
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from code_paths import CODE_PATHS, OneCodePath
+from called_weighting import CalledWeighting
 from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
 from operations import Recorder, assert_no_synchronisation
 from peer_reference import ReferenceRepetition
@@ -18,8 +19,9 @@ from window_state import assert_same_state, state_copy
 from tfidf_tune.weighting import (
     RepetitionWeighting,
     TFIDFWeighting,
-    gather_labels,
+    TokenBatch,
 )
+from tfidf_tune.weighting._labels import gather_batch
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
 REPETITION = {
@@ -36,15 +38,11 @@ NOBODY_HAS_A_TOKEN = 10
 
 
 class Case(NamedTuple):
-    """How every rank calls its weighting.
-
-    ``gathers`` is whether the labels are gathered before the call, with or without the ``shape`` known.
-    """
+    """How every rank calls its weighting."""
 
     settings: dict
     documents: bool = False
     vocab_size: int | None = VOCAB_SIZE
-    gathers: bool = False
     shape_known: bool = False
 
     def tokens(self, labels):
@@ -59,24 +57,20 @@ class Case(NamedTuple):
     def shared(self):
         return self.settings.get("sync", False)
 
-    @property
-    def global_mean(self):
-        return self.settings.get("normalization", "global" if self.shared else "rank") == "global"
+    def largest_shape(self, batches):
+        return shape_of_a_step(batches) if self.shape_known else None
 
 
 CASES = {
     "sync": Case({"sync": True}),
     "sync, binary": Case({"sync": True, "tf": "binary"}),
     "sync, documents, capped": Case({"sync": True, "max_weight": 1.2}, documents=True),
-    "sync, log, unknown vocabulary, gathered": Case({"sync": True, "tf": "log"}, vocab_size=None, gathers=True),
-    "sync, gathered by shape": Case({"sync": True}, documents=True, gathers=True, shape_known=True),
-    "sync, mean of the rank": Case({"sync": True, "normalization": "rank"}),
-    "sync, mean of the rank, capped": Case({"sync": True, "normalization": "rank", "max_weight": 1.4}, documents=True),
+    "sync, log, unknown vocabulary": Case({"sync": True, "tf": "log"}, vocab_size=None),
+    "sync, shape known": Case({"sync": True}, documents=True, shape_known=True),
     "sync, all tokens": Case({"sync": True, "counted": "tokens"}),
-    "sync, all tokens, gathered": Case(
-        {"sync": True, "counted": "tokens", "max_weight": 1.3}, documents=True, gathers=True, shape_known=True
+    "sync, all tokens, shape known": Case(
+        {"sync": True, "counted": "tokens", "max_weight": 1.3}, documents=True, shape_known=True
     ),
-    "mean of all ranks": Case({"normalization": "global"}, documents=True),
     "nothing shared": Case({"max_weight": 1.5}, documents=True),
 }
 
@@ -117,24 +111,23 @@ def union_of(batches):
 
 def run_of_a_rank(rank):
     return {
-        "cases": {name: {path: run_case(rank, case, path) for path in CODE_PATHS} for name, case in CASES.items()},
+        "cases": {name: run_case(rank, case) for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
         "repetition": repetition_of(rank),
         "refused": refused(rank),
     }
 
 
-def run_case(rank, case, path):
+def run_case(rank, case):
     """Weights in training, and between the steps in evaluation, of more batches on some ranks than on others."""
-    weighting = OneCodePath(path, num_batches=WINDOW, **case.settings)
+    weighting = CalledWeighting(num_batches=WINDOW, **case.settings)
     trained, evaluated = [], []
     every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
     for step, batches in enumerate(every_step):
         labels, document_ids = batches[rank]
         given = {"vocab_size": case.vocab_size, "document_ids": document_ids if case.documents else None}
-        given["tokens"] = case.tokens(labels)
-        gathered = gathered_labels(case, batches, rank)
-        trained.append(weighting(labels, gathered=gathered, **given))
+        given["all_tokens"] = case.tokens(labels)
+        trained.append(weighting(labels, largest_shape=case.largest_shape(batches), **given))
         if step % 5 == 4:
             for _ in range(rank + 1):
                 weights = weighting(labels, training=False, **given)
@@ -143,21 +136,14 @@ def run_case(rank, case, path):
     return {"trained": trained, "evaluated": evaluated, "state": state_copy(weighting.weighting)}
 
 
-def gathered_labels(case, batches, rank):
-    if not case.gathers:
-        return None
-    labels, document_ids = batches[rank]
-    shape = shape_of_a_step(batches) if case.shape_known else None
-    return gather_labels(labels, document_ids if case.documents else None, case.tokens(labels), shape=shape)
-
-
 def repetition_of(rank):
-    """Weights by counts that are shared, with document ids, on odd steps with labels gathered before."""
+    """Weights by counts that are shared, with document ids, on odd steps with the largest shape known."""
     weighting, weights = RepetitionWeighting(**REPETITION, sync=True), []
     for step in range(NUM_STEPS):
-        labels, document_ids = batches_of_a_step(step, dist.get_world_size())[rank]
-        gathered = gather_labels(labels, document_ids) if step % 2 == 1 else None
-        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, gathered=gathered))
+        batches = batches_of_a_step(step, dist.get_world_size())
+        labels, document_ids = batches[rank]
+        largest = shape_of_a_step(batches) if step % 2 == 1 else None
+        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, largest_shape=largest))
     return {"weights": weights, "state": state_copy(weighting)}
 
 
@@ -173,8 +159,8 @@ def collectives_of(rank, case):
                 batches[rank][0],
                 vocab_size=VOCAB_SIZE,
                 document_ids=batches[rank][1] if case.documents else None,
-                gathered=gathered_labels(case, batches, rank) if training else None,
-                tokens=case.tokens(batches[rank][0]),
+                largest_shape=case.largest_shape(batches),
+                all_tokens=case.tokens(batches[rank][0]),
             )
         names.append(
             [
@@ -205,13 +191,12 @@ def refused(rank):
                 document_ids=None if document_ids is None else document_ids if rank == 1 else ids,
             )
         messages[name] = str(error.value)
-    with pytest.raises(ValueError, match=r"\(1, 3\), larger than shape=\(1, 2\), the maximum of all ranks"):
-        gather_labels(good, shape=(1, 2))
-    with pytest.raises(ValueError, match=r"\(1, 3\), larger than shape=\(0, 3\), the maximum of all ranks"):
-        gather_labels(good, shape=(0, 3))
+    for largest in ((1, 2), (0, 3)):
+        with pytest.raises(ValueError, match=rf"\(1, 3\), larger than largest_shape, {re.escape(str(largest))}"):
+            weighting(good, largest_shape=largest)
     of_tokens = TFIDFWeighting(num_batches=WINDOW, sync=True, counted="tokens")
     with pytest.raises(ValueError, match=".") as error:
-        of_tokens(good, vocab_size=VOCAB_SIZE, tokens=good + int(rank == 1))
+        of_tokens(good, vocab_size=VOCAB_SIZE, all_tokens=good + int(rank == 1))
     messages["other tokens"] = str(error.value)
     return messages, weighting(good, vocab_size=VOCAB_SIZE), state_copy(weighting)
 
@@ -240,7 +225,7 @@ def reference_weights(case, every_step):
             raw = [row for reference, *batch in zip(of_rank, labels, ids, strict=True) for row in reference.raw(*batch)]
         rows = iter(raw)
         raw = [[next(rows) for _ in of_a_rank] for of_a_rank in labels]
-        if case.global_mean:
+        if case.shared:
             rows = iter(reference_unit_mean(list(chain(*raw)), list(chain(*labels)), cap))
             yield [[next(rows) for _ in of_a_rank] for of_a_rank in labels]
         else:
@@ -249,7 +234,7 @@ def reference_weights(case, every_step):
 
 def tolerance(case, batches, expected):
     """The weights that a mean is taken over are one row."""
-    groups = [range(len(batches))] if case.global_mean else [[rank] for rank in range(len(batches))]
+    groups = [range(len(batches))] if case.shared else [[rank] for rank in range(len(batches))]
     cap = case.settings.get("max_weight")
     for group in groups:
         labels = torch.cat([batches[rank][0].flatten() for rank in group])
@@ -263,12 +248,11 @@ def test_every_rank_has_the_weights_of_the_slow_reference(ranks):
         compared = 0
         for step, (batches, expected) in enumerate(zip(every_step, reference_weights(case, every_step), strict=True)):
             for rank, rtol in enumerate(tolerance(case, batches, expected)):
-                for path in CODE_PATHS:
-                    weights = ranks[rank]["cases"][name][path]["trained"][step]
-                    assert weights.shape == batches[rank][0].shape
-                    if len(weights):
-                        assert_weights_equal_reference(weights, expected[rank], rtol)
-                        compared += int((weights > 0).sum())
+                weights = ranks[rank]["cases"][name]["trained"][step]
+                assert weights.shape == batches[rank][0].shape
+                if len(weights):
+                    assert_weights_equal_reference(weights, expected[rank], rtol)
+                    compared += int((weights > 0).sum())
         assert compared > 40 * NUM_STEPS
 
 
@@ -276,29 +260,26 @@ def test_every_rank_has_the_weights_of_the_slow_reference(ranks):
 def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, name):
     """Also in evaluation: its window is that of the one process, its mean that of the rank's own batch."""
     case = CASES[name]
-    settings = {key: value for key, value in case.settings.items() if key not in ("sync", "normalization")}
-    for path in CODE_PATHS:
-        one_process = OneCodePath(path, num_batches=WINDOW, **settings)
-        for step in range(NUM_STEPS):
-            batches = batches_of_a_step(step, len(ranks))
-            labels, ids = union_of(batches)
-            given = {"vocab_size": case.vocab_size}
-            tokens = None
-            if "counted" in settings:
-                tokens, _ = union_of([(case.tokens(own), ids) for own, ids in batches])
-            per_rank = one_process(labels, document_ids=ids if case.documents else None, tokens=tokens, **given).chunk(
-                len(ranks)
-            )
-            for rank, (own, ids) in enumerate(batches):
-                result = ranks[rank]["cases"][name][path]
-                if case.global_mean:
-                    assert torch.equal(result["trained"][step], per_rank[rank][: own.shape[0], : own.shape[1]])
-                if step % 5 == 4:
-                    own_ids = ids if case.documents else None
-                    expected = one_process(own, training=False, document_ids=own_ids, tokens=case.tokens(own), **given)
-                    assert torch.equal(result["evaluated"][step // 5], expected)
-        for result in ranks:
-            assert_same_state(one_process.weighting, result["cases"][name][path]["state"])
+    settings = {key: value for key, value in case.settings.items() if key != "sync"}
+    one_process = CalledWeighting(num_batches=WINDOW, **settings)
+    for step in range(NUM_STEPS):
+        batches = batches_of_a_step(step, len(ranks))
+        labels, ids = union_of(batches)
+        given = {"vocab_size": case.vocab_size}
+        tokens = None
+        if "counted" in settings:
+            tokens, _ = union_of([(case.tokens(own), ids) for own, ids in batches])
+        weights = one_process(labels, document_ids=ids if case.documents else None, all_tokens=tokens, **given)
+        for rank, (own, ids) in enumerate(batches):
+            result = ranks[rank]["cases"][name]
+            of_rank = weights.chunk(len(ranks))[rank]
+            assert torch.equal(result["trained"][step], of_rank[: own.shape[0], : own.shape[1]])
+            if step % 5 == 4:
+                own_ids = ids if case.documents else None
+                expected = one_process(own, training=False, document_ids=own_ids, all_tokens=case.tokens(own), **given)
+                assert torch.equal(result["evaluated"][step // 5], expected)
+    for result in ranks:
+        assert_same_state(one_process.weighting, result["cases"][name]["state"])
 
 
 def test_repetitions_are_counted_on_all_ranks(ranks):
@@ -327,7 +308,7 @@ def test_repetitions_are_counted_on_all_ranks(ranks):
 def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks):
     for name, case in CASES.items():
         gather = ["allgather_"] if case.shape_known else ["allreduce_", "allgather_"]
-        expected = gather if case.shared else ["allreduce_"] if case.global_mean else []
+        expected = gather if case.shared else []
         assert [result["collectives"][name] for result in ranks] == [[expected, []]] * len(ranks)
 
 
@@ -338,7 +319,7 @@ def test_the_labels_of_a_rank_take_4_bytes_a_position_and_documents_and_tokens_4
     monkeypatch.setattr(dist, "all_gather", lambda outputs, message: sent.append(message))
     labels = torch.zeros(3, 5, dtype=torch.int64)
     for document_ids, tokens in ((None, None), (labels, None), (labels, labels)):
-        gather_labels(labels, document_ids, tokens, shape=(4, 8))
+        gather_batch(TokenBatch(labels, document_ids, tokens, largest_shape=(4, 8)))
     assert [message.numel() * message.element_size() for message in sent] == [n * 4 * 8 for n in (4, 8, 12)]
 
 
@@ -379,12 +360,12 @@ def fake_group():
 
 
 @pytest.mark.parametrize(
-    ("path", "settings"),
-    [("host", {"normalization": "global"}), ("device", {"sync": True}), ("host", {"sync": True, "max_weight": 1.5})],
+    "settings",
+    [{"sync": True}, {"sync": True, "max_weight": 1.5}],
 )
-def test_sync_in_one_process_changes_nothing(path, settings):
-    plain = OneCodePath(path, num_batches=WINDOW, max_weight=settings.get("max_weight"))
-    sharing = OneCodePath(path, num_batches=WINDOW, **settings)
+def test_sync_in_one_process_changes_nothing(settings):
+    plain = CalledWeighting(num_batches=WINDOW, max_weight=settings.get("max_weight"))
+    sharing = CalledWeighting(num_batches=WINDOW, **settings)
     for step in range(8):
         ((labels, document_ids),) = batches_of_a_step(step, 1)
         with Recorder() as recorder:
@@ -395,16 +376,15 @@ def test_sync_in_one_process_changes_nothing(path, settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "documents"),
-    [({"sync": True}, True), ({"sync": True, "normalization": "rank"}, False), ({"normalization": "global"}, True)],
+    "documents",
+    [True, False],
 )
-def test_sync_does_not_wait_for_the_device(fake_group, settings, documents):
-    weighting = TFIDFWeighting(num_batches=WINDOW, **settings).to("meta")
+def test_sync_does_not_wait_for_the_device(fake_group, documents):
+    weighting = TFIDFWeighting(num_batches=WINDOW, sync=True).to("meta")
     for rows, length in ((2, 9), (4, 32), (2, 9)):
         labels = torch.zeros(rows, length, dtype=torch.int64, device="meta")
         document_ids = torch.zeros_like(labels) if documents else None
         with Recorder() as recorder:
-            gathered = gather_labels(labels, document_ids, shape=(5, 32)) if settings.get("sync") else None
-            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, gathered=gathered)
+            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, largest_shape=(5, 32))
         assert_no_synchronisation(recorder)
         assert weights.shape == labels.shape

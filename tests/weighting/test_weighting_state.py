@@ -5,7 +5,7 @@ import io
 import pytest
 import safetensors.torch
 import torch
-from code_paths import OneCodePath
+from called_weighting import CalledWeighting
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from label_batches import random_stream
@@ -56,7 +56,7 @@ def saved_and_loaded(weighting, fresh, through=through_torch):
     return fresh
 
 
-@pytest.mark.parametrize(("path", "through"), [("host", through_torch), ("device", through_safetensors)])
+@pytest.mark.parametrize("through", [through_torch, through_safetensors])
 @given(
     happenings=st.lists(
         st.tuples(st.sampled_from(["train", "train", "save", "evaluate"]), arguments_of_a_call()),
@@ -72,12 +72,12 @@ def saved_and_loaded(weighting, fresh, through=through_torch):
     ),
 )
 @few_examples
-def test_saving_loading_and_evaluation_do_not_change_later_weights(path, through, happenings, settings_of_weights):
+def test_saving_loading_and_evaluation_do_not_change_later_weights(through, happenings, settings_of_weights):
     """Any order of batches, shapes, documents and vocabularies, of saves and evaluations, to the bit."""
-    undisturbed, resumed = (OneCodePath(path, **settings_of_weights) for _ in range(2))
+    undisturbed, resumed = (CalledWeighting(**settings_of_weights) for _ in range(2))
     for kind, arguments in happenings:
         if kind == "save":
-            fresh = OneCodePath(path, **settings_of_weights)
+            fresh = CalledWeighting(**settings_of_weights)
             saved_and_loaded(resumed.weighting, fresh.weighting, through)
             resumed = fresh
         elif kind == "evaluate":

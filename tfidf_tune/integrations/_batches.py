@@ -70,17 +70,17 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
         ValueError: If tokens are needed, but there are none, or the mask does not have their shape.
     """
     labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
-    documents = tokens = None
+    documents = all_tokens = None
     if positions is not None and positions.dim() == 2:  # not those of images too
         begins = F.pad(positions.diff(dim=1) != 1, (1, 0))
         documents = _pad(begins.cumsum(dim=1), num_positions, 0)
     if needs_tokens:
-        tokens = shift_tokens(_pad(_unpadded_tokens(inputs), num_positions, IGNORE_INDEX))
+        all_tokens = shift_tokens(_pad(_unpadded_tokens(inputs), num_positions, IGNORE_INDEX))
     if documents is not None:
         # The label at position i is the token at i + 1; the last position has no label, or the first token.
         last = documents[:, :1] if needs_tokens else documents[:, -1:]
         documents = torch.cat([documents[:, 1:], last], dim=1).expand_as(labels)
-    return TokenBatch(labels, documents, tokens=tokens, first_pass=first_pass)
+    return TokenBatch(labels, documents, all_tokens, first_pass=first_pass)
 
 
 def _unpadded_tokens(inputs: Mapping[str, Any]) -> Tensor:

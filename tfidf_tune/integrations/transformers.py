@@ -143,9 +143,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             )
         logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
         batch = self._token_batch(inputs, (outputs.logits if hidden is None else hidden).shape[1])
-        terms = self._token_loss.terms(
-            logits, batch.labels, batch.document_ids, tokens=batch.tokens, first_pass=batch.first_pass
-        )
+        terms = self._token_loss.terms(logits, batch)
         valid = batch.labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)

@@ -8,6 +8,7 @@ TRL's loss is the sum of the log-probabilities of the labels, which the model re
 They are multiplied by the weights on their way to it, so that everything else is TRL's own.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -56,15 +57,14 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         num_predicted = log_probs.shape[1]
         batch = self._token_batch(inputs, num_predicted + 1)
         predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
-        if batch.tokens is None:
+        if batch.all_tokens is None:
             documents = batch.document_ids
-            batch = batch._replace(
-                labels=batch.labels[:, :-1], document_ids=None if documents is None else documents[:, :-1]
-            )
+            documents = None if documents is None else documents[:, :-1]
+            batch = replace(batch, labels=batch.labels[:, :-1], document_ids=documents)
         else:  # the first token is at the last position
             predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
         vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
-        weights = self.weighting(batch._replace(vocab_size=vocab_size, predictions=predictions))[:, :num_predicted]
+        weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))[:, :num_predicted]
         valid = batch.labels[:, :num_predicted] != IGNORE_INDEX
         cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
         self._weight_statistics.add(cross_entropy, weights, valid)

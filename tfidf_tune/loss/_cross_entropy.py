@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tfidf_tune.loss._head import HeadInput, block_rows, check_head, chunk_rows
 from tfidf_tune.weighting import IGNORE_INDEX, Predictions
-from tfidf_tune.weighting._labels import check_label_type
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -20,11 +19,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
     Returns:
         Tensor: float32 ``[b, s]``, 0 at ignored positions.
-
-    Raises:
-        ValueError: If ``labels`` is not of signed integers.
     """
-    check_label_type(labels)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -101,9 +96,8 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor) -> Predi
         Predictions: float32 ``[b, s]`` each, 0 at ignored positions.
 
     Raises:
-        ValueError: If ``labels`` is not of signed integers, or shapes or dtypes of a :class:`HeadInput` do not match.
+        ValueError: If shapes or dtypes of a :class:`HeadInput` do not match.
     """
-    check_label_type(labels)
     if isinstance(logits, HeadInput):
         check_head(logits, labels)
         hidden = logits.hidden.flatten(0, 1)

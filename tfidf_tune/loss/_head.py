@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tfidf_tune.weighting._labels import check_label_type
-
 # A chunk's logits are at most 1/16 of all, or 256 rows: fewer would make matrix products slow.
 _NUM_CHUNKS = 16
 _MIN_ROWS = 256
@@ -32,7 +30,6 @@ class HeadInput(NamedTuple):
 
 def check_head(head: HeadInput, labels: Tensor) -> None:
     """Raise a ``ValueError`` unless shapes and dtypes of hidden states, head and labels match; it names them all."""
-    check_label_type(labels)
     hidden, weight, bias = head
     fits = (
         hidden.shape == (*labels.shape, weight.shape[-1])

@@ -1,6 +1,7 @@
 """Weighted cross-entropy as modules: with any weighting, with TF-IDF weights, and plain."""
 
 import os
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -18,15 +19,14 @@ from tfidf_tune.loss._fused import fused_cross_entropy
 from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.weighting import (
     IGNORE_INDEX,
-    GatheredLabels,
     TermFrequency,
     TFIDFWeighting,
     TokenBatch,
     TokenWeighting,
     UniformWeighting,
 )
-from tfidf_tune.weighting._labels import check_label_type
-from tfidf_tune.weighting._tfidf import Counted, Normalization
+from tfidf_tune.weighting._labels import as_token_batch
+from tfidf_tune.weighting._tfidf import Counted
 from tfidf_tune.weighting._weighting import check_weighting
 
 Head = Literal["fused", "torch", "chunked"]
@@ -111,43 +111,22 @@ class WeightedCrossEntropyLoss(nn.Module):
             self.compute_cross_entropy, backend=backend
         )
 
-    def terms(
-        self,
-        logits: Logits,
-        labels: Tensor,
-        document_ids: Tensor | None = None,
-        gathered: GatheredLabels | None = None,
-        tokens: Tensor | None = None,
-        *,
-        first_pass: bool = True,
-    ) -> LossTerms:
+    def terms(self, logits: Logits, batch: TokenBatch | Tensor) -> LossTerms:
         """Compute the objective together with the values that are logged.
 
         Args:
             logits (Logits): ``[b, s, v]``, a list of chunks of it along s, or a :class:`HeadInput`.
-            labels (Tensor): integer ``[b, s]``, already shifted, -100 where ignored.
-            document_ids (Tensor | None): integer ``[b, s]``, the document of its row that each label belongs to.
-                Default: None, a row is one document.
-            gathered (GatheredLabels | None): the labels of all ranks, see :func:`~tfidf_tune.weighting.gather_labels`.
-                Default: None, a weighting with ``sync`` gathers them itself.
-            tokens (Tensor | None): integer ``[b, s]``, all tokens of the rows, see
-                :class:`~tfidf_tune.weighting.TokenBatch`. Default: None, enough unless the weighting counts them.
-            first_pass (bool): False from the second epoch on, see :class:`~tfidf_tune.weighting.TokenBatch`. Default:
-                True.
+            batch (TokenBatch | Tensor): the mini-batch, or only its labels, integer ``[b, s]``, already shifted, -100
+                where ignored.
 
         Returns:
             LossTerms: the objective, the unweighted cross-entropy, the weights.
 
         Raises:
-            ValueError: If ``labels`` is not ``[b, s]``, not of signed integers, or does not match the logits.
+            ValueError: If the labels are not ``[b, s]``, not of signed integers, or do not match the logits.
         """
-        check_label_type(labels)
-        if labels.dim() != 2:
-            raise ValueError(
-                f"labels has shape {tuple(labels.shape)}, expected [b, s]. torchtune's stock recipes flatten "
-                "labels for every loss but one named CEWithChunkedOutputLoss: with them, set "
-                "loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
-            )
+        batch = as_token_batch(batch)
+        labels = batch.labels
         if isinstance(logits, Tensor):
             logits = list(logits.chunk(self.num_output_chunks, dim=1))
         num_rows, num_positions, vocab_size = _shape(logits)
@@ -156,9 +135,7 @@ class WeightedCrossEntropyLoss(nn.Module):
                 f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
             )
         predictions = token_predictions(logits, labels) if self.weighting.needs_predictions else None
-        weights = self.weighting(
-            TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens, first_pass)
-        )
+        weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
@@ -181,18 +158,9 @@ class WeightedCrossEntropyLoss(nn.Module):
             losses = torch.cat(parts, dim=1)
         return weighted_mean(losses, weights, valid), losses
 
-    def forward(
-        self,
-        logits: Logits,
-        labels: Tensor,
-        document_ids: Tensor | None = None,
-        gathered: GatheredLabels | None = None,
-        tokens: Tensor | None = None,
-        *,
-        first_pass: bool = True,
-    ) -> Tensor:
+    def forward(self, logits: Logits, batch: TokenBatch | Tensor) -> Tensor:
         """Compute only the objective of :meth:`terms`; without a valid token a 0 that can be backpropagated."""
-        return self.terms(logits, labels, document_ids, gathered, tokens, first_pass=first_pass).loss
+        return self.terms(logits, batch).loss
 
 
 class CrossEntropyLoss(WeightedCrossEntropyLoss):
@@ -221,7 +189,6 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         tf: TermFrequency = "count",
         max_weight: float | None = None,
         sync: bool = False,
-        normalization: Normalization | None = None,
         counted: Counted = "labels",
         ignore_index: int = IGNORE_INDEX,
         num_output_chunks: int = 8,
@@ -235,7 +202,6 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
             tf=tf,
             max_weight=max_weight,
             sync=sync,
-            normalization=normalization,
             counted=counted,
         )
         super().__init__(

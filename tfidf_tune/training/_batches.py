@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors
-from tfidf_tune.weighting import IGNORE_INDEX, GatheredLabels, gather_labels, shift_labels, shift_tokens
+from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens
 
 Batch = Mapping[str, Any]
 UNPADDED_TOKENS = "unpadded_tokens"  # of a batch, for a weighting that counts all tokens
@@ -25,43 +25,30 @@ class StepBatches(NamedTuple):
             ``unpadded_tokens``, where the batches have them, and then ``document_ids``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
-        gathered (list[GatheredLabels | None]): shifted labels of all processes for each mini-batch, if requested.
+        largest_shapes (list[tuple[int, int]]): most rows and most positions of each mini-batch on any process.
         stop (int): number of the signal by which any process was asked to stop, or 0.
     """
 
     batches: Sequence[Batch]
     num_valid: list[int]
     num_tokens: int
-    gathered: list[GatheredLabels | None]
+    largest_shapes: list[tuple[int, int]]
     stop: int
 
 
-def agree_on_step(batches: Sequence[Batch], *, sync_labels: bool = False, stop: int = 0) -> StepBatches:
-    """Shift a step's labels, count its tokens over all processes, and gather its labels, without waiting for a device.
+def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
+    """Shift a step's labels, and agree on its tokens and largest shapes over all processes, on the host alone.
 
     Args:
         batches (Sequence[Batch]): mini-batches of this process, labels not shifted; as many on every process.
-        sync_labels (bool): whether to gather the labels of all processes. Default: False.
         stop (int): signal that this process received. Default: 0, none.
     """
     batches = [_shifted(batch) for batch in batches]
     num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
     numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
-    gathered: list[GatheredLabels | None] = [None] * len(batches)
-    if sync_labels and len(agreed) > 1:
-        shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
-        gathered = [
-            gather_labels(
-                batch["labels"],
-                batch.get("document_ids"),
-                batch.get(UNPADDED_TOKENS),
-                shape=shape,
-                pin_memory=batch["labels"].is_pinned(),
-            )
-            for batch, shape in zip(batches, shapes, strict=True)
-        ]
-    return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), gathered, int(agreed[:, 0, 0].max()))
+    shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
+    return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), shapes, int(agreed[:, 0, 0].max()))
 
 
 def _shifted(batch: Batch) -> Batch:

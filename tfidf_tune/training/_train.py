@@ -34,7 +34,7 @@ from tfidf_tune.training._monitor import MemorizationMonitor
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.training._snapshot import TrainState
-from tfidf_tune.weighting import IGNORE_INDEX
+from tfidf_tune.weighting import IGNORE_INDEX, TokenBatch
 
 
 class StepResult(NamedTuple):
@@ -62,7 +62,7 @@ def train_step(
     model: nn.Module,
     loss: WeightedCrossEntropyLoss,
     optimizer: Optimizer,
-    batches: StepBatches | Sequence[Batch],
+    batches: StepBatches,
     *,
     scaler: torch.amp.GradScaler,
     device: torch.device,
@@ -80,8 +80,7 @@ def train_step(
         model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
-        batches (StepBatches | Sequence[Batch]): mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not
-            yet shifted, and what packed rows have in addition; or those that the processes have already agreed on.
+        batches (StepBatches): the mini-batches, of :func:`agree_on_step`.
         scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
             does nothing.
         device (torch.device): the model's device.
@@ -93,25 +92,23 @@ def train_step(
     Returns:
         StepResult: metrics and the number of tokens.
     """
-    if not isinstance(batches, StepBatches):
-        batches = agree_on_step(batches, sync_labels=loss.weighting.sync)
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
     cross_entropy, weights, deviations, weight_max = (total.clone() for _ in range(4))
-    for batch, valid, gathered in zip(inputs, batches.num_valid, batches.gathered, strict=True):
+    for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
         labels = batch["labels"]
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
-        terms = loss.terms(
-            logits,
+        weighed = TokenBatch(
             labels,
             batch.get("document_ids"),
-            gathered and gathered.to(device),
             batch.get(UNPADDED_TOKENS),
+            largest_shape=shape,
             first_pass=first_pass,
         )
+        terms = loss.terms(logits, weighed)
         del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
@@ -208,7 +205,7 @@ def train(
                 f"before training {verdict}: choose a higher threshold, or targets that the model does not know yet"
             )
         resume.restore_random_states()
-        next_batches = partial(_next_step, steps, request, sync_labels=state.loss.weighting.sync)
+        next_batches = partial(_next_step, steps, request)
         batches = next_batches()
         for step in range(resume.step + 1, total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
@@ -304,9 +301,9 @@ class _Checkpoints:
         return milestone_name(percents[-1])
 
 
-def _next_step(steps: Iterator[list[Batch]], request: StopRequest, *, sync_labels: bool) -> StepBatches:
+def _next_step(steps: Iterator[list[Batch]], request: StopRequest) -> StepBatches:
     """Fetch the mini-batches of the next step, none after the last; the processes agree on whether to begin it."""
-    return agree_on_step(next(steps, []), sync_labels=sync_labels, stop=request.signal_number)
+    return agree_on_step(next(steps, []), stop=request.signal_number)
 
 
 def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:

@@ -1,4 +1,4 @@
-"""Token weights from token statistics, and from what a model predicts. Needs torch and numpy only."""
+"""Token weights from token statistics, and from what a model predicts. Needs torch only."""
 
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
 from tfidf_tune.weighting._formula import (
@@ -11,10 +11,8 @@ from tfidf_tune.weighting._formula import (
 from tfidf_tune.weighting._goldfish import GoldfishWeighting
 from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
-    GatheredLabels,
     Predictions,
     TokenBatch,
-    gather_labels,
     shift_labels,
     shift_tokens,
 )
@@ -27,7 +25,6 @@ __all__ = [
     "IGNORE_INDEX",
     "DocumentWindow",
     "FocalWeighting",
-    "GatheredLabels",
     "GoldfishWeighting",
     "MiLeWeighting",
     "Predictions",
@@ -38,7 +35,6 @@ __all__ = [
     "TokenWeighting",
     "UniformWeighting",
     "distinct_terms",
-    "gather_labels",
     "inverse_document_frequency",
     "shift_labels",
     "shift_tokens",

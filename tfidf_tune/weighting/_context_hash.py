@@ -6,6 +6,7 @@ Shape suffixes: C choices of context, B rows, S positions in a row.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -85,14 +86,14 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: in
     total = sum(terms[1:], terms[0])
     sums = []
     for j, choice in enumerate(choices):
+        number = (j + 1) * pow(base, length + 1, _PRIME)
         left_out = [terms[distance] for distance in range(1, length + 1) if distance not in choice]
         # Whichever are fewer: the terms of the choice, or those to be subtracted from all.
         if len(choice) < len(left_out):
-            state = sum((terms[distance] for distance in choice), terms[0])
+            sums.append(sum((terms[distance] for distance in choice), terms[0] + number))
         else:
-            state = sum((-term for term in left_out), total)
-        sums.append(state + (j + 1) * pow(base, length + 1, _PRIME))
-    return _mix_bits(torch.stack(sums) % _PRIME)
+            sums.append(reduce(torch.sub, left_out, total + number))
+    return _mix_bits(torch.stack(sums).remainder_(_PRIME))
 
 
 def _mix_bits(numbers: Tensor) -> Tensor:
@@ -102,5 +103,5 @@ def _mix_bits(numbers: Tensor) -> Tensor:
     """
     mixed = numbers & _MASK
     for _ in range(2):
-        mixed = ((mixed ^ (mixed >> 16)) * _MULTIPLIER) & _MASK
+        mixed = (mixed ^ (mixed >> 16)).mul_(_MULTIPLIER).bitwise_and_(_MASK)
     return mixed ^ (mixed >> 16)

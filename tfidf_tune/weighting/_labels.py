@@ -1,13 +1,13 @@
-"""The labels that a weighting gets: shifted, checked, gathered from all ranks.
+"""The mini-batch that a weighting gets: its labels and what goes with them, checked, shifted, gathered from all ranks.
 
 Shape suffixes: R ranks, P parts of a message (labels; document ids and tokens where given), B rows, S positions in a
 row.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -16,9 +16,8 @@ from torch import Tensor
 IGNORE_INDEX = -100
 """Label of ignored positions."""
 NO_TOKEN = -1  # replaces ignored labels where ids are looked up or sorted
-_LABEL_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
+_SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 _INT32 = torch.iinfo(torch.int32)
-_INT64_RANGE = 2**64
 
 
 class Predictions(NamedTuple):
@@ -33,52 +32,66 @@ class Predictions(NamedTuple):
     entropy: Tensor
 
 
-class GatheredLabels(NamedTuple):
-    """The mini-batches of all ranks as one, see :func:`gather_labels`.
+@dataclass(frozen=True)
+class TokenBatch:
+    """The labels of a mini-batch, and what else a loss and its weighting know of it.
 
-    Attributes:
-        labels (Tensor): integer ``[r * b, s]``, the rows of rank 0 first, each rank's padded to the largest shape.
-        document_ids (Tensor | None): integer, same shape.
-        own (tuple[slice, slice]): rows and positions of this rank.
-        tokens (Tensor | None): integer, same shape, see :class:`TokenBatch`. Default: None.
-    """
-
-    labels: Tensor
-    document_ids: Tensor | None
-    own: tuple[slice, slice]
-    tokens: Tensor | None = None
-
-    def to(self, device: torch.device) -> "GatheredLabels":
-        """Copy the labels to a device; from pinned memory the host does not wait for the copy."""
-        document_ids = None if self.document_ids is None else self.document_ids.to(device, non_blocking=True)
-        tokens = None if self.tokens is None else self.tokens.to(device, non_blocking=True)
-        return GatheredLabels(self.labels.to(device, non_blocking=True), document_ids, self.own, tokens)
-
-
-class TokenBatch(NamedTuple):
-    """What a weighting computes the weights of a mini-batch from.
+    Types and shapes are checked here and nowhere else. Integers of other widths become int64.
 
     Attributes:
         labels (Tensor): signed integer ``[b, s]``, already shifted, -100 where ignored.
         document_ids (Tensor | None): integer ``[b, s]``: the document of its row that each label belongs to.
             Default: None, a row is one document.
-        vocab_size (int | None): size of the vocabulary, the last dimension of the logits. Default: None, unknown.
-        predictions (Predictions | None): for these labels. Default: None, enough unless the weighting
-            ``needs_predictions``.
-        gathered (GatheredLabels | None): the labels of all ranks. Default: None, a weighting with ``sync`` gathers them
-            itself.
-        tokens (Tensor | None): signed integer ``[b, s]``: all tokens of each row, masked prompts included, see
+        all_tokens (Tensor | None): signed integer ``[b, s]``: all tokens of each row, masked prompts included, see
             :func:`shift_tokens`; -100 in place of padding. Default: None, enough unless the weighting ``needs_tokens``.
+        vocab_size (int | None): size of the vocabulary, the last dimension of the logits; the loss sets it. Default:
+            None, unknown.
+        predictions (Predictions | None): for these labels; the loss sets them. Default: None, enough unless the
+            weighting ``needs_predictions``.
+        largest_shape (tuple[int, int] | None): most rows and most positions that any rank has in this mini-batch, for a
+            weighting with ``sync``. Default: None, found by a collective, for which the host waits.
         first_pass (bool): False from the second epoch on: the weighting has got every row once before. Default: True.
+
+    Raises:
+        ValueError: If labels, document ids or tokens have another type or shape.
     """
 
     labels: Tensor
     document_ids: Tensor | None = None
+    all_tokens: Tensor | None = None
     vocab_size: int | None = None
     predictions: Predictions | None = None
-    gathered: GatheredLabels | None = None
-    tokens: Tensor | None = None
+    largest_shape: tuple[int, int] | None = None
     first_pass: bool = True
+
+    def __post_init__(self) -> None:
+        if self.labels.dim() != 2:
+            raise ValueError(
+                f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: weights need separate sequences. "
+                "torchtune's stock recipes flatten labels for every loss but one named CEWithChunkedOutputLoss: with "
+                "them, set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+            )
+        for name in ("labels", "document_ids", "all_tokens"):
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            if name == "document_ids":
+                if tensor.is_floating_point():
+                    raise ValueError(f"document_ids are {tensor.dtype}, expected integers")
+            elif tensor.dtype not in _SIGNED:  # others cannot hold -100, or are masks
+                raise ValueError(
+                    f"{name} are {tensor.dtype}, expected signed integers: convert token ids with {name}.long()"
+                )
+            if tensor.shape != self.labels.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}, expected that of labels, {tuple(self.labels.shape)}"
+                )
+            object.__setattr__(self, name, tensor.long())
+
+
+def as_token_batch(batch: TokenBatch | Tensor, **fields: Any) -> TokenBatch:
+    """Return a mini-batch of which perhaps only the labels are given, with other fields."""
+    return replace(batch, **fields) if isinstance(batch, TokenBatch) else TokenBatch(batch, **fields)
 
 
 def shift_labels(labels: Tensor) -> Tensor:
@@ -98,9 +111,34 @@ def shift_tokens(tokens: Tensor) -> Tensor:
     return tokens.roll(-1, dims=1)
 
 
-def on_host(labels: Tensor) -> bool:
-    """Return whether code may depend on values: on a CPU, outside of compiled graphs."""
-    return labels.device.type == "cpu" and not torch.compiler.is_compiling()
+def values_are_known(tensor: Tensor) -> bool:
+    """Return whether values can be read without waiting: on a CPU, outside of compiled graphs."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_values(batch: TokenBatch) -> None:
+    """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position."""
+    for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
+        if ids is None or ids.numel() == 0:
+            continue
+        smallest, largest = (int(bound) for bound in torch.where(ids == IGNORE_INDEX, 0, ids).aminmax())
+        if smallest < 0 or (batch.vocab_size is not None and largest >= batch.vocab_size):
+            raise ValueError(
+                f"{name} contain the id {smallest if smallest < 0 else largest}, outside the vocabulary of "
+                f"{batch.vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
+            )
+    if batch.all_tokens is not None:
+        differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
+        if differ.any():
+            raise ValueError(
+                f"{int(differ.sum())} labels are not the tokens at their positions: pass "
+                "all_tokens=shift_tokens(input_ids) with the shifted labels"
+            )
+
+
+def known_ids(ids: Tensor, vocab_size: int | None) -> Tensor:
+    """Find the ids that are in the vocabulary: bool of their shape, False where ignored."""
+    return ids >= 0 if vocab_size is None else (ids >= 0) & (ids < vocab_size)
 
 
 def has_other_ranks() -> bool:
@@ -108,125 +146,42 @@ def has_other_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def check_label_type(labels: Tensor, name: str = "labels") -> None:
-    """Raise a ``ValueError`` unless labels are signed integers.
+def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
+    """Gather the mini-batches of all ranks on the device of the labels, 4 bytes a position for each part given.
 
-    Unsigned integers cannot hold -100, and torch treats indices of type uint8 and bool as masks.
-    """
-    if labels.dtype not in _LABEL_TYPES:
-        raise ValueError(f"{name} are {labels.dtype}, expected signed integers: convert token ids with {name}.long()")
-
-
-def check_types(labels: Tensor, document_ids: Tensor | None, tokens: Tensor | None = None) -> None:
-    """Raise a ``ValueError`` unless labels are signed integers ``[b, s]``, document ids and tokens of that shape."""
-    check_label_type(labels)
-    if labels.dim() != 2:
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}, expected [b, s]: term frequencies need separate sequences"
-        )
-    if document_ids is not None:
-        if document_ids.is_floating_point():
-            raise ValueError(f"document_ids are {document_ids.dtype}, expected integers")
-        _check_shape("document_ids", document_ids, labels)
-    if tokens is not None:
-        check_label_type(tokens, "tokens")
-        _check_shape("tokens", tokens, labels)
-
-
-def _check_shape(name: str, tensor: Tensor, labels: Tensor) -> None:
-    if tensor.shape != labels.shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected that of labels, {tuple(labels.shape)}")
-
-
-def check_tokens(labels: Tensor, tokens: Tensor) -> None:
-    """Raise a ``ValueError`` if a label that is not ignored is not the token at its position; on a GPU it gets NaN."""
-    if on_host(labels) and (differ := (labels != IGNORE_INDEX) & (labels != tokens)).any():
-        raise ValueError(
-            f"{int(differ.sum())} labels are not the tokens at their positions: pass tokens=shift_tokens(input_ids) "
-            "with the shifted labels"
-        )
-
-
-def check_ids(labels: Tensor, vocab_size: int | None, name: str = "labels") -> None:
-    """Raise a ``ValueError`` if a label that is not ignored is outside the vocabulary; on a GPU that would wait for it.
-
-    Args:
-        labels (Tensor): int64, any shape.
-        vocab_size (int | None): size of the vocabulary. None: every id from 0 is valid.
-        name (str): of the labels in the message. Default: "labels".
-    """
-    if not on_host(labels):
-        return
-    ids = labels.numpy()  # a comparison takes half the time of torch's on small batches
-    outside = ids.view(np.uint64) >= (vocab_size or _INT64_RANGE // 2)  # negative ids are the largest of all
-    if np.count_nonzero(outside) != np.count_nonzero(ids == IGNORE_INDEX):
-        unknown = ids[outside & (ids != IGNORE_INDEX)]
-        smallest, largest = unknown.min(), unknown.max()
-        raise ValueError(
-            f"{name} contain the id {smallest if smallest < 0 else largest}, outside the vocabulary of "
-            f"{vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
-        )
-
-
-def known_labels(labels: Tensor, vocab_size: int | None) -> Tensor:
-    """Find the labels, int64 ``[b, s]``, that are in the vocabulary: bool ``[b, s]``, False where ignored."""
-    return labels >= 0 if vocab_size is None else (labels >= 0) & (labels < vocab_size)
-
-
-def gather_labels(
-    labels: Tensor,
-    document_ids: Tensor | None = None,
-    tokens: Tensor | None = None,
-    *,
-    shape: tuple[int, int] | None = None,
-    pin_memory: bool = False,
-) -> GatheredLabels:
-    """Gather the labels of all ranks of the default process group: 4 bytes a position, with the others 4 more each.
-
-    Numbers outside the range of int32 are clamped to it.
-
-    Args:
-        labels (Tensor): integer ``[b, s]``, already shifted; with labels on a CPU nothing waits for a device.
-        document_ids (Tensor | None): integer ``[b, s]``; on all ranks or on none. Default: None.
-        tokens (Tensor | None): integer ``[b, s]``, see :class:`TokenBatch`; on all ranks or on none. Default: None.
-        shape (tuple[int, int] | None): most rows and most positions of any rank, the same on every rank. Default: None,
-            found by another collective, whose result the host waits for.
-        pin_memory (bool): whether to gather into pinned memory. Default: False.
+    Document ids and tokens have to be given on all ranks or on none. Numbers outside the range of int32 are clamped to
+    it. Predictions are not gathered.
 
     Returns:
-        GatheredLabels: on the device of ``labels``.
-
-    Raises:
-        ValueError: If labels, document ids or tokens have another type or shape, or the labels are larger than
-            ``shape``.
+        tuple[TokenBatch, tuple[slice, slice]]: the rows of rank 0 first, each rank's padded to the largest shape; and
+        rows and positions of this rank.
     """
-    check_types(labels, document_ids, tokens)
-    num_rows, length = labels.shape
-    if shape is None:
-        largest = torch.tensor(labels.shape, device=labels.device)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        shape = (int(largest[0]), int(largest[1]))
-    if num_rows > shape[0] or length > shape[1]:
-        raise ValueError(f"labels have shape {(num_rows, length)}, larger than shape={shape}, the maximum of all ranks")
-    padding = (0, shape[1] - length, 0, shape[0] - num_rows)
-    parts = [F.pad(_as_int32(labels), padding, value=IGNORE_INDEX)]
-    if document_ids is not None:
-        parts.append(F.pad(_as_int32(document_ids), padding))
-    if tokens is not None:
-        parts.append(F.pad(_as_int32(tokens), padding, value=IGNORE_INDEX))
-    message_PBS = torch.stack(parts)
-    size = (dist.get_world_size(), *message_PBS.shape)
-    gathered_RPBS = torch.empty(size, dtype=torch.int32, device=labels.device, pin_memory=pin_memory)
+    num_rows, length = batch.labels.shape
+    largest = batch.largest_shape
+    if largest is None:
+        shape = torch.tensor([num_rows, length], device=batch.labels.device)
+        dist.all_reduce(shape, dist.ReduceOp.MAX)
+        largest = (int(shape[0]), int(shape[1]))
+    if num_rows > largest[0] or length > largest[1]:
+        raise ValueError(f"labels have shape {(num_rows, length)}, larger than largest_shape, {largest}")
+    padding = (0, largest[1] - length, 0, largest[0] - num_rows)
+    given = {name: getattr(batch, name) for name in ("labels", "document_ids", "all_tokens")}
+    given = {name: part for name, part in given.items() if part is not None}
+    # One message with all parts, padded by ignored labels; the document of a position without a label does not matter.
+    message_PBS = torch.stack(
+        [
+            F.pad(
+                part.clamp(_INT32.min, _INT32.max).int(), padding, value=0 if name == "document_ids" else IGNORE_INDEX
+            )
+            for name, part in given.items()
+        ]
+    )
+    gathered_RPBS = message_PBS.new_empty(dist.get_world_size(), *message_PBS.shape)
     dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
-    all_labels, *others = (part.flatten(0, 1) for part in gathered_RPBS.unbind(1))
-    all_documents, all_tokens = (None if part is None else others.pop(0) for part in (document_ids, tokens))
-    first_row = dist.get_rank() * shape[0]
+    parts: dict[str, Any] = dict(zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True))
+    first_row = dist.get_rank() * largest[0]
     own = (slice(first_row, first_row + num_rows), slice(length))
-    return GatheredLabels(all_labels, all_documents, own, all_tokens)
-
-
-def _as_int32(numbers: Tensor) -> Tensor:
-    return numbers.long().clamp(_INT32.min, _INT32.max).int()
+    return replace(batch, predictions=None, **parts), own
 
 
 class SpecialTokens:

@@ -1,7 +1,7 @@
 """Repetition weights: the more documents have held the surroundings of a token before, the smaller its weight.
 
-Keys are hashes of a token and some of the tokens before it. They are found in two ways with one result: with fixed
-shapes on a GPU, so that nothing waits for the device, and on a CPU with those few that are kept.
+Keys are hashes of a token and some of the tokens before it. Shapes do not depend on values, so that nothing waits for
+a GPU: keys that are not kept are ``NO_TOKEN``.
 
 Shape suffixes: C choices of context, B rows, S positions in a row, N positions of all rows or keys of all positions, L
 levels of counts.
@@ -25,7 +25,7 @@ from tfidf_tune.weighting._context_hash import (
     hash_skip_grams,
     positions_in_document,
 )
-from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, GatheredLabels, TokenBatch, on_host
+from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch
 from tfidf_tune.weighting._weighting import TokenWeighting
 from tfidf_tune.weighting._window import OneThread
 
@@ -97,7 +97,6 @@ class RepetitionWeighting(TokenWeighting):
         ValueError: If an argument is out of its range.
     """
 
-    has_unit_mean = False
     table: Tensor
     contexts: Tensor
     levels: Tensor
@@ -165,12 +164,8 @@ class RepetitionWeighting(TokenWeighting):
         with self._one_thread if counts_once and not torch.compiler.is_compiling() else nullcontext():
             keys = self._keys(batch.labels, valid, positions)
             counts = self._look_up(keys)
-            if counts_once and batch.gathered is not None:
-                self._put_in(*self._keys_of_all(batch.gathered))
-            elif counts_once:
+            if counts_once:
                 self._put_in(keys, _documents(positions, batch.document_ids))
-        if valid.numel() == 0:
-            return valid.float()
         if not batch.first_pass:
             counts = torch.where(counts > 0, counts - 1, counts)
         first, last = documents_around(positions)
@@ -178,11 +173,6 @@ class RepetitionWeighting(TokenWeighting):
         num_labels = last - first + valid.gather(1, last)  # the last position may be an ignored one that ends a run
         repeats = repeats * (num_labels >= self.min_length)
         return (1 + repeats.float()).pow(-self.alpha) * valid
-
-    def _keys_of_all(self, gathered: GatheredLabels) -> tuple[Tensor, Tensor]:
-        valid = gathered.labels != IGNORE_INDEX
-        positions = positions_in_document(valid, gathered.document_ids)
-        return self._keys(gathered.labels, valid, positions), _documents(positions, gathered.document_ids)
 
     def _keys(self, labels: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """Return the keys, buckets followed by fingerprints, int64 ``[c, b, s]``; ``NO_TOKEN`` where none is kept."""
@@ -193,17 +183,14 @@ class RepetitionWeighting(TokenWeighting):
 
     def _look_up(self, keys_CBS: Tensor) -> Tensor:
         """Return the largest count of each position, int32 ``[b, s]``, and -1 where none is known."""
-        known_CBS = keys_CBS != NO_TOKEN
-        if on_host(keys_CBS):
-            counts_CBS = torch.full_like(keys_CBS, -1, dtype=torch.int32)
-            counts_CBS[known_CBS] = self._counts(keys_CBS[known_CBS])
-        else:
-            counts_CBS = torch.where(known_CBS, self._counts(keys_CBS.clamp_min(0).flatten()).view_as(keys_CBS), -1)
-        return counts_CBS.amax(0)
-
-    def _counts(self, keys_N: Tensor) -> Tensor:
-        entries_N = self.table.index_select(0, keys_N >> _PRINT_BITS)
-        return torch.where(entries_N >> _COUNT_BITS == keys_N & _PRINT_MASK, entries_N & _LARGEST_COUNT, 0)
+        # All keys that are not kept read one bucket, which costs a CPU nothing.
+        buckets_CBS = (keys_CBS >> _PRINT_BITS).clamp_min_(0)
+        entries_CBS = self.table.index_select(0, buckets_CBS.flatten()).view_as(keys_CBS)
+        is_counted_CBS = entries_CBS >> _COUNT_BITS == keys_CBS & _PRINT_MASK
+        # A kept key that the bucket does not hold counts 0, no key -1.
+        counts_CBS = (entries_CBS & _LARGEST_COUNT).mul_(is_counted_CBS)
+        largest_BS: Tensor = counts_CBS.masked_fill_(keys_CBS == NO_TOKEN, -1).amax(0)
+        return largest_BS
 
     def _put_in(self, keys_CBS: Tensor, documents_BS: Tensor) -> None:
         """Count every key once for each document; without keys do nothing.
@@ -211,27 +198,27 @@ class RepetitionWeighting(TokenWeighting):
         A key of another fingerprint takes the bucket when it is in at least as many documents of this batch as the
         bucket counts, and then begins with its full number of documents.
         """
+        # Documents in ascending order, and of equal keys each document's together, as a stable sort leaves them.
         keys_N = keys_CBS.permute(1, 2, 0).flatten()
         documents_N = documents_BS[..., None].expand(-1, -1, len(keys_CBS)).flatten()
-        if on_host(keys_N):
-            kept_N = keys_N != NO_TOKEN
-            keys_N, documents_N = keys_N[kept_N], documents_N[kept_N]
-        if keys_N.numel() == 0:
-            return
-        keys_N, order_N = keys_N.sort(stable=True)  # the documents of a key stay in their order
+        keys_N, order_N = keys_N.sort(stable=True)
         buckets_N, prints_N = keys_N >> _PRINT_BITS, keys_N & _PRINT_MASK
+
+        # At the last position of each key: the number of documents since its first one.
         is_other_key_N = _differs_from_previous(keys_N)
-        totals_N = (is_other_key_N | _differs_from_previous(documents_N[order_N])).cumsum(0)
-        first_N = torch.where(is_other_key_N, torch.arange(len(keys_N), device=keys_N.device), 0).cummax(0).values
-        num_documents_N = (totals_N - totals_N[first_N] + 1).clamp_max(_LARGEST_COUNT)
+        totals_N = (_differs_from_previous(documents_N.index_select(0, order_N)) | is_other_key_N).cumsum(0)
+        first_N = torch.where(is_other_key_N, totals_N, 0).cummax(0).values
+        num_documents_N = (totals_N - first_N).add_(1).clamp_max_(_LARGEST_COUNT)
+        # Of a bucket's keys the last one, which is the largest, is counted.
         is_counted_N = _differs_from_previous(buckets_N).roll(-1) & (keys_N != NO_TOKEN)
 
-        buckets_N = buckets_N.clamp_min(0)
+        buckets_N = buckets_N.clamp_min_(0)
         entries_N = self.table.index_select(0, buckets_N)
         counts_N = entries_N & _LARGEST_COUNT
+        # What the entry becomes: the same key with a higher count, another one with a lower count, or this key.
         raised_N = entries_N + torch.minimum(num_documents_N, _LARGEST_COUNT - counts_N)
         lowered_N = torch.where(
-            counts_N > num_documents_N, entries_N - num_documents_N, (prints_N << _COUNT_BITS) + num_documents_N
+            counts_N > num_documents_N, entries_N - num_documents_N, (prints_N << _COUNT_BITS).add_(num_documents_N)
         )
         changed_N = torch.where(entries_N >> _COUNT_BITS == prints_N, raised_N, lowered_N)
         # Added, because every device adds integers in any order with one result.
@@ -240,11 +227,6 @@ class RepetitionWeighting(TokenWeighting):
     def _pooled(self, counts_BS: Tensor, first_BS: Tensor, last_BS: Tensor) -> Tensor:
         """Return the upper quantile of the known counts in the span around each position, integer ``[b, s]``."""
         levels_L = self.levels
-        if on_host(counts_BS):
-            largest = int(counts_BS.max())
-            if largest <= 0:
-                return torch.zeros_like(counts_BS)
-            levels_L = levels_L[: sum(level <= largest for level in _LEVELS)]
         num_rows, length = counts_BS.shape
         radius = self.span // 2
         here_S = torch.arange(length, device=counts_BS.device)
@@ -293,4 +275,6 @@ def _documents(positions_BS: Tensor, document_ids_BS: Tensor | None) -> Tensor:
 
 
 def _differs_from_previous(values_N: Tensor) -> Tensor:
-    return F.pad(values_N[1:] != values_N[:-1], (1, 0), value=True)
+    differs_N = torch.ones_like(values_N, dtype=torch.bool)
+    differs_N[1:] = values_N[1:] != values_N[:-1]
+    return differs_N

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
     TokenBatch,
-    check_ids,
-    check_tokens,
-    check_types,
-    gather_labels,
+    as_token_batch,
+    check_values,
+    gather_batch,
     has_other_ranks,
+    values_are_known,
 )
 
 
@@ -28,87 +29,68 @@ class TokenWeighting(nn.Module, ABC):
     Attributes:
         needs_predictions (bool): whether :meth:`weigh` needs ``batch.predictions``. The logits then have to be computed
             before the weights are known.
-        needs_tokens (bool): whether :meth:`weigh` needs ``batch.tokens``, the tokens without a label too.
-        has_unit_mean (bool): whether weights have mean 1 over the valid tokens, as all here have but those of
-            :class:`RepetitionWeighting`.
-        sync (bool): whether :meth:`weigh` needs ``batch.gathered``, the labels of all ranks. It gets them in training
-            with several processes, and None otherwise.
+        needs_tokens (bool): whether :meth:`weigh` needs ``batch.all_tokens``, the tokens without a label too; it is
+            None otherwise.
+        sync (bool): whether, in training with several processes, :meth:`weigh` gets one mini-batch with the rows of all
+            ranks, the same on every rank, without predictions. The base class gathers it, and keeps the weights of the
+            rank's own rows.
     """
 
     needs_predictions: bool = False
     needs_tokens: bool = False
-    has_unit_mean: bool = True
     sync: bool = False
 
     @torch.no_grad()
     def forward(self, batch: TokenBatch | Tensor, **fields: Any) -> Tensor:
         """Compute the weights of a mini-batch.
 
-        With ``sync``, several processes and no ``gathered`` labels, the labels of all ranks are gathered here; on a GPU
-        the host then waits for the device.
-
         Args:
-            batch (TokenBatch | Tensor): the mini-batch, or only its labels, signed integer ``[b, s]``, -100 where
-                ignored.
+            batch (TokenBatch | Tensor): the mini-batch, or only its labels, signed integer ``[b, s]``, already shifted,
+                -100 where ignored.
             **fields (Any): with a labels tensor the other fields of :class:`TokenBatch`, such as ``vocab_size``.
 
         Returns:
             Tensor: float32 ``[b, s]`` on the device of the labels, without gradient: 0 at ignored positions, mean 1
-            over the valid tokens where ``has_unit_mean`` is True.
+            over the valid tokens unless the class says otherwise.
 
         Raises:
-            ValueError: If labels, document ids or tokens have another type or shape, tokens that are needed are
-                missing, or, on a CPU, an id is outside the vocabulary or a label is not the token at its position. With
-                ``sync`` every rank raises it.
+            ValueError: If labels have another type or shape, tokens that are needed are missing, or, on a CPU, an id is
+                outside the vocabulary or a label is not the token at its position. With ``sync`` every rank raises it
+                for values.
         """
-        if isinstance(batch, Tensor):
-            batch = TokenBatch(batch, **fields)
-        elif fields:
-            batch = batch._replace(**fields)
-        labels, document_ids, vocab_size, predictions, gathered, tokens, first_pass = batch
-        tokens = self._required(tokens, "the batch") if self.needs_tokens else None
-        check_types(labels, document_ids, tokens)
-        if not (self.sync and self.training):
-            gathered = None
-        elif gathered is None and has_other_ranks():
-            gathered = gather_labels(labels, document_ids, tokens)
-        labels = labels.long()
-        check_ids(labels, vocab_size)  # before those of all ranks, which are clamped to int32
-        if tokens is not None:
-            tokens = _checked_tokens(tokens, labels, vocab_size)
-        if gathered is not None:
-            all_labels, all_tokens = gathered.labels.long(), None
-            check_ids(all_labels, vocab_size)
-            if self.needs_tokens:
-                all_tokens = _checked_tokens(self._required(gathered.tokens, "gathered"), all_labels, vocab_size)
-            gathered = gathered._replace(labels=all_labels, tokens=all_tokens)
-        return self.weigh(TokenBatch(labels, document_ids, vocab_size, predictions, gathered, tokens, first_pass))
-
-    def _required(self, tokens: Tensor | None, where: str) -> Tensor:
-        if tokens is None:
+        batch = as_token_batch(batch, **fields)
+        if not self.needs_tokens:
+            batch = replace(batch, all_tokens=None)
+        elif batch.all_tokens is None:
             raise ValueError(
-                f"{type(self).__name__} counts all tokens, but {where} has only labels: pass tokens too, -100 in place "
-                "of padding, as in tokens=shift_tokens(input_ids)"
+                f"{type(self).__name__} counts all tokens, but the batch has only labels: pass a TokenBatch with "
+                "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
             )
-        return tokens
+        union, own = batch, None
+        if self.sync and self.training and has_other_ranks():
+            union, own = gather_batch(batch)
+        if values_are_known(batch.labels):
+            self.check(batch)  # before the union, whose numbers are clamped to int32
+            if own is not None:
+                self.check(union)
+        if union.labels.numel() == 0:  # nothing to learn, and no maximum to take
+            return torch.zeros(batch.labels.shape, device=batch.labels.device)
+        weights = self.weigh(union)
+        return weights if own is None else weights[own]
+
+    def check(self, batch: TokenBatch) -> None:
+        """Raise a ``ValueError`` for values that cannot be weighed; called where reading them waits for no device."""
+        check_values(batch)
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights, float32 ``[b, s]``, of a mini-batch whose labels are int64 and have been checked."""
+        """Compute the weights, float32 ``[b, s]``, of a mini-batch with at least one position, which has been checked.
+
+        Labels, document ids and tokens are int64.
+        """
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
         """Set the special tokens (BOS, EOS, ...), which are never hidden. They replace those set before."""
-
-    def num_state_bytes(self, batch_size: int, seq_len: int, *, vocab_size: int, num_ranks: int = 1) -> int:
-        """Return the bytes of the state on each rank after mini-batches ``[batch_size, seq_len]`` on ``num_ranks``."""
-        return sum(buffer.nbytes for buffer in self.buffers())
-
-
-def _checked_tokens(tokens: Tensor, labels: Tensor, vocab_size: int | None) -> Tensor:
-    tokens = tokens.long()
-    check_ids(tokens, vocab_size, "tokens")
-    check_tokens(labels, tokens)
-    return tokens
 
 
 def require_no_tokens(weighting: TokenWeighting, host: str) -> None:

@@ -7,14 +7,11 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfidf_tune._checks import require_integer
-from tfidf_tune.weighting._formula import Integers
-from tfidf_tune.weighting._labels import NO_TOKEN
 
 
 class OneThread:
@@ -116,6 +113,7 @@ class DocumentWindow(nn.Module):
         self._grow(tokens.shape[0], vocab_size)
         entries_KT, num_documents_K = self.entries_KT, self.num_documents_K
         entering_T = F.pad((tokens + 1).to(torch.int32), (0, entries_KT.shape[1] - tokens.shape[0]))
+        # The slot of the oldest batch, a tensor: its number is not read.
         slot = self.num_updates % self.num_batches
         evicted_T = entries_KT.index_select(0, slot).squeeze(0)
         evicted_documents = num_documents_K.index_select(0, slot)
@@ -140,33 +138,6 @@ class DocumentWindow(nn.Module):
         """
         entries = (tokens + 1).clamp_(0, self.vocab_size + 1)
         return self.document_frequency_E.index_select(0, entries.flatten()).view(tokens.shape)
-
-    def update_on_host(self, tokens: Integers, num_documents: int, *, num_positions: int, vocab_size: int) -> None:
-        """:meth:`update` with NumPy, for a window on a CPU, where it takes half the time.
-
-        ``num_positions`` is the most tokens that a batch of this shape can have, so that the table grows only once.
-        """
-        if num_documents == 0:
-            return
-        self._grow(num_positions, vocab_size)
-        document_frequency_E, num_updates = self.document_frequency_E.numpy(), self.num_updates.numpy()
-        slot = num_updates[0] % self.num_batches
-        entries_T = self.entries_KT.numpy()[slot]
-        entering_T = tokens + 1
-        # An increment of the table's own type: NumPy is twenty times slower with any other.
-        one = document_frequency_E.dtype.type(1)
-        np.subtract.at(document_frequency_E, entries_T, one)
-        np.add.at(document_frequency_E, entering_T, one)
-        document_frequency_E[NO_TOKEN + 1] = 0
-        entries_T[: len(tokens)] = entering_T
-        entries_T[len(tokens) :] = NO_TOKEN + 1
-        self.num_documents_K.numpy()[slot] = num_documents
-        num_updates += 1
-
-    def document_frequency_on_host(self, tokens: Integers) -> Integers:
-        """:meth:`document_frequency` with NumPy, for a window on a CPU."""
-        found: Integers = self.document_frequency_E.numpy().take(tokens + 1, mode="clip")
-        return found
 
     def _count(self, entries_T: Tensor, sign: int) -> None:
         self.document_frequency_E.index_add_(0, entries_T, entries_T.clamp(max=1), alpha=sign)
