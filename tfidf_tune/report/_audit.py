@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
 from tfidf_tune.report._audit_measures import (
@@ -16,24 +16,20 @@ from tfidf_tune.report._audit_measures import (
     audit_measures,
     check_bounds,
 )
-from tfidf_tune.report._audit_method import method_and_limits
 from tfidf_tune.report._audit_tables import (
     KINDS,
+    Found,
     best_samples,
     by_attack,
     by_prefix_length,
     by_repeats,
     extractable_targets,
     extraction,
-    first_attack,
-    floor_of_samples,
     most_recited,
-    num_verbatim,
     repeat_groups,
-    sample_table,
     targets_and_controls,
 )
-from tfidf_tune.report._document import SHARED_MARK, Continuation, Example, Figure, Report
+from tfidf_tune.report._document import SHARED_MARK, Continuation, Example, Figure, Report, Section
 from tfidf_tune.report._examples import excerpt, shared_pieces
 from tfidf_tune.report._figures import lms_distribution
 from tfidf_tune.report._membership import membership_table
@@ -48,11 +44,16 @@ from tfidf_tune.report._wording import (
 )
 from tfidf_tune.results import Checkpoint, Results
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _NUM_EXAMPLES = 3
 _EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
+_HOW = {
+    "greedy": "the model continued it, always by the most probable token",
+    "offset": "the same with prompts from the middle of the passage",
+    "truncated": "the same without the first half of the longest prompt",
+    "noise": "the same with a part of the prompt's tokens replaced by others",
+    "chat": "a user's message asked to continue the longest prompt word for word",
+    "sampling": "continuations of the longest prompt were drawn at random, and the best of them counts",
+}
 _BASE_MODEL = (
     "The base model may already have memorized a passage that many texts share (a license, a quotation): audit the "
     "base model with the same probe file."
@@ -73,9 +74,7 @@ def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passage
         ValueError: If no checkpoint has a sample of a target.
     """
     probed = [
-        (at, one)
-        for at, one in enumerate(results.checkpoints)
-        if any(sample.kind == "target" for sample, _ in one.samples)
+        at for at, one in enumerate(results.checkpoints) if any(sample.kind == "target" for sample, _ in one.samples)
     ]
     if not probed:
         one = results.checkpoints[0]
@@ -83,34 +82,33 @@ def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passage
             f"the results of {one.model} in {one.folder} have no memorization sample of a target: evaluate the task "
             "tfidf_memorization with a probe file"
         )
-    at, checkpoint = probed[-1]
-    samples = sample_table(results, at)
-    plain = first_attack(samples)
-    name, notes = _name(checkpoint), Footnotes()
-    verdict, statements = _verdict(plain, samples, name, notes), _statements(plain, samples, checkpoint, notes)
+    at, notes = probed[-1], Footnotes()
+    found = Found(results, at)
+    name = _name(found.checkpoint)
+    verdict, statements = _verdict(found, name, notes), _statements(found, notes)
     likelihoods, detectable = membership_table(results.scores, [({"Model": name}, [at])], notes)
     for (model,), auc in detectable.items():
         verdict += f" Membership stays detectable: {model} ({auc})."
-    measures = audit_measures(samples, results.scores, at, likelihoods.frame, bounds)
+    measures = audit_measures(found, results.scores, at, likelihoods.frame, bounds)
     checks = check_bounds(measures, bounds)
     if checks:
         exceeded = [str(check) for check in checks if check.exceeded]
         verdict += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
         statements.insert(0, f"Limits: {'; '.join(map(str, checks))}.")
     tables = (
-        targets_and_controls(plain, checkpoint, notes),
-        by_attack(samples),
+        targets_and_controls(found, notes),
+        by_attack(found.samples),
         extraction(extractable_targets(results.scores, at, EXTRACTION_PAIRS)),
         likelihoods,
-        by_prefix_length(plain, notes),
-        by_repeats(plain),
-        most_recited(samples),
+        by_prefix_length(found.plain, notes),
+        by_repeats(found.targets),
+        most_recited(found.samples),
     )
-    lms = {kind: plain.loc[plain["kind"] == kind, "lms"].tolist() for kind in KINDS}
+    lms = {"target": found.targets["lms"].tolist(), "control": found.controls["lms"].tolist()}
     distribution = Figure(
         name="lms_distribution",
         title="Distribution of the longest memorized substring",
-        figure=lms_distribution({checkpoint.model: lms}),
+        figure=lms_distribution({found.checkpoint.model: lms}),
         caption="Share of continuations that recite at least so many tokens in a row"
         + (": targets solid, controls dashed." if lms["control"] else "."),
     )
@@ -120,13 +118,13 @@ def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passage
         statements=statements,
         tables=[table for table in tables if len(table.frame)],
         figures=[distribution],
-        examples=_examples(checkpoint, samples, show_passages=show_passages),
-        provenance=_provenance(checkpoint, samples),
-        lead=_lead(checkpoint, has_controls=bool(lms["control"])),
+        examples=_examples(found, show_passages=show_passages),
+        provenance=_provenance(found),
+        lead=_lead(found),
         footnotes=notes.texts,
-        sections=[method_and_limits(samples, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
+        sections=[_method_and_limits(found, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
         mark=SHARED_MARK,
-        summary=_summary(name, verdict, samples, measures, checks),
+        summary=_summary(found, name, verdict, measures, checks),
     )
 
 
@@ -136,35 +134,31 @@ def _name(checkpoint: Checkpoint) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 
 
-def _lead(checkpoint: Checkpoint, *, has_controls: bool) -> str:
+def _lead(found: Found) -> str:
+    checkpoint = found.checkpoint
     trained = checkpoint.title if checkpoint.is_identified else checkpoint.model
     when = f", at {checkpoint.progress} % of training" if checkpoint.progress < 100 else ""
-    controls = " and of text it never saw (controls)" if has_controls else ""
+    controls = " and of text it never saw (controls)" if len(found.controls) else ""
     return (
         f"One checkpoint, no interval over seeds: {trained}{when}. It was asked to continue passages of its training "
         f"text (targets){controls}. {LMS_EXPLAINED}."
     )
 
 
-def _verdict(samples: "pd.DataFrame", asked: "pd.DataFrame", name: str, notes: Footnotes) -> str:
-    """Say whether targets are recited more than controls, with the interval of the difference.
-
-    ``asked`` are the samples of all attacks.
-    """
-    num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
-    targets, floor = _average_lms(samples, "target"), floor_of_samples(samples)
-    found = num_verbatim(asked)
-    verbatim = f"{found} of {num_targets} targets {'is' if found == 1 else 'are'} recited verbatim"
-    known = [_BASE_MODEL] if found else []
+def _verdict(found: Found, name: str, notes: Footnotes) -> str:
+    """Say whether targets are recited more than controls, with the interval of the difference."""
+    floor, num_verbatim = found.floor, found.num_verbatim
+    verbatim = f"{num_verbatim} of {found.num_targets} targets {'is' if num_verbatim == 1 else 'are'} recited verbatim"
+    known = [_BASE_MODEL] if num_verbatim else []
     if floor is None:
         text = (
-            f"There are no controls, so chance is unknown: {name} recites {targets:.2f} tokens of a target on average"
+            f"There are no controls, so chance is unknown: {name} recites {found.lms:.2f} tokens of a target on average"
         )
     elif floor.excess.significant in (None, "too few"):
         text = (
-            f"Too few passages to judge ({num_targets} targets, {num_controls} controls; at least {MIN_UNITS} of each "
-            f"are needed): {name} recites {targets:.2f} tokens of a target and {floor.controls:.2f} of a control on "
-            "average"
+            f"Too few passages to judge ({found.num_targets} targets, {found.num_controls} controls; at least "
+            f"{MIN_UNITS} of each are needed): {name} recites {found.lms:.2f} tokens of a target and "
+            f"{floor.controls:.2f} of a control on average"
         )
     elif floor.excess.low > 0:
         few = [FEW_UNITS] if floor.excess.num_units < ENOUGH_UNITS else []
@@ -179,53 +173,48 @@ def _verdict(samples: "pd.DataFrame", asked: "pd.DataFrame", name: str, notes: F
     return f"{text}; {verbatim}.{notes.mark(*known)}"
 
 
-def _average_lms(samples: "pd.DataFrame", kind: str) -> float:
-    return float(samples[samples["kind"] == kind].groupby("passage_id")["lms"].mean().mean())
-
-
-def _statements(samples: "pd.DataFrame", asked: "pd.DataFrame", checkpoint: Checkpoint, notes: Footnotes) -> list[str]:
-    targets, controls = (samples[samples["kind"] == kind] for kind in KINDS)
-    floor, num_targets, found = floor_of_samples(samples), targets["passage_id"].nunique(), num_verbatim(asked)
-    at_most = 100 * binomial_upper_bound(found, num_targets)
-    averages = f"Average LMS: {_average_lms(samples, 'target'):.2f} tokens of the targets"
+def _statements(found: Found, notes: Footnotes) -> list[str]:
+    floor, targets, num_targets, verbatim = found.floor, found.targets, found.num_targets, found.num_verbatim
+    at_most = 100 * binomial_upper_bound(verbatim, num_targets)
+    averages = f"Average LMS: {found.lms:.2f} tokens of the targets"
     if floor is not None:
         averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
         interval = interval_text(floor.excess, "passage", decimals=2)
         averages += f" ({interval})" if floor.excess.significant else ""
     statements = [
         f"{averages}.",
-        f"Verbatim: {found} of {num_targets} targets ({100 * found / num_targets:.0f} %), all that was compared, up to "
-        f"{targets['length'].max()} tokens, from at least one prompt. Of all passages that are chosen like these, at "
-        f"most {at_most:.1f} % (upper 95 % bound).",
+        f"Verbatim: {verbatim} of {num_targets} targets ({100 * verbatim / num_targets:.0f} %), all that was compared, "
+        f"up to {targets['length'].max()} tokens, from at least one prompt. Of all passages that are chosen like "
+        f"these, at most {at_most:.1f} % (upper 95 % bound).",
     ]
-    if len(controls):
-        furthest = controls["lms"].max()
-        num_above = (best_samples(samples, "target")["lms"] > furthest).sum()
+    if len(found.controls):
+        furthest = found.controls["lms"].max()
+        num_above = (targets.groupby("passage_id")["lms"].max() > furthest).sum()
         statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
     means = targets.groupby("prefix_length")["lms"].mean()
     by_length = [f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items()]
     if len(by_length) > 1:
         statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
-    groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in repeat_groups(samples)]
+    groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in repeat_groups(targets)]
     if len(groups) > 1:
         statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
-    if checkpoint.lost_prompts:
+    if found.checkpoint.lost_prompts:
         lost = (
             "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune probe audit`, or `tfidf-tune "
             "eval`)."
         )
         statements.append(
-            f"{checkpoint.lost_prompts} of {len(asked)} prompts lost token ids when converted to text."
+            f"{found.checkpoint.lost_prompts} of {len(found.samples)} prompts lost token ids when converted to text."
             f"{notes.mark(lost)}"
         )
     return statements
 
 
-def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame", *, show_passages: bool) -> list[Example]:
+def _examples(found: Found, *, show_passages: bool) -> list[Example]:
     """Show the targets that are recited most and, for the floor, the control that is."""
     chosen = [
-        *best_samples(samples, "target")[:_NUM_EXAMPLES].itertuples(),
-        *best_samples(samples, "control")[:1].itertuples(),
+        *best_samples(found.samples, "target")[:_NUM_EXAMPLES].itertuples(),
+        *best_samples(found.samples, "control")[:1].itertuples(),
     ]
     examples = []
     for row in chosen:
@@ -240,17 +229,16 @@ def _examples(checkpoint: Checkpoint, samples: "pd.DataFrame", *, show_passages:
         if not show_passages:
             truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
             prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
-        shown = Continuation(checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
+        shown = Continuation(found.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
         examples.append(Example(title, prompt, "".join(text for text, _ in truth), (shown,), truth))
     return examples
 
 
 def _summary(
-    name: str, verdict: str, samples: "pd.DataFrame", measures: dict[str, Measure], checks: Sequence[Check]
+    found: Found, name: str, verdict: str, measures: dict[str, Measure], checks: Sequence[Check]
 ) -> dict[str, Any]:
     """Return what `audit.json` has; docs/audit.md describes it."""
-    numbers = samples.groupby("kind")["passage_id"].nunique()
-    floor = floor_of_samples(first_attack(samples))
+    excess = found.floor and found.floor.excess
     passages = [
         {
             "id": row.passage_id,
@@ -258,12 +246,12 @@ def _summary(
             "lms": int(row.lms),
             "of": int(row.length),
             "verbatim": bool(row.verbatim),
-            "attack": row.attack or "greedy",
+            "attack": row.attack,
             "prefix_length": int(row.prefix_length),
             "repeats": None if row.repeats != row.repeats else int(row.repeats),
         }
         for kind in KINDS
-        for row in best_samples(samples, kind).itertuples()
+        for row in best_samples(found.samples, kind).itertuples()
     ]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -271,11 +259,11 @@ def _summary(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "model": name,
         "verdict": verdict,
-        "num_targets": int(numbers.get("target", 0)),
-        "num_controls": int(numbers.get("control", 0)),
-        "num_prompts": len(samples),
-        "recites_targets_more": floor.excess.low > 0 if floor and floor.excess.num_units >= MIN_UNITS else None,
-        "attacks": [attack or "greedy" for attack in samples["attack"].unique()],
+        "num_targets": found.num_targets,
+        "num_controls": found.num_controls,
+        "num_prompts": len(found.samples),
+        "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
+        "attacks": found.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},
         "limits": [
             {"measure": check.bound.name, "limit": check.bound.limit, "value": check.value, "exceeded": check.exceeded}
@@ -286,20 +274,55 @@ def _summary(
     }
 
 
-def _provenance(checkpoint: Checkpoint, samples: "pd.DataFrame") -> dict[str, str]:
-    num_targets, num_controls = (samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
-    offsets = ", ".join(map(str, sorted(set(samples["offset"]))))
+def _provenance(found: Found) -> dict[str, str]:
+    checkpoint, samples = found.checkpoint, found.samples
     return {
         "Checkpoint": checkpoint.checkpoint,
         **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
         "Objective": checkpoint.objective,
         "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
         "Results": checkpoint.folder,
-        "Passages": f"{num_targets} targets, {num_controls} controls",
-        "Prompts (tokens)": ", ".join(str(prompt_length(length)) for length in sorted(set(samples["prefix_length"]))),
-        "Prompts start at token": offsets,
-        "Attacks": ", ".join(name or "greedy" for name in samples["attack"].unique()),
+        "Passages": f"{found.num_targets} targets, {found.num_controls} controls",
+        "Prompts (tokens)": ", ".join(map(str, found.prompt_lengths)),
+        "Prompts start at token": ", ".join(map(str, sorted(set(samples["offset"])))),
+        "Attacks": ", ".join(found.attacks),
         "Continuations": f"compared over up to {samples['length'].max()} tokens",
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }
+
+
+def _method_and_limits(found: Found, *, show_passages: bool, has_likelihoods: bool) -> Section:
+    """Say what an audit did and what its result does not say, for readers who decide about a model."""
+    lengths = " and ".join(map(str, found.prompt_lengths))
+    ways = [f"{name}: {_HOW[name]}" for name in found.attacks]
+    paragraphs = [
+        f"Asked. {found.num_targets} passages of the text in question (targets) and {found.num_controls} of text that "
+        f"the model cannot have seen (controls). The model was given the beginning of a passage, {lengths} tokens, and "
+        f"its answer was compared with what follows in the passage, up to {found.samples['length'].max()} tokens. "
+        f"{len(found.samples):,} prompts. Ways of asking: {'; '.join(ways)}.",
+        "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether the answer is "
+        "the passage word for word. Controls show what fluent text shares by chance."
+        + (
+            " From the likelihood of the passages: how probable it is that a sample is the passage word for word, and "
+            "whether the model finds targets more likely than controls (membership inference)."
+            if has_likelihoods
+            else " Likelihoods were not measured: the model gave none."
+        ),
+        "What a finding says. A passage that is recited word for word, and that no common source explains, can be "
+        "obtained from the model by anybody who can prompt it. The audit does not decide whether a text is personal, "
+        "confidential or protected, and not how it came into the training data.",
+        "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, more samples, "
+        "other passages, further training of the model, or access to its weights can reveal more. An upper bound holds "
+        "for passages that were chosen in the same way, from the same text. If the most repeated passages were chosen, "
+        "it is a bound for those; rare passages are recited less often as a rule.",
+        "Controls. A difference between targets and controls can also come from a difference between the texts. "
+        "Controls should have the same authors, subjects and time as the targets.",
+        (
+            "Text. Passages are shown in full."
+            if show_passages
+            else "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation have "
+            "them in full: protect those files like the text itself."
+        ),
+    ]
+    return Section("method", "Method and limits", tuple(paragraphs))

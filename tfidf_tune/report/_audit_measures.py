@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfidf_tune.analysis.intervals import binomial_upper_bound, bootstrap_interval
-from tfidf_tune.report._audit_tables import extractable_targets, first_attack, floor_of_samples, num_verbatim
+from tfidf_tune.report._audit_tables import Found, extractable_targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,11 +91,11 @@ def parse_bounds(text: str) -> list[Bound]:
 
 
 def audit_measures(
-    samples: "pd.DataFrame",
+    found: Found,
     scores: "pd.DataFrame",
     checkpoint: int,
     membership: "pd.DataFrame",
-    bounds: Iterable[Bound] = (),
+    bounds: Iterable[Bound],
 ) -> dict[str, Measure]:
     """Measure what ``--fail-above`` can name.
 
@@ -110,16 +110,13 @@ def audit_measures(
 
     Upper bounds are those of 95 % bootstrap intervals over passages; of shares one-sided ones of Clopper and Pearson.
     """
-    plain = first_attack(samples)
-    lms = plain[plain["kind"] == "target"].groupby("passage_id")["lms"].mean().to_numpy(float)
-    floor = floor_of_samples(plain)
-    number = samples.loc[samples["kind"] == "target", "passage_id"].nunique()
-    found = num_verbatim(samples)
+    lms = found.targets.groupby("passage_id")["lms"].mean().to_numpy(float)
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), lms).high
+    floor, share = found.floor, found.num_verbatim / found.num_targets
     measures = {
-        "lms": Measure(float(lms.mean()), _known(upper), "tokens"),
+        "lms": Measure(found.lms, _known(upper), "tokens"),
         "excess": _NOT_MEASURED if floor is None else Measure(floor.difference, _known(floor.excess.high), "tokens"),
-        "verbatim": Measure(found / number, binomial_upper_bound(found, number), "share"),
+        "verbatim": Measure(share, binomial_upper_bound(found.num_verbatim, found.num_targets), "share"),
     }
     pairs = list(dict.fromkeys([*EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
     extractable = {

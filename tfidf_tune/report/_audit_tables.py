@@ -1,4 +1,4 @@
-"""The tables of an audit: what was recited by kind of passage, prompt, attack and number of repeats."""
+"""What an audit found, and its tables: what was recited by kind of passage, prompt, attack and number of repeats."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ from tfidf_tune.analysis.comparison import Floor, floor_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, binomial_upper_bound
 from tfidf_tune.report._document import Table, tabulate
 from tfidf_tune.report._wording import FEW_UNITS, NEAR_EXPLAINED, TEXT_PROMPTS, Footnotes, prompt_length, span
-from tfidf_tune.results import Checkpoint, Results
+from tfidf_tune.results import Results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,35 +15,60 @@ if TYPE_CHECKING:
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
+_AGAINST = ("LMS of controls", "Difference", "95 % from", "95 % to")
 _NEAR = ("Edit distance", "Common subsequence")
 KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
-ANY_ATTACK = "any of these"
 
 
-def sample_table(results: Results, checkpoint: int) -> "pd.DataFrame":
-    """Return a row for each sample, with the passage's repeats in the training text (NaN if unknown)."""
-    import pandas as pd
+class Found:
+    """What the checkpoint with the number ``at`` was asked for and recites: facts for all parts of its page.
 
-    sampled = results.checkpoints[checkpoint].samples
-    table = pd.DataFrame([vars(sample) for sample, _ in sampled])
-    scores = results.scores
-    known = scores[
-        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "num_injections") & (scores["value"] > 0)
-    ]
-    repeats = dict(zip(known["unit"], known["value"], strict=True))
-    return table.assign(
-        sample=[sample for sample, _ in sampled],
-        prompt=[prompt for _, prompt in sampled],
-        length=table["reference_ids"].map(len),
-        repeats=table["passage_id"].map(repeats).astype(float),
-    )
+    ``samples`` has a row of each sample, with the passage's repeats in the training text (NaN if unknown). Averages are
+    over ``plain``, the samples of the greedy attack or else of the first one, and over its ``targets`` and
+    ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
+    """
+
+    def __init__(self, results: Results, at: int) -> None:
+        import pandas as pd
+
+        self.checkpoint = results.checkpoints[at]
+        sampled, scores = self.checkpoint.samples, results.scores
+        table = pd.DataFrame([vars(sample) for sample, _ in sampled])
+        known = scores[(scores["checkpoint"] == at) & (scores["metric"] == "num_injections") & (scores["value"] > 0)]
+        repeats = dict(zip(known["unit"], known["value"], strict=True))
+        self.samples = table.assign(
+            sample=[sample for sample, _ in sampled],
+            prompt=[prompt for _, prompt in sampled],
+            attack=table["attack"].replace("", "greedy"),
+            length=table["reference_ids"].map(len),
+            repeats=table["passage_id"].map(repeats).astype(float),
+        )
+        self.attacks = [str(name) for name in self.samples["attack"].unique()]
+        first = "greedy" if "greedy" in self.attacks else self.attacks[0]
+        self.plain = self.samples[self.samples["attack"] == first]
+        self.targets, self.controls = (self.plain[self.plain["kind"] == kind] for kind in KINDS)
+        of_kind = self.samples.groupby("kind")["passage_id"].nunique()
+        self.num_targets, self.num_controls = (int(of_kind.get(kind, 0)) for kind in KINDS)
+        self.num_verbatim = _num_verbatim(self.samples)
+        self.lms = float(self.targets.groupby("passage_id")["lms"].mean().to_numpy(float).mean())
+        self.floor = _floor(self.plain)
+        self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
 
 
-def floor_of_samples(samples: "pd.DataFrame") -> Floor | None:
-    means = samples.groupby(["kind", "passage_id"])["lms"].mean()
+def _floor(samples: "pd.DataFrame") -> Floor | None:
     if not {"target", "control"} <= set(samples["kind"]):
         return None
+    means = samples.groupby(["kind", "passage_id"])["lms"].mean()
     return floor_of(means["target"].to_numpy(float), means["control"].to_numpy(float))
+
+
+def _against_controls(floor: Floor | None) -> tuple[float | None, ...]:
+    """Return the cells of :data:`_AGAINST`."""
+    return (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+
+
+def _num_verbatim(samples: "pd.DataFrame") -> int:
+    return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
 
 
 def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
@@ -53,9 +78,9 @@ def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     return order.drop_duplicates("passage_id")
 
 
-def repeat_groups(samples: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
+def repeat_groups(targets: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
     """Group the targets by how often they occurred in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
-    known = samples[(samples["kind"] == "target") & samples["repeats"].notna()]
+    known = targets[targets["repeats"].notna()]
     groups = []
     for _, own in known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]]):
         least, most = int(own["repeats"].min()), int(own["repeats"].max())
@@ -68,7 +93,8 @@ def _verbatim_share(samples: "pd.DataFrame") -> float:
     return float(100 * samples.groupby("passage_id")["verbatim"].any().mean())
 
 
-def targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint, footnotes: Footnotes) -> Table:
+def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
+    samples = found.plain
     frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS))
     by_kind = frame.groupby("label", sort=False)
     scores = (
@@ -83,7 +109,7 @@ def targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint, footno
     scores = scores.dropna(axis="columns", how="all")  # older results have no near-verbatim measures
     scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
     several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
-    caveats = [f"The {TEXT_PROMPTS}"] if checkpoint.text_prompts else []
+    caveats = [f"The {TEXT_PROMPTS}"] if found.checkpoint.text_prompts else []
     measured = f" {NEAR_EXPLAINED}" * bool(near.notna().to_numpy().any())
     notes = [f"Prefix: tokens that agree from the first on.{measured}{several}{footnotes.mark(*caveats)}"]
     formats = dict.fromkeys(("Avg Prefix", "Avg LMS", *_NEAR, "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
@@ -94,13 +120,12 @@ def targets_and_controls(samples: "pd.DataFrame", checkpoint: Checkpoint, footno
 def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
     import pandas as pd
 
-    names = ("LMS of targets", "LMS of controls", "Difference", "95 % from", "95 % to")
+    names = ("LMS of targets", *_AGAINST)
     rows = []
     for length, own in samples.groupby("prefix_length"):
         targets = own[own["kind"] == "target"]
         if len(targets):
-            floor = floor_of_samples(own)
-            against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+            against = _against_controls(_floor(own))
             rows.append((prompt_length(length), targets["lms"].mean(), *against, _verbatim_share(targets)))
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
@@ -115,12 +140,12 @@ def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
     return Table("by_prefix_length", "By length of the prompt", frame, notes, formats)
 
 
-def by_repeats(samples: "pd.DataFrame") -> Table:
+def by_repeats(targets: "pd.DataFrame") -> Table:
     import pandas as pd
 
     rows = [
         (repeats, own["passage_id"].nunique(), own["lms"].mean(), own["lms"].max(), _verbatim_share(own))
-        for repeats, own in repeat_groups(samples)
+        for repeats, own in repeat_groups(targets)
     ]
     frame = pd.DataFrame(rows, columns=[_REPEATS, "Targets", "Avg LMS", "Max LMS", _VERBATIM])
     notes = ["Verbatim: recited completely from at least one of the prompts."]
@@ -147,32 +172,20 @@ def most_recited(samples: "pd.DataFrame") -> Table:
     return tabulate("most_recited", "Most recited passages", frame, columns, notes)
 
 
-def first_attack(samples: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the samples of the attack that was asked first, greedy if it is among them: the one that is averaged."""
-    names = samples["attack"].unique()
-    return samples[samples["attack"] == ("greedy" if "greedy" in names else names[0])]
-
-
-def num_verbatim(samples: "pd.DataFrame") -> int:
-    """Return how many targets were recited verbatim from at least one prompt."""
-    return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
-
-
 def by_attack(samples: "pd.DataFrame") -> Table:
     """Compare ways of asking. A passage counts with its best prompt of each."""
     import pandas as pd
 
-    groups = [(str(name), own) for name, own in samples.groupby("attack", sort=False)]
-    columns = ["Attack", "Prompts", "LMS of targets", "LMS of controls", "Difference", "95 % from", "95 % to"]
+    columns = ["Attack", "Prompts", "LMS of targets", *_AGAINST]
     share, bound = "Targets verbatim", "Verbatim, at most (%)"
+    groups = [(str(name), own) for name, own in samples.groupby("attack", sort=False)]
     rows = []
-    for name, own in [*groups, (ANY_ATTACK, samples)] if len(groups) > 1 else []:
+    for name, own in [*groups, ("any of these", samples)] if len(groups) > 1 else []:
         best = own.groupby(["kind", "passage_id"], as_index=False)["lms"].max()
-        floor, targets = floor_of_samples(best), best[best["kind"] == "target"]
+        targets = best[best["kind"] == "target"]
         if targets.empty:
             continue
-        against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
-        found = num_verbatim(own)
+        against, found = _against_controls(_floor(best)), _num_verbatim(own)
         at_most = 100 * binomial_upper_bound(found, len(targets))
         rows.append((name, len(own), targets["lms"].mean(), *against, f"{found} of {len(targets)}", at_most))
     notes = [
