@@ -5,7 +5,6 @@ import difflib
 import itertools
 import math
 import operator
-import shutil
 
 import pandas as pd
 import pytest
@@ -185,19 +184,6 @@ def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):
     assert samples[0]["generated_ids"] == []
     assert (samples[0]["lms"], samples[0]["rouge_l"], samples[0]["verbatim"]) == (0, 0.0, False)
     assert samples == as_dicts(expected(folder, probe_file, prefix_lengths=(32,), max_new_tokens=20))
-
-
-def test_without_a_probe_file_that_next_to_the_checkpoint_is_suggested(llama, probe_file, tmp_path):
-    with pytest.raises(ValueError, match=r"no probe file is named: give --metadata probe_file=RUN/probe\.jsonl"):
-        run_tasks(llama, MEMORIZATION[0], tmp_path)
-    run = tmp_path / "run"
-    checkpoint = run / "checkpoint_100pct"
-    shutil.copytree(llama, checkpoint)
-    (run / "probe.jsonl").write_bytes(probe_file.read_bytes())
-    with pytest.raises(ValueError, match=f"probe_file={run / 'probe.jsonl'}, or set TFIDF_TUNE_PROBE_FILE"):
-        run_tasks(checkpoint, MEMORIZATION[0], tmp_path)
-    with pytest.raises(ValueError, match=f"probe_file={run / 'probe.jsonl'}"):
-        documents(pretrained=str(llama), peft=str(checkpoint))  # an adapter, the base elsewhere
 
 
 def test_bad_settings_are_refused_by_name(llama, probe_file, tokenizers, tmp_path):

@@ -111,12 +111,10 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
 
 
 def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torch.dtype | None) -> "PreTrainedModel":
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
     _require(folder, "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-    base = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
-    if not base:
-        raise ValueError(f"The adapter in {folder} names no base model: pass base=, a model folder or hub name.")
+    base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
     with warnings.catch_warnings():
         # PEFT initializes missing weights randomly and only warns.
         warnings.filterwarnings("error", message=".*missing adapter keys")

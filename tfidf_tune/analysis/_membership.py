@@ -203,16 +203,8 @@ def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
     Args:
         values (Mapping[str, np.ndarray]): arrays of the scores of :func:`passage_scores` and of ``reference_nll``.
     """
-    scores = {
-        name: sign * values[key]
-        for name, (key, sign) in {
-            "Loss": ("nll", -1.0),
-            "zlib": ("zlib", -1.0),
-            "Min-K%": ("min_k", 1.0),
-            "Min-K%++": ("min_k_plus_plus", 1.0),
-        }.items()
-        if key in values
-    }
+    signed = {"Loss": ("nll", -1), "zlib": ("zlib", -1), "Min-K%": ("min_k", 1), "Min-K%++": ("min_k_plus_plus", 1)}
+    scores = {name: sign * values[key] for name, (key, sign) in signed.items() if key in values}
     if {"nll", "reference_nll"} <= set(values):
         scores["Loss against start"] = values["reference_nll"] - values["nll"]
     return scores

@@ -20,13 +20,7 @@ from tfidf_tune.report._wording import FEW_UNITS, Footnotes, joined, span
 if TYPE_CHECKING:
     import pandas as pd
 
-_SCORES = {
-    "passage_nll": "nll",
-    "zlib": "zlib",
-    "min_k": "min_k",
-    "min_k_plus_plus": "min_k_plus_plus",
-    "reference_nll": "reference_nll",
-}
+_SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
 _NUM_SAMPLES = 1000
 _COLUMNS = (
     *(("NLL of targets", "nll", ".2f"), ("NLL of controls", "control_nll", ".2f")),
@@ -137,5 +131,5 @@ def _by_passage(rows: "pd.DataFrame", kind: str) -> dict[str, Any]:
     for metric, of in own.groupby("metric", observed=True):
         table = of.pivot_table(index="checkpoint", columns="unit", values="value", observed=True)
         if np.isfinite(table.to_numpy()).all() and len(table) == rows["checkpoint"].nunique():
-            values[_SCORES[str(metric)]] = table.to_numpy(np.float64)
+            values[str(metric).removeprefix("passage_")] = table.to_numpy(np.float64)
     return values

@@ -101,11 +101,9 @@ class TokenIdRequests(LM):  # type: ignore[misc]
             same[json.dumps(request.args)].append(index)
         asked = []
         for indices in same.values():
-            prompt, arguments = requests[indices[0]].args
-            kwargs, generation = (
-                normalize_gen_kwargs(arguments),
-                (requests[indices[0]].doc or {}).get("generation") or {},
-            )
+            first = requests[indices[0]]
+            prompt, arguments = first.args
+            kwargs, generation = normalize_gen_kwargs(arguments), (first.doc or {}).get("generation") or {}
             if kwargs["do_sample"] and not generation:
                 raise ValueError(
                     f"prompts of token ids are continued greedily, but --gen_kwargs ask for sampling: {arguments}. "

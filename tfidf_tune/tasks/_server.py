@@ -237,29 +237,19 @@ class ServerLM(LM):  # type: ignore[misc]
         for request in requests:
             prompt, arguments = request.args
             doc, kwargs = request.doc or {}, normalize_gen_kwargs(arguments)
-            payload: dict[str, Any] = {
-                "model": self.model,
-                "max_tokens": int(kwargs["max_gen_toks"]),
-                "temperature": float(kwargs.get("temperature") or 0.0) if kwargs["do_sample"] else 0.0,
-            }
+            payload = {"model": self.model, "max_tokens": int(kwargs["max_gen_toks"]), "temperature": 0.0}
             if kwargs["do_sample"]:
-                payload["seed"] = int(request.idx)
+                payload |= {"temperature": float(kwargs.get("temperature") or 0.0), "seed": int(request.idx)}
                 payload |= {"top_k": kwargs["top_k"]} if kwargs.get("top_k") else {}
-            if doc.get("messages"):
-                asked.append(
-                    Request("/chat/completions", payload | {"messages": doc["messages"]}, _name(doc), _message)
-                )
+            if messages := doc.get("messages"):
+                asked.append(Request("/chat/completions", payload | {"messages": messages}, _name(doc), _message))
             else:
                 asked.append(Request("/completions", payload | {"prompt": _sent(prompt)}, _name(doc), _text))
         return self.server.answers(asked, "Continuing prompts")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Score continuations from the log-probabilities of an echoed prompt, by token if its tokens are known."""
-        asked = []
-        for request in requests:
-            context, continuation = request.args
-            doc = request.doc or {}
-            asked.append(_echo(self.model, context, continuation, _name(doc), doc))
+        asked = [_echo(self.model, one.args[0], one.args[1], one.doc or {}) for one in requests]
         return [_pair(*answer) for answer in self.server.answers(asked, "Scoring passages")]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -273,7 +263,7 @@ class ServerLM(LM):  # type: ignore[misc]
         """
         payload = {"model": self.model, "prompt": _PROMPT, "max_tokens": 8, "temperature": 0.0}
         (own,) = self.server.answers([Request("/completions", payload, "a test", _text)], "Asking for a continuation")
-        asked = _echo(self.model, _PROMPT, own or " of", "a test of log-probabilities", {})
+        asked = _echo(self.model, _PROMPT, own or " of", {"passage_id": "a test of log-probabilities"})
         try:
             ((_, greedy, _),) = self.server.answers([asked], "Asking for log-probabilities")
         except ConnectionError as error:
@@ -288,7 +278,7 @@ class ServerLM(LM):  # type: ignore[misc]
         return None
 
 
-def _echo(model: str, context: str, continuation: str, name: str, doc: dict[str, Any]) -> Request:
+def _echo(model: str, context: str, continuation: str, doc: dict[str, Any]) -> Request:
     """Ask for the log-probabilities of a prompt; the one token that is generated, because 0 is refused, is dropped."""
     given, whole = _sent(context), _sent(context + continuation)
     payload = {"model": model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
@@ -297,7 +287,7 @@ def _echo(model: str, context: str, continuation: str, name: str, doc: dict[str,
     def check(answer: dict[str, Any]) -> list[Any]:
         return _scored(answer, given, whole, len(ids), num_given)
 
-    return Request("/completions", payload, name, check)
+    return Request("/completions", payload, _name(doc), check)
 
 
 def _scored(

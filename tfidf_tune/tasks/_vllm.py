@@ -61,11 +61,8 @@ def _sampling_params(asked: Asked, eos: int | None) -> SamplingParams:
     if generation.get("num_beams"):
         raise ValueError("tfidf-vllm has no beam search: leave out num_beams, or use --model tfidf-hf")
     sampled: dict[str, Any] = {"temperature": 0.0}
-    if generation:
-        sampled = {"temperature": generation["temperature"], "top_k": generation["top_k"]}
-        sampled["n"] = (
-            asked.number
-        )  # without a seed of its own, with which vLLM 0.32 fails on a CPU; the engine has one
+    if generation:  # without a seed, with which vLLM 0.32 fails on a CPU; the engine has one
+        sampled = {"temperature": generation["temperature"], "top_k": generation["top_k"], "n": asked.number}
     # Not the end tokens of the model's generation_config.
     stop = [] if eos is None else [int(eos)]
     return SamplingParams(

@@ -53,7 +53,7 @@ def documents(
     check_at_least(1, prefix_lengths=min(lengths), max_new_tokens=max_new_tokens)
     check_at_least(0, offset=offset)
     settings = prompt_settings(metadata)
-    passages = read_probe_file(named_probe_file(probe_file, metadata))
+    passages = read_probe_file(named_probe_file(probe_file))
     prompts = prompts_of(settings)
     check_passages(prompts.tokenizer, passages, offset + max(lengths))
     longest = num_positions(metadata)

@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def documents(
     if attacks is not None:
         planned = [Attack(**fields) for fields in attacks]
     settings = prompt_settings(metadata)
-    passages = read_probe_file(named_probe_file(probe_file, metadata))
+    passages = read_probe_file(named_probe_file(probe_file))
     prompts = prompts_of(settings)
     check_passages(prompts.tokenizer, passages, max(attack.offset + attack.prefix_length for attack in planned))
     every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
@@ -146,20 +145,19 @@ def total(values: Sequence[float]) -> float:
 
 def _generation(num_samples: int | None, temperature: float, top_k: int, num_beams: int | None) -> dict[str, Any]:
     """Return the field ``generation`` of documents; empty for greedy decoding."""
-    sampling = sampled(1 if num_samples is None else num_samples, temperature, top_k)
-    if num_samples is None and (temperature, top_k) != (1, 0):
-        raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
-    if num_samples is not None and num_beams is not None:
-        raise ValueError(
-            f"num_samples is {num_samples} and num_beams is {num_beams}: passages are continued by samples or by beam "
-            "search, leave out one of the two"
-        )
     if num_samples is not None:
-        return sampling
-    if num_beams is not None:
-        check_at_least(2, num_beams=num_beams)
-        return {"num_beams": num_beams}
-    return {}
+        if num_beams is not None:
+            raise ValueError(
+                f"num_samples is {num_samples} and num_beams is {num_beams}: passages are continued by samples or by "
+                "beam search, leave out one of the two"
+            )
+        return sampled(num_samples, temperature, top_k)
+    if (temperature, top_k) != (1, 0):
+        raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
+    if num_beams is None:
+        return {}
+    check_at_least(2, num_beams=num_beams)
+    return {"num_beams": num_beams}
 
 
 def _document(
@@ -214,14 +212,11 @@ def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
     return list(dict.fromkeys(lengths))
 
 
-def named_probe_file(probe_file: str | None, metadata: dict[str, Any]) -> str:
+def named_probe_file(probe_file: str | None) -> str:
     """Return the probe file of the settings or the environment, or raise a ``ValueError``."""
     if found := probe_file or os.environ.get(_PROBE_FILE_VARIABLE):
         return found
-    file = Path(str(metadata.get("peft") or metadata.get("pretrained") or "")).expanduser().parent / "probe.jsonl"
-    example = file if file.is_file() else "RUN/probe.jsonl"
     raise ValueError(
-        f"no probe file is named: give --metadata probe_file={example}, or set "
-        f"{_PROBE_FILE_VARIABLE}. Training on the injected corpus writes one; `tfidf-tune probe make` makes one of "
-        "your own text"
+        f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}. Training "
+        "on the injected corpus writes one; `tfidf-tune probe make` makes one of your own text"
     )
