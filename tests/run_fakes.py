@@ -163,12 +163,13 @@ def results(*runs):
     return Results(tuple(checkpoints), scores_table(rows), {})
 
 
-def write_evaluation(folder, evaluated, *, model_args=None, date=DATE):
-    """Write an evaluation as the harness does, in a folder that it names after the model."""
+def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, recorded=None):
+    """Write an evaluation as the harness does, in a folder that it names after the model; ``recorded`` is its run."""
     folder = folder / "model__name"
     folder.mkdir(parents=True, exist_ok=True)
     model_args = {"pretrained": evaluated.checkpoint} if model_args is None else model_args
     content = {"config": {"model": "tfidf-hf", "model_args": model_args}, "results": {}, "date": 1.0}
+    content["configs"] = {"tfidf_squad": {"metadata": {"version": 1.0, "run": recorded or {}}}}
     (folder / f"results_{date}.json").write_text(json.dumps(content))
     for task, of_task in documents(evaluated).items():
         for doc in of_task:

@@ -277,34 +277,21 @@ def test_targets_and_controls_are_drawn_independently():
 
 
 DIFFERENT = (
-    (
-        {"samples": [sample("a", 1)]},
-        {"samples": [sample("b", 1)]},
-        "their prompts differ: only the first has target a",
-    ),
-    ({"samples": [sample("a", 1)]}, {"samples": targets(1)}, "only the first has target a, offset 0, 32 tokens"),
-    ({"samples": targets(1)}, {"samples": targets(1, 1)}, "only the second has target target-1"),
-    (
-        {"samples": [sample("a", 1)]},
-        {"samples": [sample("a", 1, length=6)]},
-        r"target a, offset 0, 32 tokens expects \[100, 101, 102, 103, 104\]... \(8 ids\) in the first and .*\(6 ids\)",
-    ),
-    ({"blocks": blocks(9, 4)}, {"blocks": blocks(9, 5)}, "perplexity blocks differ: only the second has 4"),
-    (
-        {"blocks": blocks(9, 4, 10)},
-        {"blocks": blocks(9, 4, 20)},
-        "0 expects 10 predictions in the first and 20 predictions in the second",
-    ),
-    ({"summaries": summaries(1, 2)}, {"summaries": summaries(1)}, "articles differ: only the first has a1"),
-    ({"answers": answers(1)}, {"answers": answers(1, 2)}, "questions differ: only the second has q1"),
+    ({"samples": [sample("a", 1)]}, {"samples": [sample("b", 1)]}, "prompts"),
+    ({"samples": targets(1)}, {"samples": targets(1, 1)}, "prompts"),
+    ({"samples": [sample("a", 1)]}, {"samples": [sample("a", 1, length=6)]}, "prompts"),
+    ({"blocks": blocks(9, 4)}, {"blocks": blocks(9, 5)}, "perplexity blocks"),
+    ({"blocks": blocks(9, 4, 10)}, {"blocks": blocks(9, 4, 20)}, "perplexity blocks"),
+    ({"summaries": summaries(1, 2)}, {"summaries": summaries(1)}, "articles"),
+    ({"answers": answers(1)}, {"answers": answers(1, 2)}, "questions"),
 )
 
 
 def test_runs_that_were_asked_different_things_cannot_be_compared():
-    for first, second, message in DIFFERENT:
+    for first, second, what in DIFFERENT:
         runs = [run("CE", [evaluation(**first)]), run("TF-IDF", [evaluation(**second)])]
         names = r"runs/CE-0 \(Tiny, CE, 100 %\) and runs/TF-IDF-0 \(Tiny, TF-IDF, 100 %\) cannot be compared"
-        with pytest.raises(ValueError, match=f"{names}, .*{message}"):
+        with pytest.raises(ValueError, match=f"{names}, their {what} differ"):
             evaluations_of(*runs)
         # Models of their own are not compared with each other.
         evaluations_of(runs[0], dataclasses.replace(runs[1], model="another"))

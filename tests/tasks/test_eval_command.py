@@ -159,6 +159,10 @@ def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
         "learning_rate": None,
         "progress": 100,
         "folder": str(tmp_path),
+        "recipe": None,
+        "loss": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss", "tf": "log"},
+        "training_seconds": None,
+        "provenance": None,
     }
     run_command(
         "eval", "--model_args", f"pretrained={llama},peft={taught_adapter},dtype=float32", *arguments,

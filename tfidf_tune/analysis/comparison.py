@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfidf_tune.analysis.evaluations import (
-    COMPARED,
-    CONTROL_LMS,
-    LMS,
-    PERPLEXITY,
     Floats,
-    Measure,
     at_last,
     shared_progress,
     unit_totals,
     value_of,
 )
 from tfidf_tune.analysis.intervals import ALPHA, Interval, bootstrap_interval, holm
+from tfidf_tune.results._measures import COMPARED, CONTROL_LMS, LMS, PERPLEXITY, Measure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +47,7 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
                 )
                 if before is not None and after is not None:
                     progress = last["progress"].iloc[0]
-                    rows.append((setting, objective, measure.name, *_reduction(measure, before, after), progress))
+                    rows.append((setting, objective, measure.label, *_reduction(measure, before, after), progress))
     names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
@@ -68,7 +64,7 @@ def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str,
     """
     reductions: dict[tuple[str, str], list[float]] = {}
     for setting, own in evaluations.groupby("setting", sort=False):
-        last = at_last(own, LMS).dropna(subset=[LMS.name])
+        last = at_last(own, LMS).dropna(subset=[LMS.label])
         lms = {
             name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in last.groupby("objective", sort=False)
         }

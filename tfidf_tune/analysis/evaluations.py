@@ -1,78 +1,76 @@
-"""Evaluated checkpoints, checked to be comparable, with what each measure is made of."""
+"""Evaluated checkpoints: their averages, what each measure is made of, and whether they can be compared."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune.analysis.averages import run_table
 from tfidf_tune.results import Checkpoint, Results
+from tfidf_tune.results._measures import COMPARED, CONTROL_LMS, LMS, PASSAGE_NLL, Measure
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _DEFAULT_BASELINE = "CE"
 Floats: TypeAlias = npt.NDArray[np.float64]
+_CONTINUATION = ("lms", "edit_distance", "common_subsequence")
+_OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A mean over observations, or e to the power of it.
+def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
+    """Average the scores of passages and blocks in groups.
 
     Args:
-        name (str): as in tables: "Avg LMS".
-        phrase (str): as in sentences: "average LMS".
-        metric (str): in the table of results.
-        kind (str): of the units: "target", "control", "block", "article", "question".
-        exponential (bool): whether the measure is e to the power of the mean. Default: False.
+        scores (pandas.DataFrame): rows of the table of results, with the columns ``by``. Aggregates count only where
+            a checkpoint has no rows of single units.
+        by (Sequence[str]): columns that make the groups.
+
+    Returns:
+        pandas.DataFrame: a row a group, in order of appearance, with the columns "lms", "prefix_match", "rouge_l",
+            "verbatim", "edit_distance" and "common_subsequence" (targets), "control_lms", "control_edit_distance",
+            "control_common_subsequence", "nll", "max_lms", "max_prefix_match", and "num_predictions"; NaN if missing.
     """
+    single = scores["unit"] != ""
+    has_units = single.groupby([scores[name] for name in ("checkpoint", "metric", "kind")], observed=True).transform(
+        "any"
+    )
+    rows = scores[single | ~has_units].assign(
+        sum=lambda table: table["value"] * table["count"],
+        largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
+    )
+    names = rows["metric"].astype(str).where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
+    groups = rows[~rows["kind"].isin(("article", "question"))].groupby(
+        [*by, names], sort=False, dropna=False, observed=True
+    )
+    sums = groups[["sum", "count"]].sum()
+    averages = (sums["sum"] / sums["count"]).unstack()
+    averages = averages.reindex(columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"])
+    largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
+    averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
+    averages["max_prefix_match"] = largest["prefix_match"]
+    averages["num_predictions"] = sums["count"].unstack().get("nll", 0.0)
+    order = rows.drop_duplicates(list(by))[list(by)]
+    return averages.reindex(order.set_index(list(by)).index)
 
-    name: str
-    phrase: str
-    metric: str
-    kind: Literal["target", "control", "block", "article", "question"]
-    exponential: bool = False
 
-    @property
-    def unit(self) -> str:
-        """What is resampled as a whole: "passage", "block", "article", "question"."""
-        return "passage" if self.kind in ("target", "control") else self.kind
+def run_table(results: Results) -> "pd.DataFrame":
+    """Return a row for each checkpoint.
 
-    def value(self, sums: Floats, counts: Floats, axis: int = -1) -> Any:
-        """Return the measure of units ``[..., n]`` along an axis."""
-        mean = sums.sum(axis) / counts.sum(axis)
-        with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
-            return np.exp(mean) if self.exponential else mean
+    Returns:
+        pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective", "learning_rate"
+            (NaN if unset), "seed" (None if unknown), "progress", "folder", "setting", "run" and "title", see
+            :class:`~tfidf_tune.results.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
+            its "nll".
+    """
+    import pandas as pd
 
-
-LMS = Measure("Avg LMS", "average LMS", "lms", "target")
-CONTROL_LMS = Measure("Control LMS", "average LMS of the controls", "lms", "control")
-PASSAGE_NLL = Measure("NLL of targets", "NLL of the targets", "passage_nll", "target")
-PERPLEXITY = Measure("Perplexity", "perplexity", "nll", "block", exponential=True)
-OTHER_PERPLEXITY = Measure("Other perplexity", "perplexity on other text", "other_nll", "block", exponential=True)
-SUMMARY_MEASURES = (
-    Measure("Summary ROUGE-1", "ROUGE-1", "rouge1", "article"),
-    Measure("Summary ROUGE-2", "ROUGE-2", "rouge2", "article"),
-    Measure("Summary ROUGE-L", "ROUGE-L", "rouge_l", "article"),
-    Measure("Summary BERTScore-F1", "BERTScore-F1", "bertscore_f1", "article"),
-)
-ANSWER_MEASURES = (
-    Measure("Answer EM", "exact match", "exact_match", "question"),
-    Measure("Answer F1", "F1", "f1", "question"),
-)
-COMPARED = (
-    LMS,
-    Measure("Avg Prefix", "average prefix match", "prefix_match", "target"),
-    Measure("ROUGE-L", "ROUGE-L of the targets", "rouge_l", "target"),
-    PERPLEXITY,
-    OTHER_PERPLEXITY,
-    *SUMMARY_MEASURES,
-    *ANSWER_MEASURES,
-)
-BY_NAME = {measure.name: measure for measure in COMPARED}
+    names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
+    rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
+    table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float, "progress": int})
+    averages = average_scores(results.scores, ["checkpoint"])
+    return table.join(averages.rename(columns={"nll": "log_perplexity"}))
 
 
 def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, "pd.DataFrame"]:
@@ -101,7 +99,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     objectives, table = comparable_runs(results, baseline)
     totals = dict(_unit_totals(results.scores))
     columns = {
-        measure.name: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
+        measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
         for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL)
     }
     table = table.assign(
@@ -138,7 +136,7 @@ def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
 
 def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
     """Return, ascending, the progress values at which every run with these measures has all of them."""
-    having = evaluations.dropna(subset=[measure.name for measure in measures])
+    having = evaluations.dropna(subset=[measure.label for measure in measures])
     num_runs = having.groupby("progress")["run"].nunique()
     return sorted(num_runs.index[num_runs == having["run"].nunique()])
 
@@ -151,13 +149,13 @@ def at_last(evaluations: "pd.DataFrame", *measures: Measure) -> "pd.DataFrame":
 def having_at_last(evaluations: "pd.DataFrame", measure: Measure) -> Iterator[tuple[str, str, "pd.DataFrame"]]:
     """Yield setting, objective and those of its evaluations at the last shared progress that have a measure."""
     for setting, own in evaluations.groupby("setting", sort=False):
-        for objective, having in at_last(own, measure).dropna(subset=[measure.name]).groupby("objective", sort=False):
+        for objective, having in at_last(own, measure).dropna(subset=[measure.label]).groupby("objective", sort=False):
             yield str(setting), str(objective), having
 
 
 def unit_totals(evaluations: "pd.DataFrame", measure: Measure) -> tuple[Floats, Floats] | None:
     """Return sums (means over evaluations) and counts by unit; None if there is no evaluation, or one misses it."""
-    totals = evaluations[measure.name]
+    totals = evaluations[measure.label]
     if totals.empty or totals.isna().any():
         return None
     return np.mean([sums for sums, _ in totals], axis=0), totals.iloc[0][1]
@@ -209,8 +207,7 @@ def _require_comparable(results: Results) -> None:
             if results.checkpoints[first].asked[what] != digest:
                 raise ValueError(
                     f"{_where(results.checkpoints[first])} and {_where(one)} cannot be compared, their {what} differ: "
-                    f"{_difference(_questions(results, first, what), _questions(results, at, what))}. Evaluate both "
-                    "with one probe file, data set and settings"
+                    "evaluate both with one probe file, data set and settings"
                 )
 
 
@@ -222,37 +219,3 @@ def _where(one: Checkpoint) -> str:
     if not one.folder:
         return f"{one.title}, {one.progress} %"
     return f"{one.folder} ({one.setting}, {one.objective}, {one.progress} %)"
-
-
-def _questions(results: Results, checkpoint: int, what: str) -> dict[str, Any]:
-    """Return each question and what was expected; from a results file, the references are not known."""
-    samples = results.checkpoints[checkpoint].samples
-    if what == "prompts" and samples:
-        return {sample.prompt_label: sample.reference_ids for sample, _ in samples}
-    passages = ("target", "control")
-    kinds = {"prompts": passages, "passages": passages, "perplexity blocks": ("block",)}.get(
-        what, (what.removesuffix("s"),)
-    )
-    scores = results.scores
-    if kinds == passages:
-        scores = scores[scores["metric"] == ("lms" if what == "prompts" else PASSAGE_NLL.metric)]
-    own = scores[(scores["checkpoint"] == checkpoint) & scores["kind"].isin(kinds)]
-    if what == "perplexity blocks":
-        return dict(zip(own["unit"], (f"{count:g} predictions" for count in own["count"]), strict=True))
-    prefixes = (f", {prefix:g} tokens" if prefix > 0 else "" for prefix in own["prefix"])
-    return {f"{unit}{prefix}": None for unit, prefix in zip(own["unit"], prefixes, strict=True)}
-
-
-def _difference(first: dict[str, Any], second: dict[str, Any]) -> str:
-    for key in first | second:
-        if key not in second:
-            return f"only the first has {key}"
-        if key not in first:
-            return f"only the second has {key}"
-        if first[key] != second[key]:
-            return f"{key} expects {_short(first[key])} in the first and {_short(second[key])} in the second"
-    return "references, offsets, or the noise or sampling of the prompts are not the same"
-
-
-def _short(value: Any) -> str:
-    return f"{value[:5]}... ({len(value)} ids)" if isinstance(value, list) else str(value)

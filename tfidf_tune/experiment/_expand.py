@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,23 +41,6 @@ _IMMATERIAL = (
     "log_every_n_steps",
     "log_peak_memory_stats",
 )
-_TEXT = ("source", "name", "split", "column")
-_BLOCKS = ("block_size", "num_blocks", *(f"train_{key}" for key in _TEXT), "shared_tokens")
-# Settings of the tasks, by the beginning of their names.
-TASK_SETTINGS = {
-    "tfidf_memorization": (
-        *("probe_file", "prefix_lengths", "max_new_tokens", "offset", "prompt_noise"),
-        *("num_samples", "temperature", "top_k", "num_beams", "attacks"),
-    ),
-    "tfidf_membership": ("probe_file", "prefix_lengths", "max_new_tokens", "offset", "reference_model"),
-    "tfidf_wikitext2_ppl": (*(f"wikitext2_{key}" for key in _TEXT), *_BLOCKS),
-    "tfidf_other_ppl": (*(f"other_{key}" for key in _TEXT), *_BLOCKS),
-    "tfidf_cnn_dailymail": (
-        *(f"cnn_dailymail_{key}" for key in ("source", "name", "split", "max_source_tokens", "max_new_tokens")),
-        *("bertscore_model", "bertscore_num_layers"),
-    ),
-    "tfidf_squad": tuple(f"squad_{key}" for key in ("source", "name", "split", "max_seq_len", "max_new_tokens")),
-}
 
 
 def expand(experiment: Experiment) -> list[Run]:
@@ -102,12 +85,38 @@ def _check_tasks(experiment: Experiment) -> None:
     known = sorted(file.stem for file in tasks_folder().glob("*.yaml"))
     if unknown := [task for task in experiment.tasks if task not in known]:
         raise SetupError(f"experiment: no task {', '.join(unknown)}; possible are {', '.join(known)}")
-    settings = [key for keys in TASK_SETTINGS.values() for key in keys]
+    settings = [key for keys in task_settings().values() for key in keys]
     of_models = {f"models: {name}: metadata": model.metadata for name, model in experiment.models.items()}
     for where, metadata in {"eval.metadata": experiment.eval.metadata, **of_models}.items():
         for key in metadata:
             if key not in settings:
                 raise SetupError(f"experiment: {where}: no setting {key!r}{suggestion(key, settings)}")
+
+
+@cache
+def task_settings() -> dict[str, list[str]]:
+    """Return by the beginning of tasks' names the settings that affect their results.
+
+    They are the arguments of the functions that make the tasks' documents.
+    """
+    from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, squad
+
+    made_by = {
+        "tfidf_memorization": [memorization.documents],
+        "tfidf_membership": [membership.documents],
+        "tfidf_wikitext2_ppl": [perplexity.documents],
+        "tfidf_other_ppl": [perplexity.other_documents, perplexity.documents],
+        "tfidf_cnn_dailymail": [cnn_dailymail.documents],
+        "tfidf_squad": [squad.documents],
+    }
+    settings = {
+        task: [name for one in functions for name, parameter in inspect.signature(one).parameters.items()
+               if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "task_prefix_length"]
+        for task, functions in made_by.items()
+    }  # fmt: skip
+    # It has its own text in place of that one.
+    settings["tfidf_other_ppl"] = [name for name in settings["tfidf_other_ppl"] if not name.startswith("wikitext2_")]
+    return settings
 
 
 def _run(
@@ -255,7 +264,7 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
 
 def _task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
     """Return the settings that affect the result of a task; batch size and device do not."""
-    known = [key for kind, keys in TASK_SETTINGS.items() if task.startswith(kind) for key in keys]
+    known = [key for kind, keys in task_settings().items() if task.startswith(kind) for key in keys]
     metadata = {key: value for key, value in own.metadata.items() if key in known}
     return {
         "dtype": dtype,

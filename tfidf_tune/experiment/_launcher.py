@@ -1,21 +1,30 @@
-"""Run the jobs of an experiment through submitit, on this machine or on a Slurm cluster, and follow them."""
+"""Run the jobs of an experiment through submitit, on this machine or on a Slurm cluster, and follow them.
+
+Progress is shown as lines of text: what is being done, what is left, and the remaining time.
+"""
 
 import fcntl
+import json
 import os
+import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import submitit
 import torch
 from submitit.helpers import environment_variables
 
-from tfidf_tune.experiment._cells import JOBS, Run
-from tfidf_tune.experiment._job import JOBS_LOCK, LOCK, work
-from tfidf_tune.experiment._progress import Failure, Progress
+from tfidf_tune._printing import say
+from tfidf_tune.experiment._cells import JOBS, TRAINING, Run
+from tfidf_tune.experiment._job import JOBS_LOCK, LOCK, Journal, last_lines, work
 from tfidf_tune.experiment._schema import Launcher
 from tfidf_tune.training import SetupError
 
@@ -25,6 +34,15 @@ _SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
 _MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
 # Options of submitit for every kind of cluster; those of Slurm have a prefix.
 _GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that failed: its title, the reason in one line, and its log."""
+
+    title: str
+    reason: str
+    log: Path
 
 
 @contextmanager
@@ -149,3 +167,164 @@ def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
 
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress:
+    """Reads the journals of runs in a folder, prints a line when a cell begins or ends, and collects failures.
+
+    ``to_do`` has by the number of a run its cells that are neither done nor given up. A run whose job is lost is
+    repeated up to ``retries`` times.
+    """
+
+    def __init__(self, runs: Sequence[Run], folder: Path, retries: int) -> None:
+        self.folder = folder
+        pending = {number: [cell for cell in run.cells if not run.is_done(cell)] for number, run in enumerate(runs)}
+        self.to_do = {number: cells for number, cells in pending.items() if cells}
+        self._runs = runs
+        # Made now, because the title of an evaluation names the tasks that are missing.
+        self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in self.to_do.items() for cell in cells}
+        self._retries = retries
+        self._journals = {number: Journal(folder / f"{number}.jsonl") for number in self.to_do}
+        self._read: Counter[Path] = Counter()  # bytes of a file that have been read
+        self._jobs: dict[int, str] = {}  # by run, which one job does
+        self._unfinished: set[int] = set()
+        self._begun: dict[int, tuple[int, float]] = {}  # by run: the cell that is being done, and since when
+        self._num_lost: Counter[int] = Counter()
+        self._shown_log: Path | None = None
+        self._failures: dict[tuple[int, int], Failure] = {}
+        self._num_cells = self._num_left()
+        # By the kind of cell and the model: cells of both equal are assumed to take the same time.
+        self._seconds: dict[tuple[bool, str], list[float]] = defaultdict(list)
+        for run in runs:
+            for cell, seconds in run.seconds():
+                self._seconds[cell == TRAINING, run.model].append(seconds)
+
+    def begin(self, num_jobs: int, *, shows_logs: bool) -> None:
+        """Make the folder of the journals and start the clock; ``shows_logs`` prints what trainings print."""
+        self.folder.mkdir(parents=True)
+        self._num_jobs = num_jobs
+        self._shows_logs = shows_logs
+        self._start = time.monotonic()
+
+    def waiting(self) -> list[int]:
+        """Return the numbers of the runs that no job has begun."""
+        return [number for number, journal in self._journals.items() if not journal.path.exists()]
+
+    def failures(self) -> list[Failure]:
+        """Return the failures in the order of the runs."""
+        return [self._failures[key] for key in sorted(self._failures)]
+
+    def update(self) -> None:
+        """Show what is new."""
+        for number, journal in self._journals.items():
+            for line in self._new_lines(journal.path):
+                self._process(number, **json.loads(line))
+        self._show_log()
+
+    def end_job(self, job: submitit.Job[None], numbers: Sequence[int]) -> None:
+        """Process the end of a job: a run that it has not finished has failed, and may be repeated."""
+        lost = [number for number in self._unfinished if self._jobs[number] == job.job_id]
+        if job.job_id not in self._jobs.values():
+            lost = [number for number in numbers if self._journals[number].create()][:1]
+        for number in lost:
+            self._unfinished.discard(number)
+            self._num_lost[number] += 1
+            again = self._num_lost[number] <= self._retries
+            if self.to_do[number]:
+                cell, _ = self._begun.get(number, (self.to_do[number][0], 0.0))
+                reason = f"job {job.job_id} ended before its work was done, its state is {job.state}"
+                log = job.paths.stdout
+                self._fail(number, cell, reason, last_lines(log), log, again=again, is_lost=True)
+            if self.to_do[number]:
+                self._journals[number].path.unlink()
+                del self._read[self._journals[number].path]
+
+    def _process(self, number: int, event: str, cell: int = TRAINING, **more: Any) -> None:
+        """Process an event of a journal."""
+        run = self._runs[number]
+        match event:
+            case "claimed":
+                self._jobs[number] = more["job"]
+                self._unfinished.add(number)
+            case "finished":
+                self._unfinished.discard(number)
+            case "begun":
+                self._begun[number] = cell, time.monotonic()
+                self._say("begun", self._titles[number, cell])
+                if self._shows_logs and cell == TRAINING:
+                    self._shown_log = run.log(cell)
+                    self._read[self._shown_log] = 0
+            case "note":
+                say(f"        {run.title}: {more['text']}")
+            case "done":
+                self._stop_showing_log()
+                seconds = time.monotonic() - self._begun.pop(number)[1]
+                self.to_do[number].remove(cell)
+                self._seconds[cell == TRAINING, run.model].append(seconds)
+                self._say("done", f"{self._titles[number, cell]} in {duration(seconds)}")
+            case "failed":
+                self._stop_showing_log()
+                self._fail(number, cell, log=run.log(cell), **more)
+
+    def _fail(
+        self, number: int, cell: int, reason: str, lines: list[str], log: Path, *, again: bool, is_lost: bool = False
+    ) -> None:
+        self._shown_log = None
+        self._begun.pop(number, None)
+        title = self._titles[number, cell]
+        if not again:
+            self._failures[number, cell] = Failure(title, reason, log)
+            gives_up_run = is_lost or cell == TRAINING
+            self.to_do[number] = [] if gives_up_run else [other for other in self.to_do[number] if other != cell]
+        details = [*(f"| {line}" for line in lines), f"log: {log}{'; trying again' if again else ''}"]
+        self._say("failed", f"{title}: {reason}", "".join(f"\n    {line}" for line in details))
+
+    def _say(self, event: str, text: str, details: str = "") -> None:
+        remaining = self._remaining()
+        estimate = "" if remaining is None else f", about {duration(remaining)} to go"
+        elapsed = duration(time.monotonic() - self._start)
+        say(f"{event:<7} {text}  ({self._num_left()} of {self._num_cells} left, {elapsed} so far{estimate}){details}")
+
+    def _stop_showing_log(self) -> None:
+        self._show_log()
+        self._shown_log = None
+
+    def _show_log(self) -> None:
+        if self._shown_log is not None:
+            for line in self._new_lines(self._shown_log):
+                say(line)
+
+    def _new_lines(self, path: Path) -> list[str]:
+        """Return the complete lines that were added to a file; a carriage return ends a state of a progress bar."""
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            file.seek(self._read[path])
+            *lines, _ = re.split(rb"[\r\n]", file.read())
+        self._read[path] += sum(len(line) + 1 for line in lines)
+        return [line.decode("utf-8", errors="replace") for line in lines if line.strip()]
+
+    def _num_left(self) -> int:
+        return sum(map(len, self.to_do.values()))
+
+    def _remaining(self) -> float | None:
+        """Estimate the seconds left from means of finished cells of a kind and model; None if a kind was not timed."""
+        left = Counter(
+            (cell == TRAINING, self._runs[number].model) for number in self.to_do for cell in self.to_do[number]
+        )
+        total = 0.0
+        for (is_training, model), count in left.items():
+            of_kind = [value for (kind, _), values in self._seconds.items() if kind == is_training for value in values]
+            if not of_kind:
+                return None
+            total += count * mean(self._seconds[is_training, model] or of_kind)
+        num_runs = sum(map(bool, self.to_do.values()))
+        return total / min(self._num_jobs, num_runs) if left else None
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: "42 s", "3 min 05 s" or "2 h 07 min"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from tfidf_tune._printing import say
 from tfidf_tune.experiment._cells import DONE, REPORT, Run
 from tfidf_tune.experiment._expand import expand
-from tfidf_tune.experiment._launcher import only_command, run_jobs
-from tfidf_tune.experiment._progress import Failure
+from tfidf_tune.experiment._launcher import Failure, only_command, run_jobs
 from tfidf_tune.experiment._schema import Experiment
 
 if TYPE_CHECKING:

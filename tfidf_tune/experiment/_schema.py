@@ -1,6 +1,5 @@
 """The keys of an experiment's file and their checks."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,7 +22,7 @@ def _distinct(values: list[_T]) -> list[_T]:
     if not values:
         raise ValueError("it has to have at least one value")
     if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
-        raise ValueError(f"which has {', '.join(repeated)} more than once")
+        raise ValueError(f"it has {', '.join(repeated)} more than once")
     return values
 
 
@@ -217,17 +216,11 @@ def _plain(section: Any, resolve: bool) -> Any:
 def _message(error: ValidationError) -> str:
     """Describe the first problem; an unknown key comes first, because it may be a missing one that is misspelled."""
     problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    path = [str(part) for part in problem["loc"]]
-    if len(path) > 1 and isinstance(problem["loc"][-1], int):
-        path[-2:] = [f"{path[-2]}[{path[-1]}]"]
-    where = "".join(f"{section}: " for section in path[:-1])
+    where = "".join(f"[{part}]" if isinstance(part, int) else f"{part}: " for part in problem["loc"])
+    where = where.replace(": [", "[").removesuffix(": ")
     if problem["type"] == "extra_forbidden":
-        schemas: dict[str, type[_Section]] = {"models": Model, "objectives": Objective, "eval": EvalSettings}
-        return f"{where}no key {path[-1]!r}{suggestion(path[-1], schemas.get(path[0], Experiment).model_fields)}"
-    if problem["type"] == "missing":
-        return f"{where}missing {path[-1]}"
-    message = problem["msg"].removeprefix("Value error, ")
-    if isinstance(problem["input"], dict) and problem["type"] == "value_error":  # the message names the key
-        return ": ".join([*path, message])
-    message = re.sub(r"a valid dictionary( or instance of \w+)?", "a section of keys and values", plainer(message))
-    return f"{where}{path[-1]} is {problem['input']!r}, {message}"
+        sections: tuple[type[_Section], ...] = (Experiment, Model, Objective, EvalSettings)
+        known = {key for section in sections for key in section.model_fields}
+        return f"{where}: there is no such key{suggestion(str(problem['loc'][-1]), known)}"
+    value = "" if isinstance(problem["input"], dict | _Section) else repr(problem["input"])
+    return ": ".join(filter(None, [where, value, plainer(problem["msg"].removeprefix("Value error, "))]))

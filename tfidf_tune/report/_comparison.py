@@ -14,22 +14,12 @@ from tfidf_tune.analysis.comparison import (
     compare_seeds,
     lms_floor,
 )
-from tfidf_tune.analysis.evaluations import (
-    ANSWER_MEASURES,
-    BY_NAME,
-    LMS,
-    PERPLEXITY,
-    SUMMARY_MEASURES,
-    at_last,
-    evaluation_table,
-    having_at_last,
-)
+from tfidf_tune.analysis.evaluations import at_last, evaluation_table, having_at_last
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, SEED, Interval
-from tfidf_tune.report._comparison_figures import comparison_figures
-from tfidf_tune.report._comparison_tables import comparison_tables
+from tfidf_tune.report._comparison_tables import comparison_tables, paper_table
 from tfidf_tune.report._document import Example, Report
 from tfidf_tune.report._examples import recitation_examples
-from tfidf_tune.report._paper import paper_table
+from tfidf_tune.report._figures import comparison_figures
 from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict, with_membership
 from tfidf_tune.report._wording import (
     BOUND,
@@ -46,6 +36,13 @@ from tfidf_tune.report._wording import (
     why_no_interval,
 )
 from tfidf_tune.results import Checkpoint, Results
+from tfidf_tune.results._measures import (
+    ANSWER_MEASURES,
+    BY_LABEL,
+    LMS,
+    PERPLEXITY,
+    SUMMARY_MEASURES,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,11 +102,12 @@ def _lead(results: Results, evaluations: "pd.DataFrame") -> str:
         floor = "; its floor is the average over passages that were never injected" if "control" in kinds else ""
         text += f", asked to continue passages of their training text. {LMS_EXPLAINED}{floor}"
     runs = evaluations.groupby(["setting", "objective"])["run"].nunique()
-    one_checkpoint, one_seed = len(evaluations) == evaluations["run"].nunique(), (runs == 1).all()
-    if one_checkpoint or one_seed:
-        parts = ["one checkpoint of each run"] * one_checkpoint + ["one seed, no interval over seeds"] * bool(one_seed)
-        text += f". {', '.join(parts).capitalize()}"
-    return f"{text}."
+    limits = []
+    if len(evaluations) == evaluations["run"].nunique():
+        limits.append("one checkpoint of each run")
+    if (runs == 1).all():
+        limits.append("one seed, no interval over seeds")
+    return f"{text}. {', '.join(limits).capitalize()}." if limits else f"{text}."
 
 
 def _pairs(evaluations: "pd.DataFrame", reductions: "pd.DataFrame", baseline: str) -> _Pairs:
@@ -135,32 +133,42 @@ def _outcome(
 ) -> Outcome:
     own = evaluations[evaluations["setting"] == setting]
     both = own[own["objective"].isin([baseline, objective])]
-    recited = found.get(LMS.name)
+    recited = found.get(LMS.label)
     last = at_last(own, LMS)
     utility, cost = _cost(found, last, objective, baseline, notes)
     floors = [lms_floor(last[last["objective"] == name]) for name in (objective, baseline)]
     reached = [floor.excess[:2] if floor and floor.reached else None for floor in floors]
-    probed = [floor.excess.num_units for floor in floors if floor] or ([0] if recited is not None else [])
-    caveats = [BOUND] if any(reached) else []
-    caveats += [_SEEDS, *([_ONE_SEED] if min(both.groupby("objective")["run"].nunique()) == 1 else [])]
-    return Outcome(
+    probed = [floor.excess.num_units for floor in floors if floor]
+    outcome = Outcome(
         objective,
         baseline,
-        _why_not_compared(both, objective, baseline) if recited is None else _change(recited, notes),
+        _why_not_compared(both, objective, baseline),
         cost,
         utility,
         floor=reached[0],
         baseline_floor=reached[1],
-        at_equal=0 if recited is None else gains.get((setting, objective, recited.progress), 0),
-        few_passages=recited.num_units if recited is not None and recited.num_units < MIN_UNITS else None,
         few_for_floor=min(probed) if probed and min(probed) < MIN_UNITS else None,
         setting=setting if evaluations["setting"].nunique() > 1 else "",
-        marks="" if recited is None else notes.mark(*caveats),
+    )
+    if recited is None:
+        return outcome
+    change = _change(recited, notes)  # its footnotes come first
+    caveats = [BOUND] if any(reached) else []
+    caveats.append(_SEEDS)
+    if min(both.groupby("objective")["run"].nunique()) == 1:
+        caveats.append(_ONE_SEED)
+    return replace(
+        outcome,
+        recited=change,
+        at_equal=gains.get((setting, objective, recited.progress), 0),
+        few_passages=recited.num_units if recited.num_units < MIN_UNITS else None,
+        few_for_floor=outcome.few_for_floor if probed else 0,
+        marks=notes.mark(*caveats),
     )
 
 
 def _why_not_compared(both: "pd.DataFrame", objective: str, baseline: str) -> str:
-    measured = both.loc[both[LMS.name].notna(), "objective"].tolist()
+    measured = both.loc[both[LMS.label].notna(), "objective"].tolist()
     missing = [name for name in (objective, baseline) if name not in measured]
     if len(missing) == 2:
         return f"{objective} and {baseline} have no memorization results, so what they recite is not compared"
@@ -174,7 +182,7 @@ def _why_not_compared(both: "pd.DataFrame", objective: str, baseline: str) -> st
 
 def _change(one: Any, notes: Footnotes, *, signed: bool = False) -> Change:
     """Describe a row of reductions; the ends of an interval are amounts of the change unless they are signed."""
-    percent, unit = -100 * one.reduction, BY_NAME[one.measure].unit
+    percent, unit = -100 * one.reduction, BY_LABEL[one.measure].unit
     if math.isnan(percent):
         return Change(percent, None, why_no_interval(one))
     when = at_progress(one.progress, ",")
@@ -205,8 +213,8 @@ def _cost(
     means = last.groupby("objective")["log_perplexity"].mean()
     percent = 100 * math.expm1(means.get(objective, math.nan) - means.get(baseline, math.nan))
     if math.isfinite(percent):
-        return _UTILITIES[PERPLEXITY.name], Change(percent, None, "no interval: only the mean over blocks was kept")
-    utility = _UTILITIES[measured[0] if measured else PERPLEXITY.name]
+        return _UTILITIES[PERPLEXITY.label], Change(percent, None, "no interval: only the mean over blocks was kept")
+    utility = _UTILITIES[measured[0] if measured else PERPLEXITY.label]
     runs = f"all runs at {progress} % of training" if measured else "both"
     return utility, f"{utility} was not measured for {runs}, so the cost is unknown"
 
@@ -228,7 +236,7 @@ def _statements(
                 f"{measure.phrase}{at_progress(one.progress)} {one.baseline:.2f} under {baseline}, "
                 f"{one.other:.2f} under {objective}"
                 for measure in (LMS, PERPLEXITY)
-                if (one := found.get(measure.name))
+                if (one := found.get(measure.label))
             ]
             statements.append((setting, f"{_capitalized('; '.join(values))}." if values else ""))
     for setting, own in of_setting.items():
@@ -241,7 +249,7 @@ def _statements(
     ]
     for (setting, objective), found in pairs.items():
         for task, measures in (("Summaries", SUMMARY_MEASURES), ("Answers", ANSWER_MEASURES)):
-            if measured := [found[measure.name] for measure in measures if measure.name in found]:
+            if measured := [found[measure.label] for measure in measures if measure.label in found]:
                 scores = ", ".join(_score(one, notes) for one in measured)
                 statements.append((setting, f"{task} under {objective}: {scores}."))
     by_seed = compare_seeds(evaluations, baseline)
@@ -315,7 +323,7 @@ def _seeds_statement(by_objective: Mapping[str, Sequence[float]]) -> str:
 def _score(one: Any, notes: Footnotes) -> str:
     """For example "ROUGE-1 30.00 to 31.50 (+5.0 %, 95 % interval 1.0 % to 9.0 %, significant)"."""
     values = (
-        f"{BY_NAME[one.measure].phrase} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (one.baseline, one.other)))}"
+        f"{BY_LABEL[one.measure].phrase} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (one.baseline, one.other)))}"
     )
     change = _change(one, notes, signed=True)
     if math.isnan(change.percent):

@@ -1,30 +1,16 @@
 """The tables of a comparison."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tfidf_tune.analysis.averages import average_scores
-from tfidf_tune.analysis.evaluations import (
-    ANSWER_MEASURES,
-    COMPARED,
-    LMS,
-    OTHER_PERPLEXITY,
-    PASSAGE_NLL,
-    PERPLEXITY,
-    SUMMARY_MEASURES,
-    Measure,
-    having_at_last,
-    unit_totals,
-    value_of,
-)
+from tfidf_tune.analysis.evaluations import average_scores, having_at_last, unit_totals, value_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, bootstrap_interval
 from tfidf_tune.report._document import Table, tabulate
 from tfidf_tune.report._membership import membership_table
 from tfidf_tune.report._wording import (
     FEW_UNITS,
     NEAR_EXPLAINED,
-    NEAR_VERBATIM,
     SIGNIFICANCE_NOTE,
     TEXT_PROMPTS,
     Footnotes,
@@ -33,7 +19,20 @@ from tfidf_tune.report._wording import (
     span,
     why_no_interval,
 )
-from tfidf_tune.results import Checkpoint, Results
+from tfidf_tune.results import Results, paper_results
+from tfidf_tune.results._measures import (
+    ANSWER_MEASURES,
+    COMPARED,
+    CONTROLS,
+    LMS,
+    NEAR_VERBATIM,
+    OTHER_PERPLEXITY,
+    PASSAGE_NLL,
+    PERPLEXITY,
+    RECITED,
+    SUMMARY_MEASURES,
+    Measure,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,35 +42,7 @@ _KEYS = ["setting", "objective"]
 # Columns: header, column of the data frame, format.
 _WHO = (("Model", "setting", ""), ("Objective", "objective", ""))
 _SEEDS = ("Seeds", "Seeds", "")
-_RECITED = (
-    ("Avg Prefix", "prefix_match", ".2f"),
-    ("Max Prefix", "max_prefix_match", ""),
-    ("Avg LMS", "lms", ".2f"),
-    ("Max LMS", "max_lms", ""),
-    ("ROUGE-L", "rouge_l", ".2f"),
-    ("Verbatim %", "verbatim", ".1f"),
-)
-_CONTROLS = ("Control LMS", "control_lms", ".2f")
-_NEARER: dict[str, Literal["lower", "higher"]] = {"Edit distance": "higher", "Common subsequence": "lower"}
-# Name, title, measures, the better end, units and a note.
-_SCORES: tuple[tuple[str, str, dict[str, Measure], Literal["lower", "higher"], str, str], ...] = (
-    (
-        *("perplexity", "Perplexity", {"Perplexity": PERPLEXITY}, "lower", "Blocks"),
-        "Token-level perplexity on unseen text, over all predictions.",
-    ),
-    (
-        *("other_perplexity", "Perplexity on other text", {"Other perplexity": OTHER_PERPLEXITY}, "lower", "Blocks"),
-        "The same on a second text (task tfidf_other_ppl).",
-    ),
-    (
-        *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "higher", "Articles"),
-        "CNN/DailyMail; means of F-measures in percent.",
-    ),
-    (
-        *("qa", "Question answering", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
-        *("higher", "Questions", "SQuAD v1.1, the best over each question's gold answers."),
-    ),
-)
+_PAPERS_TABLES = ("memorization", "perplexity", "summarization", "qa")  # 1 to 4
 
 
 def comparison_tables(
@@ -96,13 +67,30 @@ def comparison_tables(
     rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
     tables = [_memorization(results, probed, rows, footnotes)] if probed else []
     likelihoods, detectable = membership_table(results.scores, scored, footnotes)
-    tables += [
-        likelihoods,
-        *(_scores(results, evaluations, footnotes, *content) for content in _SCORES),
-        _reductions(reductions, baseline, footnotes),
-        _equal_perplexity(at_equal_perplexity, baseline),
-        *([_spread(results, probed, _averaged(probed, rows))] if probed else []),
-    ]
+    tables.append(likelihoods)
+    for name, title, measures, units, note in (
+        (
+            *("perplexity", "Perplexity", {PERPLEXITY.label: PERPLEXITY}, "Blocks"),
+            "Token-level perplexity on unseen text, over all predictions.",
+        ),
+        (
+            *("other_perplexity", "Perplexity on other text", {OTHER_PERPLEXITY.label: OTHER_PERPLEXITY}, "Blocks"),
+            "The same on a second text (task tfidf_other_ppl).",
+        ),
+        (
+            *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "Articles"),
+            "CNN/DailyMail; means of F-measures in percent.",
+        ),
+        (
+            *("qa", "Question answering", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
+            *("Questions", "SQuAD v1.1, the best over each question's gold answers."),
+        ),
+    ):
+        tables.append(_scores(results, evaluations, footnotes, name, title, measures, units, note))
+    tables.append(_reductions(reductions, baseline, footnotes))
+    tables.append(_equal_perplexity(at_equal_perplexity, baseline))
+    if probed:
+        tables.append(_spread(results, probed, _averaged(probed, rows)))
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
         tables.append(_by_prefix_length(rows))
@@ -121,7 +109,7 @@ def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
 def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
     """Average what is recited by setting, objective and more columns."""
     averages = average_scores(rows.sort_values(["order", *by], kind="stable"), [*_KEYS, *by])
-    return averages.assign(verbatim=100 * averages["verbatim"]).reset_index()
+    return averages.assign(verbatim_percent=100 * averages["verbatim"]).reset_index()
 
 
 def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footnotes: Footnotes) -> Table:
@@ -130,13 +118,16 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
     injections = single.loc[(single["metric"] == "num_injections") & (single["kind"] == "target"), "value"].astype(int)
     times = " or ".join(map(str, sorted(set(injections) - {0})))
     approximate, lost = [], []
-    for name, own, made in _named(results, probed):
-        approximate += [name] if any(one.text_prompts for one in made) else []
+    for setting, objective, own in probed:
+        made = [results.checkpoints[at] for at in own.index]
+        if any(one.text_prompts for one in made):
+            approximate.append(f"{setting}, {objective}")
         if num_lost := sum(one.lost_prompts for one in made):
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
-            lost.append(f"{num_lost} of {asked} of {name}")
+            lost.append(f"{num_lost} of {asked} of {setting}, {objective}")
     caveats = _checkpoint_note(probed)
-    caveats += [f"{'; '.join(approximate)}: {TEXT_PROMPTS}"] if approximate else []
+    if approximate:
+        caveats.append(f"{'; '.join(approximate)}: {TEXT_PROMPTS}")
     if lost:
         caveats.append(
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
@@ -152,41 +143,40 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
         f"passages that were never injected: the floor.{footnotes.mark(*caveats)}"
     )
     frame = _recited(rows)
-    near = _measured(frame, NEAR_VERBATIM)
-    notes = [explanation, *([NEAR_EXPLAINED] if near else [])]
-    notes += [f"Each target occurs {times} times in the training text."] if times else []
+    near = _near_verbatim(frame)
+    notes = [explanation]
+    if near:
+        notes.append(NEAR_EXPLAINED)
+    if times:
+        notes.append(f"Each target occurs {times} times in the training text.")
     passages = single[single["kind"] == "target"].groupby("order")["unit"].nunique()
     frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
     frame["Seeds"] = [len(own) for *_, own in probed]
-    columns = (*_WHO, *_RECITED, _CONTROLS, *near, ("Passages", "Passages", ""), _SEEDS)
+    columns = (*_WHO, *RECITED, CONTROLS, *near, ("Passages", "Passages", ""), _SEEDS)
     # Among rows of several checkpoints or prefix lengths, as below, the best would always be the first checkpoint.
-    return tabulate("memorization", "Memorization", frame, columns, notes, _all_better("lower", _RECITED) | _NEARER)
+    better: dict[str, Any] = {header: "lower" for header, *_ in (*RECITED, NEAR_VERBATIM[1])}
+    better[NEAR_VERBATIM[0][0]] = "higher"  # the distance
+    return tabulate("memorization", "Memorization", frame, columns, notes, better)
 
 
-def _measured(frame: "pd.DataFrame", columns: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+def _near_verbatim(frame: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """Return those of the columns that have a value."""
-    return [column for column in columns if frame[column[1]].notna().any()]
+    return [column for column in NEAR_VERBATIM if frame[column[1]].notna().any()]
 
 
 def _averaged(probed: _Groups, rows: "pd.DataFrame") -> str:
     """Name what the averages of the LMS are over: "passages, prefix lengths and seeds"."""
-    lengths, seeds = rows["prefix"].nunique() > 1, any(len(own) > 1 for *_, own in probed)
-    return joined(["passages", *["prefix lengths"] * lengths, *["seeds"] * seeds])
-
-
-def _all_better(end: Literal["lower", "higher"], columns: Sequence[tuple[str, str, str]]) -> Any:
-    return dict.fromkeys([header for header, *_ in columns], end)
-
-
-def _named(results: Results, groups: _Groups) -> Iterator[tuple[str, "pd.DataFrame", list[Checkpoint]]]:
-    """Yield for each setting and objective its name in notes, its evaluations and its checkpoints."""
-    for setting, objective, own in groups:
-        yield f"{setting}, {objective}", own, [results.checkpoints[at] for at in own.index]
+    names = ["passages"]
+    if rows["prefix"].nunique() > 1:
+        names.append("prefix lengths")
+    if any(len(own) > 1 for *_, own in probed):
+        names.append("seeds")
+    return joined(names)
 
 
 def _by_prefix_length(rows: "pd.DataFrame") -> Table:
     frame = _recited(rows[rows["prefix"].notna()], "prefix")
-    columns = (*_WHO, ("Prefix length", "prefix", ""), *_RECITED, _CONTROLS, *_measured(frame, NEAR_VERBATIM))
+    columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *_near_verbatim(frame))
     frame["prefix"] = frame["prefix"].map(prompt_length)
     return tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
 
@@ -197,10 +187,10 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     at = dict(list(evaluations.groupby([*_KEYS, "progress"])))
     own = [at[keys] for keys in frame[[*_KEYS, "progress"]].itertuples(index=False, name=None)]
     for measure in measures:
-        frame[measure.name] = [value_of(one, measure) for one in own]
+        frame[measure.label] = [value_of(one, measure) for one in own]
     frame["Seeds"] = list(map(len, own))
-    columns = [*_WHO, ("Progress %", "progress", ""), *_RECITED, _CONTROLS, *NEAR_VERBATIM]
-    columns += [*((measure.name, measure.name, ".2f") for measure in measures), _SEEDS]
+    columns = [*_WHO, ("Progress %", "progress", ""), *RECITED, CONTROLS, *NEAR_VERBATIM]
+    columns += [*((measure.label, measure.label, ".2f") for measure in measures), _SEEDS]
     return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
 
 
@@ -219,7 +209,7 @@ def _spread(results: Results, probed: _Groups, averaged: str) -> Table:
         quantiles = values.quantile(0.5), values.quantile(0.9), values.max()
         ends = value_of(having, LMS), low, high
         rows.append((setting, objective, *ends, *quantiles, min(seeds), max(seeds), len(seeds)))
-    formats = {**dict.fromkeys(("Avg LMS", "From", "To"), ".2f"), "Median": ".1f", "90th percentile": ".1f", "Max": ""}
+    formats = {**dict.fromkeys((LMS.label, "From", "To"), ".2f"), "Median": ".1f", "90th percentile": ".1f", "Max": ""}
     formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
     notes = [
@@ -239,8 +229,7 @@ def _scores(
     footnotes: Footnotes,
     name: str,
     title: str,
-    measures: dict[str, Measure],
-    better: Literal["lower", "higher"],
+    measures: Mapping[str, Measure],
     units: str,
     note: str,
 ) -> Table:
@@ -250,35 +239,38 @@ def _scores(
     groups = list(having_at_last(evaluations, first))
     rows, caveats = [], _checkpoint_note(groups)
     for setting, objective, having in groups:
-        _, counts = having[first.name].iloc[0]
+        _, counts = having[first.label].iloc[0]
         values = (value_of(having, measure) for measure in measures.values())
         rows.append((setting, objective, *values, len(counts), len(having)))
-    for who, own, made in _named(results, groups):
-        scores = results.scores[results.scores["checkpoint"].isin(own.index)]
+        made = [results.checkpoints[at] for at in having.index]
+        scores = results.scores[results.scores["checkpoint"].isin(having.index)]
         if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
             changed = f"{lost} of {(scores['kind'] == 'block').sum()} blocks changed when converted to text"
-            caveats.append(f"{who}: {changed}, so different tokens were predicted.")
-        values = scores.loc[scores["metric"] == "bertscore_f1", "value"]
-        if first.kind == "article" and (missing := int(values.isna().sum())):
+            caveats.append(f"{setting}, {objective}: {changed}, so different tokens were predicted.")
+        summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
+        if first.kind == "article" and (missing := int(summaries.isna().sum())):
             reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
-            caveats.append(f"{who}: BERTScore-F1 is missing for {missing} of {len(values)} summaries: {reasons}.")
+            caveats.append(
+                f"{setting}, {objective}: BERTScore-F1 is missing for {missing} of {len(summaries)} summaries: "
+                f"{reasons}."
+            )
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
-    formats, ends = dict.fromkeys(measures, ".2f"), dict.fromkeys(measures, better)
-    return Table(name, title, frame, [f"{note}{footnotes.mark(*caveats)}"] if rows else [], formats, ends)
+    better: dict[str, Any] = dict.fromkeys(measures, "lower" if first.exponential else "higher")
+    notes = [f"{note}{footnotes.mark(*caveats)}"] if rows else []
+    return Table(name, title, frame, notes, dict.fromkeys(measures, ".2f"), better)
 
 
 def _checkpoint_note(groups: _Groups) -> list[str]:
     """Say where the last checkpoint is not the end of training."""
     last = {setting: having["progress"].iloc[0] for setting, _, having in groups}
     where = ", ".join(f"{name} at {progress} %" for name, progress in last.items() if progress < 100)
-    note = f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."
-    return [note] if where else []
+    if not where:
+        return []
+    return [f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."]
 
 
 def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes) -> Table:
-    frame = reductions.assign(
-        **{name: 100 * reductions[name] for name in ("reduction", "low", "high")},
-    )
+    frame = reductions.assign(**{name: 100 * reductions[name] for name in ("reduction", "low", "high")})
     columns = (
         *(*_WHO, ("Measure", "measure", ""), (baseline, "baseline", ".2f"), ("Value", "other", ".2f")),
         *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
@@ -299,26 +291,62 @@ def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes)
 
 
 def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Table:
-    spans: list[str | None] = []
     notes = [
         f"{baseline} first had the objective's perplexity between these checkpoints. LMS before and after: its average "
         "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg LMS: the "
         "objective's, at Progress %."
     ]
-    for one in at_equal_perplexity.itertuples():
+    frame = at_equal_perplexity.assign(span=None)
+    for one in frame.itertuples():
         if math.isnan(one.before):
-            spans.append(None)
-            notes.append(
-                f"{one.setting}, {one.objective}: out of range, {baseline} has "
-                f"{span(one.lowest, one.highest, decimals=2)}."
-            )
+            ends = span(one.lowest, one.highest, decimals=2)
+            notes.append(f"{one.setting}, {one.objective}: out of range, {baseline} has {ends}.")
         else:
-            spans.append(" to ".join(dict.fromkeys(f"{at:.0f}" for at in (one.before, one.after))))
+            frame.loc[one.Index, "span"] = span(one.before, one.after, decimals=0)
     columns = (
         *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
         *((f"{baseline} LMS before", "lms_before", ".2f"), (f"{baseline} LMS after", "lms_after", ".2f")),
-        *(("Interpolated", "interpolated", ".2f"), ("Avg LMS", "lms", ".2f")),
+        *(("Interpolated", "interpolated", ".2f"), (LMS.label, "lms", ".2f")),
         ("Progress %", "progress", ""),
     )
-    frame = at_equal_perplexity.assign(span=spans)
     return tabulate("equal_perplexity", f"At equal perplexity, against {baseline}", frame, columns, notes)
+
+
+def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
+    """Show the paper's values next to those of runs of the same model, objective and measure.
+
+    Args:
+        tables (Sequence[Table]): of :func:`comparison_tables`.
+        models (Mapping[str, str]): setting, as in the tables -> model.
+
+    Raises:
+        ValueError: If the paper has no value of any of the runs.
+    """
+    import pandas as pd
+
+    measured = [
+        table.frame.melt(["Model", "Objective"], var_name="measure", value_name="run").assign(table=number)
+        for number, name in enumerate(_PAPERS_TABLES, start=1)
+        for table in tables
+        if table.name == name
+    ]
+    paper, keys = paper_results(), ["table", "model", "objective", "measure"]
+    runs = pd.concat([pd.DataFrame(columns=["Model", "Objective", "measure", "run", "table"]), *measured])
+    runs = runs.assign(model=runs["Model"].map(models), objective=runs["Objective"], run=runs["run"].astype(float))
+    frame = runs.merge(paper, on=keys).dropna(subset="run")
+    if frame.empty:
+        raise ValueError(
+            f"the paper has no values for these runs ({joined(models.values())}): its models are "
+            f"{joined(paper['model'])}, its objectives {joined(paper['objective'])}. Name runs of one as "
+            "MODEL:OBJECTIVE=FOLDER, or leave out --paper"
+        )
+    columns = (
+        *(("Model", "Model", ""), ("Objective", "Objective", ""), ("Measure", "measure", "")),
+        *(("Paper's table", "table", ""), ("Paper", "value", ".2f"), ("Run", "run", ".2f")),
+    )
+    note = (
+        "Paper: the value that the paper reports, without an interval, since it gives none; its runs used other "
+        "passages, seeds and software. Run: from the tables above. Tables of the paper are counted without its "
+        "qualitative example."
+    )
+    return tabulate("paper", "The paper's values and these runs", frame, columns, [note])

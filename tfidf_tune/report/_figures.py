@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tfidf_tune._printing import visible
+from tfidf_tune.analysis.evaluations import having_at_last, shared_progress, unit_totals, value_of
+from tfidf_tune.analysis.intervals import MIN_UNITS, bootstrap_interval
+from tfidf_tune.report._document import Figure
+from tfidf_tune.results import Results
+from tfidf_tune.results._measures import CONTROL_LMS, LMS, PERPLEXITY, Measure
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
@@ -39,7 +44,97 @@ _HIGHEST = 1e304  # of perplexities that can be drawn
 _LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold 0
 
 
-def lms_progress(curves: Curves) -> "Figure":
+class Course(NamedTuple):
+    """How an objective moved through its checkpoints, and the intervals of the last one.
+
+    Args:
+        points (list[tuple[float, float]]): perplexity and average LMS of each checkpoint.
+        perplexity (tuple[float, float]): ends of its interval; NaN if there is none.
+        lms (tuple[float, float]): ends of its interval; NaN if there is none.
+        controls (float): average LMS of the controls; NaN if there are none.
+    """
+
+    points: list[tuple[float, float]]
+    perplexity: tuple[float, float]
+    lms: tuple[float, float]
+    controls: float
+
+
+def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:
+    """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and distributions."""
+    figures = []
+    if courses := _courses(evaluations):
+        caption = (
+            "Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts unseen text "
+            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: passages that were never "
+            "injected, the floor that fluency reaches by itself. Thin lines: earlier checkpoints; a reduction counts "
+            "where it lies below the baseline's line at the same perplexity."
+        )
+        figures.append(Figure("frontier", "Memorization against perplexity", trade_off(courses), caption))
+    curves = _measured(evaluations, (LMS,), CONTROL_LMS)
+    if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
+        caption = (
+            "Average LMS of the injected passages at each checkpoint. Dashed: passages that were never injected, the "
+            "floor that fluency reaches by itself. Lower is better."
+        )
+        title = "Average LMS against training progress"
+        figures.append(Figure("lms_progress", title, lms_progress(curves), caption))
+    caption = (
+        "The share of continuations whose longest memorized substring has at least so many tokens, over "
+        "passages, prefix lengths and seeds. Dashed: passages that were never injected."
+    )
+    rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
+    several = evaluations["setting"].nunique() > 1
+    for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
+        lms = {}
+        for _, objective, having in having_at_last(own, LMS):
+            scores = rows[rows["checkpoint"].isin(having.index)]
+            lms[objective] = {
+                kind: scores.loc[scores["kind"] == kind, "value"].tolist() for kind in ("target", "control")
+            }
+        if lms:
+            name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
+            title = f"Distribution of the LMS{of_setting}"
+            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(lms), caption))
+    return figures
+
+
+def _courses(evaluations: "pd.DataFrame") -> dict[str, dict[str, Course]]:
+    """Setting -> objective -> its course through the checkpoints that have LMS and perplexity; none if it diverged."""
+    measured = _measured(evaluations, (PERPLEXITY, LMS), CONTROL_LMS)
+    courses: dict[str, dict[str, Course]] = {}
+    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
+        points = [point for point in measured.get(setting, {}).get(objective, []) if math.isfinite(point[1])]
+        if not points:
+            continue
+        last = own[own["progress"] == points[-1][0]]
+        perplexity, lms = (_interval(last, measure) for measure in (PERPLEXITY, LMS))
+        path = [(x, y) for _, x, y, _ in points]
+        courses.setdefault(setting, {})[objective] = Course(path, perplexity, lms, controls=points[-1][3])
+    return courses
+
+
+def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, float]:
+    """Return the ends of the interval over units, NaN if there are too few."""
+    totals = unit_totals(evaluations, measure)
+    interval = bootstrap_interval(measure.value, *totals) if totals else None
+    return (interval.low, interval.high) if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
+
+
+def _measured(
+    evaluations: "pd.DataFrame", measures: Sequence[Measure], *optional: Measure
+) -> dict[str, dict[str, list[Any]]]:
+    """Setting -> objective -> (progress, each measure, NaN if an optional one is missing); empty ones are left out."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
+        for progress in shared_progress(own, *measures):
+            at = own[own["progress"] == progress]
+            values = (value_of(at, measure) for measure in (*measures, *optional))
+            found.setdefault(setting, {}).setdefault(objective, []).append((progress, *values))
+    return found
+
+
+def lms_progress(curves: Curves) -> "Drawing":
     """Draw average LMS, and dashed that of the controls (or NaN), against training progress: the paper's figure 2."""
     figure, panels = new_panels(list(curves))
     styles = _styles(curves.values())
@@ -61,23 +156,7 @@ def lms_progress(curves: Curves) -> "Figure":
     return figure
 
 
-class Course(NamedTuple):
-    """How an objective moved through its checkpoints, and the intervals of the last one.
-
-    Args:
-        points (list[tuple[float, float]]): perplexity and average LMS of each checkpoint.
-        perplexity (tuple[float, float]): ends of its interval; NaN if there is none.
-        lms (tuple[float, float]): ends of its interval; NaN if there is none.
-        controls (float): average LMS of the controls; NaN if there are none.
-    """
-
-    points: list[tuple[float, float]]
-    perplexity: tuple[float, float]
-    lms: tuple[float, float]
-    controls: float
-
-
-def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Figure":
+def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
     """Draw average LMS against perplexity: a point for each objective, thin lines to it, and a band for the controls.
 
     Up to four objectives with short names are named next to their points; others have the numbers of the legend.
@@ -121,7 +200,7 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Figure":
     return figure
 
 
-def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
+def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawing":
     """Draw the share of continuations that recite at least so many tokens, "control" of each label dashed."""
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
@@ -145,7 +224,7 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figur
     return figure
 
 
-def frontier_drawing(model: str, points: "pd.DataFrame") -> "Figure":
+def frontier_drawing(model: str, points: "pd.DataFrame") -> "Drawing":
     """Draw average LMS against perplexity (logarithmic), a line for each objective of a model.
 
     A line goes from the lowest learning rate to the highest, and markers grow with it. The operating point is large,
@@ -266,12 +345,12 @@ def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], f
     axes.set_ylabel("average LMS (tokens)")
 
 
-def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) -> tuple["Figure", list["Axes"]]:
+def new_panels(titles: Sequence[str], *, panel_height: float = _PANEL_HEIGHT) -> tuple["Drawing", list["Axes"]]:
     """Make a figure with panels below each other, of a height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
-    figure = Figure(figsize=(_WIDTH, 0.6 + panel_height * len(titles)), layout="constrained")
+    figure = Drawing(figsize=(_WIDTH, 0.6 + panel_height * len(titles)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
     for axes, title in zip(panels, titles, strict=True):
@@ -310,7 +389,7 @@ def _styles(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]
     return {label: (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7]) for index, label in enumerate(labels)}
 
 
-def _legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: bool) -> None:
+def _legend_above(figure: "Drawing", panels: Sequence["Axes"], *, with_floor: bool) -> None:
     """Draw one legend above all panels; ``with_floor`` explains the dashed lines of the controls."""
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -323,7 +402,7 @@ def _legend_above(figure: "Figure", panels: Sequence["Axes"], *, with_floor: boo
     )
 
 
-def draw(figure: "Figure", to: Path | io.BytesIO, **options: Any) -> None:
+def draw(figure: "Drawing", to: Path | io.BytesIO, **options: Any) -> None:
     """Save a figure; with a fixed salt and without a date, the same figure makes the same file."""
     import matplotlib
 

@@ -14,7 +14,6 @@ from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up
 from tfidf_tune.report._wording import (
     LMS_EXPLAINED,
     NEAR_EXPLAINED,
-    NEAR_VERBATIM,
     NOT_CORRECTED,
     SEVERAL_COMPARISONS,
     Footnotes,
@@ -22,6 +21,7 @@ from tfidf_tune.report._wording import (
     span,
 )
 from tfidf_tune.results import Results
+from tfidf_tune.results._measures import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +31,8 @@ _WHO = (("Model", "model", ""), ("Objective", "objective", ""))
 _RATE = ("Learning rate", "learning_rate", "g")
 _SEEDS = ("Seeds", "num_seeds", "")
 _MEASURED = (
-    *(("Avg LMS", "lms", ".2f"), ("LMS from", "lms_low", ".2f"), ("LMS to", "lms_high", ".2f")),
-    ("Perplexity", "perplexity", ".2f"),
+    *((LMS.label, "lms", ".2f"), ("LMS from", "lms_low", ".2f"), ("LMS to", "lms_high", ".2f")),
+    (PERPLEXITY.label, "perplexity", ".2f"),
     ("Perplexity from", "perplexity_low", ".2f"),
     ("Perplexity to", "perplexity_high", ".2f"),
 )
@@ -304,7 +304,7 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
         "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
         "LMS and as low a perplexity, one of them lower, by the means.",
     )
-    better: dict[str, Any] = {"Avg LMS": "lower", "Perplexity": "lower"}
+    better: dict[str, Any] = {LMS.label: "lower", PERPLEXITY.label: "lower"}
     return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 
 
@@ -353,13 +353,12 @@ def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
 
 def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     columns = (
-        *(*_WHO, _RATE, *_MEASURED, ("Max LMS", "max_lms", ""), ("ROUGE-L", "rouge_l", ".2f")),
-        *(("Verbatim %", "percent", ".1f"), ("Control LMS", "control_lms", ".2f"), *NEAR_VERBATIM, _SEEDS),
+        *(*_WHO, _RATE, *_MEASURED, *RECITED[3:], CONTROLS, *NEAR_VERBATIM, _SEEDS),
         ("Operating point", "mark", ""),
     )
     points = found.points
     frame = points.assign(
-        percent=100 * points["verbatim"],
+        verbatim_percent=100 * points["verbatim"],
         num_seeds=points["seeds"].map(len),
         mark=points["operating"].map({True: "yes", False: "no"}).where(points["finite"], "diverged"),
     )

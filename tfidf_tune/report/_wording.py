@@ -4,19 +4,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from tfidf_tune.analysis.evaluations import BY_NAME
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
+from tfidf_tune.results._measures import BY_LABEL
 
 LMS_EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
 )
-NEAR_VERBATIM = (
-    ("Edit distance", "edit_distance", ".2f"),
-    ("Common subsequence", "common_subsequence", ".2f"),
-    ("Control distance", "control_edit_distance", ".2f"),
-    ("Control subsequence", "control_common_subsequence", ".2f"),
-)
-"""Columns of continuations that are nearly those of the passage: header, column of the averages, format."""
 NEAR_EXPLAINED = (
     "Edit distance: tokens to replace, insert and delete, as a share of the longer text. Common subsequence: tokens "
     "that occur in both in one order."
@@ -95,7 +88,7 @@ def why_no_interval(one: Any) -> str:
     """Say why a reduction is undefined or has no interval; for the row see :func:`compare_objectives`."""
     if math.isnan(one.reduction):
         return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
-    measure = BY_NAME[one.measure]
+    measure = BY_LABEL[one.measure]
     if one.num_units < 2:
         return f"there is a single {measure.unit}"
     return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"

@@ -1,12 +1,9 @@
 """The table of results: read from lm-evaluation-harness's files, written to and read from one file."""
 
 from tfidf_tune.results._documents import ProbeSample
-from tfidf_tune.results._file import load_results, read_results, require_runs, write_results
-from tfidf_tune.results._identity import run_of
-from tfidf_tune.results._importer import import_results
-from tfidf_tune.results._paper import paper_results
-from tfidf_tune.results._provenance import describe_machine
-from tfidf_tune.results._table import Checkpoint, Results
+from tfidf_tune.results._file import load_results, paper_results, read_results, require_runs, write_results
+from tfidf_tune.results._importer import import_results, run_of
+from tfidf_tune.results._table import Checkpoint, Results, describe_machine
 
 __all__ = [
     "Checkpoint",

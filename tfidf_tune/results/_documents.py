@@ -8,7 +8,7 @@ scores in ``process_results``; the table of results reads the fields that are li
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, get_type_hints
 
-from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, integer, number, optional
+from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, integer, number, optional, section
 
 MEMORIZATION, MEMBERSHIP = "tfidf_memorization", "tfidf_membership"
 PERPLEXITY, OTHER_PERPLEXITY = "tfidf_wikitext2_ppl", "tfidf_other_ppl"
@@ -21,7 +21,7 @@ _Count = Annotated[int, integer()]
 _TokenIds = Annotated[list[int], TOKEN_IDS]
 _Percent = Annotated[float, number(0, 100)]
 _NLL = Annotated[float, number(0, finite=False)]
-_Object = Annotated[dict[str, Any], Field(lambda value: isinstance(value, dict), "an object")]
+_Object = Annotated[dict[str, Any], section()]
 
 
 @dataclass(frozen=True)
@@ -135,5 +135,6 @@ class AnswerDocument(TypedDict):
 
 
 def schema(of: type) -> dict[str, Field]:
-    """Return what each annotated field of a class of this module must be, for :func:`~._fields.checked`."""
-    return {name: hint.__metadata__[0] for name, hint in get_type_hints(of, include_extras=True).items()}
+    """Return what each annotated field of a class must be, for :func:`~._fields.checked`."""
+    hints = get_type_hints(of, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}

@@ -60,6 +60,18 @@ def optional(field: Field) -> Field:
     )
 
 
+def list_of(field: Field, expected: str, convert: Callable[[list[Any]], Any] = list) -> Field:
+    """A list of which each value fits a field."""
+    return Field(
+        lambda values: isinstance(values, list) and all(map(field.fits, values)), f"a list of {expected}", convert
+    )
+
+
+def section() -> Field:
+    """An object with any fields."""
+    return Field(lambda value: isinstance(value, dict), "an object")
+
+
 def _encodable(text: str) -> str:
     """Escape lone surrogates, which UTF-8 cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,15 +1,21 @@
-"""The results file: JSON lines, one checkpoint a line, below a line with provenance and the units' names."""
+"""The results file: JSON lines, one checkpoint a line, below a line with provenance and the units' names.
+
+The paper's results are a file of this package.
+"""
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, UNREADABLE, Field, checked, integer, number, optional
+from tfidf_tune.results._fields import TEXT, TEXTS, UNREADABLE, Field, checked, integer, list_of, number, optional
 from tfidf_tune.results._importer import import_results, split_label
-from tfidf_tune.results._table import WRITTEN_FIELDS, Checkpoint, Results, join_results, scores_table
+from tfidf_tune.results._table import CHECKPOINT, Checkpoint, Results, join_results, scores_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FORMAT = "tfidf-tune results, version 2"
 _REMEDY = "restore it, or make it again from the runs' folders by `tfidf-tune compare`"
@@ -24,7 +30,7 @@ def write_results(results: Results, file: str | Path) -> None:
     """
     units: dict[tuple[str, ...], int] = {}
     lines: list[dict[str, Any]] = [
-        {name: getattr(one, name) for name in WRITTEN_FIELDS} | {"scores": []} for one in results.checkpoints
+        {name: getattr(one, name) for name in CHECKPOINT} | {"scores": []} for one in results.checkpoints
     ]
     for (at, metric, kind, prefix), rows in results.scores.groupby(
         ["checkpoint", "metric", "kind", "prefix"], observed=True, dropna=False, sort=False
@@ -78,7 +84,7 @@ def read_results(file: str | Path) -> Results:
             fields = json.loads(line)
             for scores in fields.pop("scores"):
                 rows += [(at, *row) for row in _score_rows(scores, units)]
-            checkpoints.append(Checkpoint(**fields | checked(fields, _CHECKPOINT)))
+            checkpoints.append(Checkpoint(**fields | checked(fields, CHECKPOINT)))
     except UNREADABLE as error:
         raise ValueError(
             f"{path}, line {at + 2}: a damaged line ({type(error).__name__}: {error}): {_REMEDY}"
@@ -114,6 +120,22 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     return join_results([*parts, import_results(folders)] if folders else parts)
 
 
+def paper_results() -> "pd.DataFrame":
+    """Return Tables 1 to 4 of the paper: memorization, perplexity, summarization and question answering.
+
+    From "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy Loss". The paper gives no
+    intervals for these values. Its table with a qualitative example is not counted.
+
+    Returns:
+        pandas.DataFrame: a row for each value, with the columns "table" (1 to 4), "model" (as in the experiments of
+            this package: "Pythia 1.4B (QLoRA)"), "objective" ("CE" or "TF-IDF"), "measure" (the column in the tables
+            of a comparison: "Avg LMS") and "value" (in tokens, in percent, or a perplexity).
+    """
+    import pandas as pd
+
+    return pd.read_csv(Path(__file__).with_name("paper.csv"))
+
+
 def _plain(value: float) -> float | int | str | None:
     if math.isnan(value):
         return None
@@ -132,34 +154,19 @@ def _score_rows(scores: list[Any], units: list[list[str]]) -> list[tuple[Any, ..
     ]
 
 
-def _list_of(fits: Callable[[Any], bool], expected: str, convert: Callable[[list[Any]], Any] = list) -> Field:
-    return Field(lambda values: isinstance(values, list) and all(map(fits, values)), f"a list of {expected}", convert)
-
-
 _FINITE, _COUNT = number(), integer(1)
-_COUNTS = _list_of(_COUNT.fits, "integers from 1")
+_COUNTS = list_of(_COUNT, "integers from 1")
 _SCORES = {
     "metric": TEXT,
     "kind": TEXT,
     "prefix": optional(integer()),
     "units": integer(),
-    "values": _list_of(
-        lambda value: value in (None, "inf") or _FINITE.fits(value),
+    "values": list_of(
+        Field(lambda value: value in (None, "inf") or _FINITE.fits(value), ""),
         "finite numbers, null and 'inf'",
         lambda values: [math.nan if value is None else float(value) for value in values],
     ),
     "counts": Field(
         lambda counts: _COUNT.fits(counts) or _COUNTS.fits(counts), f"{_COUNT.expected} or {_COUNTS.expected}"
     ),
-}
-_CHECKPOINT = {
-    **dict.fromkeys(("model", "objective", "folder", "checkpoint"), TEXT),
-    "recipe": optional(TEXT),
-    "seed": SEED,
-    "asked": TEXTS,
-    **dict.fromkeys(("learning_rate", "training_seconds"), optional(number(0))),
-    "progress": integer(most=100),
-    **dict.fromkeys(("lost_prompts", "lost_blocks"), integer()),
-    "text_prompts": FLAG,
-    "bertscore_missing": _list_of(TEXT.fits, "texts", tuple),
 }

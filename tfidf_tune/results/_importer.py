@@ -1,28 +1,48 @@
-"""Import the files that lm-evaluation-harness writes."""
+"""Import the files that lm-evaluation-harness writes, and tell which runs they belong to."""
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tfidf_tune.results._documents import MEMBERSHIP, MEMORIZATION, OTHER_PERPLEXITY, PERPLEXITY, QA, SUMMARIZATION
-from tfidf_tune.results._fields import UNREADABLE
-from tfidf_tune.results._identity import identify, training_config, training_manifest
-from tfidf_tune.results._provenance import NAMES
+from tfidf_tune.results._fields import TEXTS, UNREADABLE, checked, optional
 from tfidf_tune.results._scores import Scored, is_ours, parse_document, with_scores
-from tfidf_tune.results._table import Checkpoint, Results, merge_provenance, scores_table
+from tfidf_tune.results._table import (
+    CHECKPOINT,
+    UNKNOWN_OBJECTIVE,
+    Checkpoint,
+    Results,
+    merge_provenance,
+    scores_table,
+)
 
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")
+_MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
+# Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
+_OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
+# Arguments that change how the loss is computed, not what is optimized.
+_TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
+_NAMES = ("model", "objective", "seed", "learning_rate")
+_RUN = {name: CHECKPOINT[name] for name in (*_NAMES, "progress", "folder", "recipe", "loss", "training_seconds")} | {
+    "provenance": optional(TEXTS)
+}
 
 
 @dataclass(frozen=True)
 class _ResultsFile:
-    """One results file of the harness: label and source of its run, its checkpoint, its samples files by task."""
+    """One results file of the harness.
+
+    ``run`` is the same for all files of a run: a label and the folder of the run, or the name of the model.
+    """
 
     run: tuple[str | None, str]
     named: Checkpoint
+    provenance: dict[str, str] | None
     date: str
     samples_files: dict[str, Path]
 
@@ -62,16 +82,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     _require_distinct(runs)
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
-    provenance = []
     for run, same in zip(runs, by_run.values(), strict=True):
-        manifest = training_manifest(Path(run.folder))
-        provenance.append(manifest.get("provenance", dict.fromkeys(NAMES, "unknown")))
-        run = replace(
-            run,
-            recipe=manifest.get("settings", {}).get("recipe"),
-            loss=training_config(Path(run.folder)).get("loss"),
-            training_seconds=manifest.get("seconds"),
-        )
         for progress in sorted({result.named.progress for result in same}):
             results = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
             if documents := list(_newest_documents(results)):
@@ -79,7 +90,8 @@ def import_results(folders: Sequence[str | Path]) -> Results:
                 completed, scores = with_scores(named, documents)
                 rows += [(len(checkpoints), *score) for score in scores]
                 checkpoints.append(completed)
-    return Results(tuple(checkpoints), scores_table(rows), merge_provenance(provenance))
+    provenance = merge_provenance([same[0].provenance for same in by_run.values()])
+    return Results(tuple(checkpoints), scores_table(rows), provenance)
 
 
 def split_label(text: str) -> tuple[str | None, Path]:
@@ -98,6 +110,91 @@ def split_label(text: str) -> tuple[str | None, Path]:
     )
 
 
+def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the run that wrote a milestone, from the files in the folder above it.
+
+    ``tfidf-tune eval``, audits and experiments record it with their results, in the harness's metadata under ``run``
+    (``configs.<task>.metadata.run`` of ``results_<date>.json``).
+
+    Args:
+        model_args (Mapping[str, Any]): of the harness: the milestone is ``peft``, else ``pretrained``.
+
+    Returns:
+        dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), from ``cell.json`` of an
+            experiment or ``config.yaml`` of a recipe, and "progress" in percent; "folder", the run's; the config's
+            "loss"; and of an experiment's run "recipe", "training_seconds" and "provenance". Empty for a model that is
+            not ``checkpoint_<n>pct`` in the folder of a run.
+
+    Raises:
+        ValueError: If a file of the run cannot be read.
+    """
+    checkpoint = Path(str(model_args.get("peft") or model_args.get("pretrained") or "")).expanduser()
+    milestone, folder = _MILESTONE.fullmatch(checkpoint.name), checkpoint.resolve().parent
+    if milestone is None:
+        return {}
+    cell, config, trained = (_read(folder / name) for name in ("cell.json", "config.yaml", "trained.json"))
+    if not all(isinstance(config.get(name), dict) for name in ("model", "loss", "checkpointer")):
+        config = {}  # of something else
+    if cell:
+        names = cell
+    elif config:
+        names = {"model": _model_name(config), "objective": objective_name(config["loss"]), "seed": config.get("seed")}
+    else:
+        return {}
+    settings = trained.get("settings")
+    more = {
+        "progress": int(milestone[1]),
+        "folder": str(folder),
+        "recipe": settings.get("recipe") if isinstance(settings, dict) else None,
+        "loss": config.get("loss"),
+        "training_seconds": trained.get("seconds"),
+        "provenance": trained.get("provenance"),
+    }
+    return _checked_run({name: names.get(name) for name in _NAMES} | more, folder)
+
+
+def _checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
+    try:
+        return checked(run, _RUN)
+    except UNREADABLE as error:
+        raise ValueError(
+            f"{source}: the run is not described as it has to be ({type(error).__name__}: {error}): correct it"
+        ) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read JSON or YAML; {} if there is no such file, or it holds no section."""
+    if not file.is_file():
+        return {}
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: cannot be read ({error}): correct or remove it") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _model_name(config: Mapping[str, Any]) -> str:
+    model = config["model"]
+    component = str(model.get("_component_", ""))
+    if "qlora" in component or model.get("quantize_base"):
+        method = "QLoRA"
+    else:
+        method = "LoRA" if "lora_" in component else "full"
+    return f"{Path(str(config['checkpointer'].get('checkpoint_dir'))).name} ({method})"
+
+
+def objective_name(loss: Mapping[str, Any]) -> str:
+    """Name the objective of a section ``loss``, or of the weighting inside it: "TF-IDF (tf=log)"."""
+    if isinstance(weighting := loss.get("weighting"), dict):
+        return objective_name(weighting)
+    class_name = str(loss.get("_component_", "")).rpartition(".")[2]
+    bare = class_name.removesuffix("Weighting").removesuffix("CrossEntropyLoss")
+    name = _OBJECTIVES.get(bare, bare.removesuffix("Loss"))
+    arguments = ", ".join(f"{key}={value}" for key, value in loss.items() if key not in _TECHNICAL_ARGUMENTS)
+    return f"{name} ({arguments})" if arguments else name
+
+
 def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _ResultsFile]]:
     files = sorted(file.resolve() for file in folder.rglob("*.json") if _RESULTS_FILE.fullmatch(file.name))
     found = False
@@ -108,7 +205,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
             for sample in sorted(file.parent.glob(f"samples_*_{date}.jsonl"))
         }
         found |= any(map(is_ours, samples_files))
-        yield file, _ResultsFile(*identify(_model_args(file), file, label), date, samples_files)
+        yield file, _ResultsFile(*_identified(file, label), date, samples_files)
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} (looked for results_<date>.json with samples_<task>_<date>.jsonl "
@@ -118,13 +215,45 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
         )
 
 
-def _model_args(file: Path) -> dict[str, str]:
-    """Return the model's arguments, which the harness writes as an object or as "k=v,k=v"."""
+def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], Checkpoint, dict[str, str] | None]:
+    """Return what all files of the run have in common, the names of the checkpoint, and the run's provenance.
+
+    The run is what the evaluation has recorded, otherwise what lies next to the checkpoint. The names of any other
+    model are its own and those of the label; the model is empty if only the objective is known.
+    """
+    model_args, recorded = _evaluated(file)
+    checkpoint = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
+    if checkpoint is None:
+        raise ValueError(
+            f"{file}: its config.model_args name no model (pretrained=... or model=...): evaluate a Hugging Face "
+            "model, a PEFT adapter or the model of a server"
+        )
+    if run := _checked_run(recorded, file) if recorded else run_of(model_args):
+        provenance, source = run.pop("provenance"), run["folder"]
+    else:
+        milestone = _MILESTONE.fullmatch(Path(checkpoint).name)
+        source = str(Path(checkpoint).parent) if milestone else checkpoint  # the same for all milestones of a run
+        # Several adapters share their base's name; a full model has a name of its own, so a label leaves it open.
+        base = f"{Path(model_args['pretrained']).name} (LoRA)" if "peft" in model_args else ""
+        model = base or ("" if label is not None else Path(source).name)
+        run = {"model": model, "objective": UNKNOWN_OBJECTIVE, "learning_rate": None, "seed": None}
+        run |= {"progress": int(milestone[1]) if milestone else 100, "folder": str(file.parent)}
+        provenance = None
+    if label is not None:
+        model, _, objective = label.rpartition(":")
+        run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
+    return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance
+
+
+def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the model's arguments, which the harness writes as an object or as "k=v,k=v", and the recorded run."""
     try:
-        arguments = json.loads(file.read_text(encoding="utf-8"))["config"]["model_args"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        arguments = content["config"]["model_args"]
         if isinstance(arguments, str):
             arguments = dict(part.split("=", maxsplit=1) for part in arguments.split(",") if part)
-        return {key: str(value) for key, value in (arguments or {}).items()}
+        runs = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
+        return {key: str(value) for key, value in (arguments or {}).items()}, next(filter(None, runs), {})
     except UNREADABLE as error:
         raise ValueError(
             f"{file}: not a results file of lm_eval ({type(error).__name__}: {error}): move it out of the folder, or "

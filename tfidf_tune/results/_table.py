@@ -1,10 +1,16 @@
 """The table of results: one row for every measured value of every evaluated checkpoint."""
 
+import os
+import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tfidf_tune.results._documents import ProbeSample
+from tfidf_tune.results._documents import ProbeSample, schema
+from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, integer, list_of, number, optional, section
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,9 +20,9 @@ _SCORE_COLUMNS = {
     **dict.fromkeys(("metric", "kind", "unit"), "category"),
     **dict.fromkeys(("prefix", "value", "count"), "float64"),
 }
-
-
 UNKNOWN_OBJECTIVE = "unknown"
+_PACKAGES = ("torch", "torchtune", "transformers", "lm_eval", "tfidf-tune")
+_PROVENANCE = ("date", "cpu", "cores", "platform", "python", *_PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,21 @@ class Checkpoint:
             harness's own files only; a results file does not have them.
     """
 
-    model: str
-    objective: str
-    learning_rate: float | None
-    seed: int | None
-    progress: int
-    folder: str = ""
-    checkpoint: str = ""
-    recipe: str | None = None
-    loss: dict[str, Any] | None = None
-    training_seconds: float | None = None
-    asked: dict[str, str] = field(default_factory=dict)
-    lost_prompts: int = 0
-    lost_blocks: int = 0
-    text_prompts: bool = False
-    bertscore_missing: tuple[str, ...] = ()
+    model: Annotated[str, TEXT]
+    objective: Annotated[str, TEXT]
+    learning_rate: Annotated[float | None, optional(number(0))]
+    seed: Annotated[int | None, SEED]
+    progress: Annotated[int, integer(most=100)]
+    folder: Annotated[str, TEXT] = ""
+    checkpoint: Annotated[str, TEXT] = ""
+    recipe: Annotated[str | None, optional(TEXT)] = None
+    loss: Annotated[dict[str, Any] | None, optional(section())] = None
+    training_seconds: Annotated[float | None, optional(number(0))] = None
+    asked: Annotated[dict[str, str], TEXTS] = field(default_factory=dict)
+    lost_prompts: Annotated[int, integer()] = 0
+    lost_blocks: Annotated[int, integer()] = 0
+    text_prompts: Annotated[bool, FLAG] = False
+    bertscore_missing: Annotated[tuple[str, ...], list_of(TEXT, "texts", tuple)] = ()
     samples: tuple[tuple[ProbeSample, str], ...] = field(default=(), repr=False)
 
     @property
@@ -83,7 +89,8 @@ class Checkpoint:
         return f"{self.model}, {self.objective}{rate}, {'seed unknown' if self.seed is None else f'seed {self.seed}'}"
 
 
-WRITTEN_FIELDS = tuple(one.name for one in fields(Checkpoint) if one.name != "samples")
+CHECKPOINT = schema(Checkpoint)
+"""The fields of a checkpoint that the results file has, and what each must be."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,36 @@ def join_results(parts: Sequence[Results]) -> Results:
     return Results(tuple(checkpoints), scores, merge_provenance([part.provenance for part in parts]))
 
 
-def merge_provenance(entries: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return under each name the distinct values, in order, separated by semicolons."""
-    names = dict.fromkeys(name for one in entries for name in one)
-    return {name: "; ".join(dict.fromkeys(one[name] for one in entries if name in one)) for name in names}
+def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]:
+    """Return under each name the distinct values, in order, separated by semicolons; None is an unknown machine."""
+    known = [dict.fromkeys(_PROVENANCE, "unknown") if one is None else one for one in entries]
+    names = dict.fromkeys(name for one in known for name in one)
+    return {name: "; ".join(dict.fromkeys(one[name] for one in known if name in one)) for name in names}
+
+
+def describe_machine() -> dict[str, str]:
+    """Describe this machine, its software and the day.
+
+    Returns:
+        dict[str, str]: "date", "cpu", "cores" (that this process may use), "gpu" if there is one, "platform",
+            "python", and the version of each package that results depend on.
+    """
+    import torch
+
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    return {
+        "date": date.today().isoformat(),
+        "cpu": _cpu_name(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        **gpu,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in _PACKAGES},
+    }
+
+
+def _cpu_name() -> str:
+    """Return the name of the processor as Linux has it, elsewhere the architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
