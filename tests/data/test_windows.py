@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from tfidf_tune.data._near_copies import joined_words, signature
 from tfidf_tune.data._windows import band_keys, chosen_words, hashes, make_batch, window_keys
 
 WORDS = ["ein", "Wort", "über", "das", "Ende", "a", "of", "1815", "日本", "naïve"]
@@ -84,7 +85,7 @@ def test_windows_are_found_again_in_other_places_and_equal_keys_are_equal_bytes(
 
 
 def test_band_keys_agree_as_often_as_sets_of_ngrams_are_similar():
-    num_bytes, size, num_bands = 400, 3, 400
+    num_bytes, size = 400, 3
     rng = random.Random(0)
     base = [f"w{rng.randrange(10_000)}" for _ in range(200)]
 
@@ -96,7 +97,7 @@ def test_band_keys_agree_as_often_as_sets_of_ngrams_are_similar():
         texts = [padded(base).encode(), padded(other).upper().replace(" ", "\n").encode()]
         batch = make_batch(texts, ignore_case=True)
         chosen = np.flatnonzero(np.isin(batch.words, batch.starts))
-        for num_rows in (1, 3):
+        for num_bands, num_rows in ((128, 1), (42, 3)):
             keys = band_keys(batch, chosen, num_bytes, size, (num_bands, num_rows))
             window = [padded(words)[:num_bytes].split() for words in (base, other)]
             grams = [{tuple(words[at : at + size]) for at in range(len(words) - size + 1)} for words in window]
@@ -104,3 +105,9 @@ def test_band_keys_agree_as_often_as_sets_of_ngrams_are_similar():
             expected = similarity**num_rows
             error = 4 * (expected * (1 - expected) / num_bands) ** 0.5 + 1 / num_bands
             assert abs((keys[0] == keys[1]).mean() - expected) <= error
+            signatures = []
+            for first in chosen.tolist():  # all words have six bytes and a gap
+                starts = batch.words[first : first + len(window[0])]
+                signatures.append(signature(joined_words(hashes(batch, starts, starts + 6), size)))
+            agree = (signatures[0] == signatures[1])[: num_bands * num_rows].reshape(num_bands, num_rows).all(axis=1)
+            assert (keys[0] == keys[1]).tolist() == agree.tolist()

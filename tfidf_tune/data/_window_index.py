@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._disk_tasks import TaskRunner, progress
 from tfidf_tune.data._duplicates import without_overlaps
-from tfidf_tune.data._near_copies import Hashes
+from tfidf_tune.data._near_copies import Hashes, bands
 from tfidf_tune.data._sources import SampleBy, load_documents
 from tfidf_tune.data._windows import Places, TextBatch, band_keys, chosen_words, hashes, make_batch, window_keys
 
@@ -43,7 +43,7 @@ _FILTER_BITS = 22
 _DRAWN_FOR_ONE = 20
 _WHOLE_BYTES = 1 << 15
 _AROUND = 8  # windows before and after a place, of documents that are not read whole
-_NEAR_WORDS, _NEAR_BANDS = 3, (25, 5)  # datasketch's bands for 125 hash functions and the threshold 0.5
+_NEAR_NGRAM, _NEAR_THRESHOLD = 3, 0.5  # which windows are near copies
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class WindowIndex:
     def keys(self, batch: TextBatch, words: Places) -> Hashes:
         """Return the keys of the windows that start at words, uint64 ``[num_windows, num_keys]``."""
         if self.near:
-            return band_keys(batch, words, self.num_bytes, _NEAR_WORDS, _NEAR_BANDS)
+            return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, bands(_NEAR_THRESHOLD))
         return window_keys(batch, words, self.num_bytes)
 
     def stretches(self, batch: TextBatch) -> tuple[Places, Hashes]:

@@ -6,13 +6,12 @@ the one with the least hash. So two texts that share ``spacing`` words and a win
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune.data._near_copies import BASE, IS_WORD, Hashes, mixed, powers
+from tfidf_tune.data._near_copies import BASE, IS_WORD, Hashes, hash_functions, joined_words, mixed, powers
 
 Places = npt.NDArray[np.int64]
 
@@ -124,41 +123,21 @@ def window_keys(batch: TextBatch, chosen: Places, num_bytes: int) -> Hashes:
 
 
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
-    """Return MinHash keys of each window's n-grams of words, uint64 ``[num_windows, num_bands]``.
+    """Return the keys of the bands of each window's :func:`signature`, uint64 ``[num_windows, num_bands]``.
 
-    Two windows of Jaccard similarity s have the key of a band of r hash functions in common with the probability s^r
-    (Broder 1997; Indyk and Motwani 1998). Case does not count if the batch ignores it, nor what is between words.
-
-    Args:
-        batch (TextBatch): the texts.
-        chosen (Places): windows, by their first words.
-        num_bytes (int): of a window.
-        size (int): words of an n-gram.
-        bands (tuple[int, int]): their number and the hash functions of each.
+    Near copies by :mod:`tfidf_tune.data._near_copies` have a key in common. Case does not count if the batch ignores
+    it, nor what is between words. ``chosen`` are the first words of windows, ``size`` the words of an n-gram, and
+    ``bands`` the number of bands and the hash functions in each.
     """
     num_bands, num_rows = bands
     after = np.append(batch.words[1:], len(batch.data))
-    is_word = IS_WORD[batch.data]
-    gaps = np.flatnonzero(~is_word)
+    gaps = np.flatnonzero(~IS_WORD[batch.data])
     ends = np.minimum(gaps[np.searchsorted(gaps, batch.words)], after)  # the batch ends in a gap
-    words = hashes(batch, batch.words, ends)
-    grams = np.zeros(len(words), np.uint64)
-    for place in range(size):
-        grams[: len(words) - place] = grams[: len(words) - place] * BASE + words[place:]
-    grams32 = np.append(mixed(grams) >> np.uint64(32), np.uint64(2**32 - 1)).astype(np.uint32)
+    ngrams = joined_words(np.pad(hashes(batch, batch.words, ends), (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
     borders = np.stack([chosen, np.maximum(last, chosen + 1)], axis=1).ravel()
-    factors, summands = _functions(num_bands * num_rows)
     keys = np.zeros((len(chosen), num_bands), np.uint64)
-    for number, (factor, summand) in enumerate(zip(factors, summands, strict=True)):
-        lowest = np.minimum.reduceat(grams32 * factor + summand, borders)[::2]
+    for number, (factor, summand) in enumerate(hash_functions().T[: num_bands * num_rows]):
+        lowest = np.minimum.reduceat(ngrams * factor + summand, borders)[::2]
         keys[:, number // num_rows] = mixed(keys[:, number // num_rows] * BASE + lowest + np.uint64(number + 1))
     return keys
-
-
-@lru_cache(2)
-def _functions(number: int) -> npt.NDArray[np.uint32]:
-    """Return odd factors and summands modulo 2^32, uint32 ``[2, number]``."""
-    drawn = np.random.default_rng(1).integers(0, 2**32, (2, number), dtype=np.uint32)
-    drawn[0] |= np.uint32(1)
-    return drawn
