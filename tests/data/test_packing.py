@@ -13,7 +13,7 @@ from torchtune.datasets import PackedDataset
 from tfidf_tune.data import collate_packed, pack
 from tfidf_tune.data._packing import unpadded_tokens
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
-from tfidf_tune.weighting import shift_labels
+from tfidf_tune.weighting import TokenBatch, shift_labels
 
 ROW = 12
 VOCAB_SIZE = 40
@@ -162,7 +162,7 @@ def test_loss_and_gradient_are_those_of_the_documents_in_rows_of_their_own(objec
                 expected = expected - weights[index][position] * log_probs[position, label] / num_valid
     (expected_gradient,) = torch.autograd.grad(expected, logits)
 
-    loss = objective()(logits, shift_labels(batch["labels"]), batch["document_ids"])
+    loss = objective()(logits, TokenBatch(shift_labels(batch["labels"]), batch["document_ids"]))
     (gradient,) = torch.autograd.grad(loss, logits)
 
     torch.testing.assert_close(loss.double(), expected, rtol=64 * EPS, atol=0)

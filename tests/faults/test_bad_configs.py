@@ -121,11 +121,6 @@ COMPONENTS = [
         r"loss.weighting: gamma is 1000000.0: .*from 0 to 20 .a larger one can make all weights 0 in float32",
     ),
     BadInput(
-        "a cap on a mean over all ranks without sync",
-        changed({"loss.max_weight": 4.0, "loss.normalization": "global"}),
-        r"config: loss: max_weight is 4\.0 and normalization 'global' without sync: .* set sync to true or",
-    ),
-    BadInput(
         "a weighting that leaves no token",
         changed(
             {

@@ -199,7 +199,6 @@ def plan_asking(options: argparse.Namespace, folder: Path) -> Plan:
     """Plan what a model is asked; nothing is read but the config of an adapter.
 
     Raises:
-        FileNotFoundError: If the model's folder does not exist.
         ValueError: If options are out of range, or do not fit the model or each other.
     """
     from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME, planned_attacks
@@ -336,13 +335,17 @@ def _server_arguments(options: argparse.Namespace, folder: Path) -> dict[str, An
     return {"model": options.model, **own, "journal": str(folder / "requests.jsonl")}
 
 
+def require_model(model: str) -> None:
+    """Raise a ``FileNotFoundError`` if a model that looks like a folder is none; called before anything is imported."""
+    if looks_like_path(model) and not (folder := Path(model).expanduser()).is_dir():
+        raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
+
+
 def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of the harness's model, after a check that its folder exists."""
+    """Return the arguments of the harness's model."""
     model = options.model
     if looks_like_path(model):
         model = str(Path(model).expanduser())
-        if not Path(model).is_dir():
-            raise FileNotFoundError(f"no folder {model}: name a Hugging Face model or PEFT adapter, or a hub id")
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
         from tfidf_tune.analysis import adapter_base

@@ -23,6 +23,7 @@ from tfidf_tune.commands._auditing import (
     plan_asking,
     plan_output,
     report,
+    require_model,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def main(arguments: list[str]) -> None:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in local)
             raise ValueError(f"{named}: for a model that is loaded here, not for one behind --base-url; leave them out")
         require_extras("audit", "server")
+    else:
+        require_model(options.model)
     output = plan_output(options, options.model)
     plan = plan_asking(options, output.folder)
     attacks = plan.affordable(options.num_targets + options.num_controls)

@@ -19,6 +19,7 @@ from tfidf_tune.commands._auditing import (
     plan_output,
     read_passages,
     report,
+    require_model,
 )
 
 
@@ -90,6 +91,8 @@ def _make(options: argparse.Namespace) -> None:
 def _audit(options: argparse.Namespace) -> None:
     if (options.model is None) == (options.results is None):
         raise ValueError("name either a MODEL to evaluate or the --results of one")
+    if options.model is not None:
+        require_model(options.model)
     output = plan_output(options, options.model or options.results)
     if options.results is not None:
         evaluated = options.results.expanduser()
@@ -105,6 +108,7 @@ def _relearn(options: argparse.Namespace) -> None:
     if output.is_dir():
         raise ValueError(f"{output} is a folder: --output must name a file")
     require_writable("--output", output.parent)
+    require_model(options.model)
     import torch
     from tqdm import tqdm
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -153,7 +154,9 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
     """Yield the files that the run writes, and the passages that belong into them."""
-    for (where, section), part in zip(sections("dataset", cfg.dataset), parts_of(dataset), strict=True):
+    # A data set of the user may be a mixture by itself.
+    parts = parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
+    for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
         if _writes_probe_file(where, section):
             yield Path(section.probe_file).expanduser(), _without_packing(part).passages
 
