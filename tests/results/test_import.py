@@ -125,6 +125,16 @@ def test_results_elsewhere_find_the_run_by_the_checkpoint(tmp_path):
     assert (made.folder, made.progress) == (str(tmp_path / "run"), 50)
 
 
+def test_a_run_that_was_moved_is_found_by_where_its_results_lie(tmp_path):
+    made = dataclasses.replace(full(25), checkpoint="/gone/checkpoint_25pct")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "cell.json").write_text('{"model": "M", "objective": "IDF", "seed": null}')
+    write_evaluation(tmp_path / "moved" / "evaluation" / "x", made)
+    (read,) = import_results([tmp_path / "moved"]).checkpoints
+    assert (read.model, read.objective, read.seed, read.folder) == ("M", "IDF", None, str(tmp_path / "moved"))
+    assert read.progress == 25
+
+
 def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(tmp_path):
     run = configured(tmp_path / "run", progress=25)
     (tmp_path / "run" / "trained.json").write_text(

@@ -218,8 +218,9 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
 def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], Checkpoint, dict[str, str] | None]:
     """Return what all files of the run have in common, the names of the checkpoint, and the run's provenance.
 
-    The run is what the evaluation has recorded, otherwise what lies next to the checkpoint. The names of any other
-    model are its own and those of the label; the model is empty if only the objective is known.
+    The run is what the evaluation has recorded, otherwise what lies next to the checkpoint, or above the results if the
+    folder was moved. The names of any other model are its own and those of the label; the model is empty if only the
+    objective is known.
     """
     model_args, recorded = _evaluated(file)
     checkpoint = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
@@ -228,7 +229,7 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
             f"{file}: its config.model_args name no model (pretrained=... or model=...): evaluate a Hugging Face "
             "model, a PEFT adapter or the model of a server"
         )
-    if run := _checked_run(recorded, file) if recorded else run_of(model_args):
+    if run := _checked_run(recorded, file) if recorded else run_of(model_args) or _run_above(file, checkpoint):
         provenance, source = run.pop("provenance"), run["folder"]
     else:
         milestone = _MILESTONE.fullmatch(Path(checkpoint).name)
@@ -243,6 +244,13 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
         model, _, objective = label.rpartition(":")
         run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
     return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance
+
+
+def _run_above(file: Path, checkpoint: str) -> dict[str, Any]:
+    """Describe the run whose folder, the nearest one, holds a file of results."""
+    name = Path(checkpoint).name
+    found = (run_of({"pretrained": str(folder / name)}) for folder in file.resolve().parents)
+    return next(filter(None, found), {})
 
 
 def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
