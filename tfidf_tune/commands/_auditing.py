@@ -95,6 +95,8 @@ def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> 
     runner = task_runner(options)
     if runner.needs_datatrove:
         require_extras("with several jobs", "scale")
+    if spec.passages == "near-duplicates":
+        require_extras("with --passages near-duplicates", "scale")
     work = file.with_suffix(".search").expanduser()
     made = make_probe(hf_tokenizer(tokenizer), spec, work, runner, replace_work=options.overwrite)
     write_probe_file(file, made.passages)

@@ -50,6 +50,7 @@ from tfidf_tune.data._window_index import (
     Records,
     WindowIndex,
     build,
+    document_numbers,
     draw_windows,
     find_windows,
     first_of_stretches,
@@ -315,11 +316,6 @@ def _text(tokenizer: TextTokenizer, ids: TokenArray) -> bytes:
     return tokenizer.decode(ids.tolist(), **options).strip("\ufffd").encode("utf-8", "surrogatepass")
 
 
-def _documents(places: Records) -> Positions:
-    """Return a number for the document of each of :data:`PLACE`, int64 of the same shape."""
-    return np.asarray(places["file"].astype(np.int64) << 32 | places["document"])
-
-
 @dataclass
 class _Search:
     """The choice of targets from an index."""
@@ -376,7 +372,7 @@ class _Search:
         if not places:
             return 0, np.zeros(0, PLACE), {}
         together = np.concatenate(places)
-        documents, first, numbers = np.unique(_documents(together), return_index=True, return_inverse=True)
+        documents, first, numbers = np.unique(document_numbers(together), return_index=True, return_inverse=True)
         num_documents = np.cumsum(np.isin(np.arange(len(together)), first))
         sizes = np.array([len(own) for own in places])
         num_groups = max(1, int(np.searchsorted(num_documents[np.cumsum(sizes) - 1], most, side="right")))
@@ -455,7 +451,7 @@ class _Search:
             own = own[counts[own] > 0]  # the index has none if the tokenizer changes text before it splits it
             if len(own):
                 rarest = own[np.argmin(counts[own])]
-                if counts[rarest] > _COPIES or not whole.issuperset(_documents(places[rarest]).tolist()):
+                if counts[rarest] > _COPIES or not whole.issuperset(document_numbers(places[rarest]).tolist()):
                     elsewhere[number] = int(different[rarest])
         for number, (pieces, offsets) in self._occurrences({n: (windows[n], key) for n, key in elsewhere.items()}):
             targets[number] = targets[number]._replace(
@@ -524,7 +520,7 @@ class _Search:
         batch = make_batch([piece.text.encode("utf-8", "surrogatepass")], ignore_case=True)
         keys = self.index.keys(batch, np.searchsorted(batch.words, [int(place["offset"]) - piece.start]))
         _, places = find_windows(self.index, keys[0], _COPIES)
-        return len(np.unique(_documents(np.concatenate(places)))) == 1
+        return len(np.unique(document_numbers(np.concatenate(places)))) == 1
 
     def tokens_of(self, places: Records) -> TokenArray:
         """Return the tokens of the documents of places, see :func:`join_documents`."""
@@ -632,15 +628,9 @@ class _Controls(NamedTuple):
 
 
 def _check_enough(found: int, setting: str, spec: ProbeSpec, text: str, longest: int, remark: str = "") -> None:
-    """Raise a ValueError if there are fewer passages than the setting says.
+    """Raise a ValueError if there are fewer passages than ``num_targets`` or ``num_controls`` says.
 
-    Args:
-        found (int): their number.
-        setting (str): "num_targets" or "num_controls".
-        spec (ProbeSpec): what was to be chosen.
-        text (str): where they were searched.
-        longest (int): tokens of the longest document.
-        remark (str): more of the message.
+    ``text`` describes where they were searched, and ``longest`` is the number of tokens of its longest document.
     """
     needed = getattr(spec, setting)
     if found < needed and not (spec.allow_fewer and (found or setting == "num_controls")):

@@ -202,7 +202,7 @@ class Piece(NamedTuple):
 
     @property
     def number(self) -> int:
-        """A number of the document, as of :func:`document_numbers`."""
+        """A number of the document, that of :func:`document_numbers`."""
         return self.file << 32 | self.document
 
     @property
@@ -391,8 +391,13 @@ def _filtered(values: Hashes) -> npt.NDArray[np.int64]:
     return (values >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
 
 
+def document_numbers(places: Records) -> Places:
+    """Return a number for the document of each of :data:`PLACE`, int64 of the same shape."""
+    return np.asarray(places["file"].astype(np.int64) << 32 | places["document"])
+
+
 def _same_document(first: Records, second: Records) -> npt.NDArray[np.bool_]:
-    return np.asarray((first["file"] == second["file"]) & (first["document"] == second["document"]))
+    return np.asarray(document_numbers(first) == document_numbers(second))
 
 
 def _distances(first: Records, second: Records) -> Places:

@@ -91,7 +91,9 @@ class TokenBatch:
 
 def as_token_batch(batch: TokenBatch | Tensor, **fields: Any) -> TokenBatch:
     """Return a mini-batch of which perhaps only the labels are given, with other fields."""
-    return replace(batch, **fields) if isinstance(batch, TokenBatch) else TokenBatch(batch, **fields)
+    if isinstance(batch, TokenBatch):
+        return replace(batch, **fields) if fields else batch
+    return TokenBatch(batch, **fields)
 
 
 def shift_labels(labels: Tensor) -> Tensor:

@@ -59,9 +59,9 @@ class TokenWeighting(nn.Module, ABC):
                 for values.
         """
         batch = as_token_batch(batch, **fields)
-        if not self.needs_tokens:
+        if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
-        elif batch.all_tokens is None:
+        elif self.needs_tokens and batch.all_tokens is None:
             raise ValueError(
                 f"{type(self).__name__} counts all tokens, but the batch has only labels: pass a TokenBatch with "
                 "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
