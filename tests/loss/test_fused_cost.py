@@ -10,7 +10,7 @@ from head_reference import random_head
 from operations import LiveBytes, Recorder
 
 import tfidf_tune.loss._fused as module
-from tfidf_tune.loss import CrossEntropyLoss, HeadInput, _head, fused_cross_entropy
+from tfidf_tune.loss import CrossEntropyLoss, HeadInput, _cross_entropy, fused_cross_entropy
 
 NAMES = HeadInput._fields
 PRODUCTS = ("mm", "addmm", "addmm_")
@@ -132,7 +132,7 @@ def test_besides_gradients_memory_is_below_a_tenth_of_the_logits():
 @pytest.mark.parametrize("block_size", ["_BLOCK_SIZE", "_CUDA_BLOCK_SIZE"])
 def test_with_the_gradient_of_the_hidden_states_memory_is_below_a_tenth_too(block_size, monkeypatch):
     """On a CPU and on a GPU. The gradient of the head is half as large as the logits, whatever computes it."""
-    monkeypatch.setattr(_head, "_BLOCK_SIZE", getattr(_head, block_size))
+    monkeypatch.setattr(_cross_entropy, "_BLOCK_SIZE", getattr(_cross_entropy, block_size))
     assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE, trained=False) <= 0.1 * LOGITS
 
 

@@ -54,7 +54,7 @@ def test_value_losses_and_gradients_equal_those_in_float64(head, num_tokens, bia
 
 @pytest.mark.parametrize("block_size", [37 * 50, 36])
 def test_they_do_for_every_block_size(block_size, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.loss._head._BLOCK_SIZE", block_size)
+    monkeypatch.setattr("tfidf_tune.loss._cross_entropy._BLOCK_SIZE", block_size)
     for num_tokens in (300, 5000) if block_size > 37 else (300,):
         batch = random_head(num_tokens)
         assert_equal_truth(values_of(fused_cross_entropy, batch), batch)

@@ -180,7 +180,7 @@ def test_labels_of_another_shape_than_the_logits_are_an_error_that_leaves_the_wi
     for rows, length in ((2, 20), (2, 22), (3, 21)):
         labels, loss = random_batch(23, rows=rows, length=length)[1], TFIDFCrossEntropyLoss()
         for given in (logits, list(logits.chunk(8, dim=1)), head):
-            message = rf"logits cover 2 rows of 21 positions, labels have shape \({rows}, {length}\)"
+            message = rf"logits fit labels of shape \[2, 21\], the labels have shape \[{rows}, {length}\]"
             with pytest.raises(ValueError, match=message):
                 loss(given, labels)
         assert loss.weighting.window.num_documents == 0

@@ -102,7 +102,7 @@ def test_a_window_used_by_several_threads_stays_consistent():
 def test_a_copy_made_during_an_update_is_independent(copied):
     window = DocumentWindow(2)
     put(window, [[0, 1]], 2)
-    with window.in_one_thread():
+    with window.in_one_thread(True):
         copy_of_window = copied(window)
     put(copy_of_window, [[1]], 2)
 

@@ -1,13 +1,13 @@
-"""Token-weighted cross-entropy losses, the objectives that a config names. Needs torch and numpy only."""
+"""Token-weighted cross-entropy losses, the objectives that a config names. Needs torch only."""
 
 from tfidf_tune.loss._cross_entropy import (
+    HeadInput,
     linear_token_cross_entropy,
     token_cross_entropy,
     token_predictions,
     weighted_mean,
 )
 from tfidf_tune.loss._fused import fused_cross_entropy
-from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.loss._weighted import CrossEntropyLoss, LossTerms, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 
 __all__ = [

@@ -11,14 +11,14 @@ twice. The method is that of Liger's fused linear cross-entropy, https://arxiv.o
 Shape suffixes: N tokens of the mini-batch, C tokens of a chunk, D hidden dimension, V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tfidf_tune.loss._head import HeadInput, block_rows, check_head, chunk_rows
+from tfidf_tune.loss._cross_entropy import HeadInput, block_rows, check_head, chunk_rows
 from tfidf_tune.weighting import IGNORE_INDEX
 
 
@@ -51,13 +51,6 @@ def fused_cross_entropy(
     """
     check_head(head, labels)
     valid = labels != IGNORE_INDEX
-    settings = _Settings(
-        chunk_rows=chunk_rows(labels.numel()),
-        block_rows=block_rows(head.weight.shape[0], is_cuda=labels.is_cuda),
-        wants=_Wanted(*(tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in head)),
-        # The range of float16 is too small for a sum over tokens.
-        accumulate_in_fp32=head.weight.dtype == torch.float16 or (accumulate_in_fp32 and head.weight.itemsize < 4),
-    )
     total, losses = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         head.hidden.flatten(0, 1),
         head.weight,
@@ -65,7 +58,9 @@ def fused_cross_entropy(
         torch.where(valid, labels, 0).flatten().long(),
         valid.flatten(),
         coefficients.flatten(),
-        settings,
+        torch.is_grad_enabled(),
+        # The range of float16 is too small for a sum over tokens.
+        head.weight.dtype == torch.float16 or (accumulate_in_fp32 and head.weight.itemsize < 4),
     )
     return total, losses.view_as(labels)
 
@@ -85,27 +80,6 @@ def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> T
     return losses.squeeze(1)
 
 
-class _Wanted(NamedTuple):
-    """Which gradients are needed."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
-
-
-class _Settings(NamedTuple):
-    chunk_rows: int
-    block_rows: int
-    wants: _Wanted
-    accumulate_in_fp32: bool
-
-
-class _Gradients(NamedTuple):
-    hidden_ND: Tensor | None
-    weight_VD: Tensor | None
-    bias_V: Tensor | None
-
-
 class _FusedCrossEntropy(torch.autograd.Function):
     """See :func:`fused_cross_entropy`; the gradients are computed with the loss and returned at the backward pass."""
 
@@ -118,34 +92,38 @@ class _FusedCrossEntropy(torch.autograd.Function):
         labels_N: Tensor,
         valid_N: Tensor,
         coefficients_N: Tensor,
-        settings: _Settings,
+        is_grad_enabled: bool,
+        in_fp32: bool,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(labels_N)
+        chunk_size, block_size = chunk_rows(num_tokens), block_rows(len(weight_VD), is_cuda=labels_N.is_cuda)
         ctx.scale, ctx.dtype = _gradient_scale(hidden_ND.dtype, valid_N), weight_VD.dtype
         scaled_N = coefficients_N * ctx.scale
-        gradients = _empty_gradients(hidden_ND, weight_VD, bias_V, settings)
+        wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        gradients = _empty_gradients(hidden_ND, weight_VD, bias_V, wants, in_fp32)
+        hidden_gradient_ND, weight_gradient_VD, bias_gradient_V = gradients
         losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)
-        logits_CV = hidden_ND.new_empty(min(settings.chunk_rows, num_tokens), len(weight_VD))
-        for start in range(0, num_tokens, settings.chunk_rows):
-            chunk = slice(start, min(start + settings.chunk_rows, num_tokens))
+        logits_CV = hidden_ND.new_empty(min(chunk_size, num_tokens), len(weight_VD))
+        for start in range(0, num_tokens, chunk_size):
+            chunk = slice(start, min(start + chunk_size, num_tokens))
             logits = logits_CV[: chunk.stop - start]
             if bias_V is None:
                 torch.mm(hidden_ND[chunk], weight_VD.t(), out=logits)
             else:
                 torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=logits)
-            for first in range(start, chunk.stop, settings.block_rows):
-                rows = slice(first, min(first + settings.block_rows, chunk.stop))
+            for first in range(start, chunk.stop, block_size):
+                rows = slice(first, min(first + block_size, chunk.stop))
                 block = logits[first - start : rows.stop - start]
-                if any(settings.wants):
+                if any(wants):
                     losses_N[rows] = softmax_gradient_(block, labels_N[rows], scaled_N[rows])
                 else:
                     losses_N[rows] = F.cross_entropy(block.float(), labels_N[rows], reduction="none")
-                if gradients.bias_V is not None:
-                    gradients.bias_V.add_(block.sum(dim=0, dtype=gradients.bias_V.dtype))
-            if gradients.hidden_ND is not None:
-                torch.mm(logits, weight_VD, out=gradients.hidden_ND[chunk])
-            if gradients.weight_VD is not None:
-                _add_product(gradients.weight_VD, logits.t(), hidden_ND[chunk])
+                if bias_gradient_V is not None:
+                    bias_gradient_V.add_(block.sum(dim=0, dtype=bias_gradient_V.dtype))
+            if hidden_gradient_ND is not None:
+                torch.mm(logits, weight_VD, out=hidden_gradient_ND[chunk])
+            if weight_gradient_VD is not None:
+                _add_product(weight_gradient_VD, logits.t(), hidden_ND[chunk])
         ctx.gradients = gradients
         losses_N.masked_fill_(~valid_N, 0)  # values at ignored positions may be infinite
         ctx.mark_non_differentiable(losses_N)
@@ -165,7 +143,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(factor)
-        return (*(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients), *[None] * 4)
+        return (*(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients), *[None] * 5)
 
 
 def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
@@ -178,15 +156,16 @@ def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
     return valid_N.sum().clamp_min(1).log2().ceil().exp2()
 
 
-def _empty_gradients(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, settings: _Settings) -> _Gradients:
-    wants = settings.wants
-    accumulator = torch.float32 if settings.accumulate_in_fp32 else weight_VD.dtype
-    return _Gradients(
-        torch.empty_like(hidden_ND) if wants.hidden else None,
-        torch.zeros_like(weight_VD, dtype=accumulator) if wants.weight else None,
-        torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
-        if wants.bias and bias_V is not None
-        else None,
+def _empty_gradients(
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, wants: list[bool], in_fp32: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    of_bias = None
+    if bias_V is not None and wants[2]:
+        of_bias = torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
+    return (
+        torch.empty_like(hidden_ND) if wants[0] else None,
+        torch.zeros_like(weight_VD, dtype=torch.float32 if in_fp32 else weight_VD.dtype) if wants[1] else None,
+        of_bias,
     )
 
 

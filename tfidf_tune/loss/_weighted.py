@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tfidf_tune._checks import require_bool, require_choice, require_integer
 from tfidf_tune.loss._cross_entropy import (
+    HeadInput,
     linear_token_cross_entropy,
     require_linear_cross_entropy,
     token_cross_entropy,
@@ -16,7 +17,6 @@ from tfidf_tune.loss._cross_entropy import (
     weighted_mean,
 )
 from tfidf_tune.loss._fused import fused_cross_entropy
-from tfidf_tune.loss._head import HeadInput
 from tfidf_tune.weighting import (
     IGNORE_INDEX,
     TermFrequency,
@@ -25,9 +25,7 @@ from tfidf_tune.weighting import (
     TokenWeighting,
     UniformWeighting,
 )
-from tfidf_tune.weighting._labels import as_token_batch
 from tfidf_tune.weighting._tfidf import Counted
-from tfidf_tune.weighting._weighting import check_weighting
 
 Head = Literal["fused", "torch", "chunked"]
 HEADS: tuple[Head, ...] = get_args(Head)
@@ -87,7 +85,11 @@ class WeightedCrossEntropyLoss(nn.Module):
         accumulate_in_fp32: bool = False,
     ) -> None:
         super().__init__()
-        check_weighting("weighting", weighting)
+        if not isinstance(weighting, TokenWeighting):
+            raise ValueError(
+                f"weighting is {weighting!r}: it has to be a weighting, in a config a section with `_component_`, for "
+                "example tfidf_tune.weighting.TFIDFWeighting"
+            )
         require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
         require_choice("head", head, HEADS)
         if head == "torch":
@@ -125,15 +127,16 @@ class WeightedCrossEntropyLoss(nn.Module):
         Raises:
             ValueError: If the labels are not ``[b, s]``, not of signed integers, or do not match the logits.
         """
-        batch = as_token_batch(batch)
+        batch = batch if isinstance(batch, TokenBatch) else TokenBatch(batch)
         labels = batch.labels
         if isinstance(logits, Tensor):
             logits = list(logits.chunk(self.num_output_chunks, dim=1))
-        num_rows, num_positions, vocab_size = _shape(logits)
-        if (num_rows, num_positions) != labels.shape:
-            raise ValueError(
-                f"logits cover {num_rows} rows of {num_positions} positions, labels have shape {tuple(labels.shape)}"
-            )
+        if isinstance(logits, HeadInput):
+            (*shape, _), vocab_size = logits.hidden.shape, logits.weight.shape[0]
+        else:
+            shape, vocab_size = [len(logits[0]), sum(chunk.shape[1] for chunk in logits)], logits[0].shape[-1]
+        if shape != list(labels.shape):
+            raise ValueError(f"logits fit labels of shape {shape}, the labels have shape {list(labels.shape)}")
         predictions = token_predictions(logits, labels) if self.weighting.needs_predictions else None
         weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))
         objective, losses = self.objective(logits, labels, weights)
@@ -197,20 +200,7 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
     ) -> None:
         if ignore_index != IGNORE_INDEX:
             raise ValueError(f"ignore_index is {ignore_index}: ignored labels are marked by {IGNORE_INDEX}")
-        weighting = TFIDFWeighting(
-            num_batches=num_batches,
-            tf=tf,
-            max_weight=max_weight,
-            sync=sync,
-            counted=counted,
-        )
+        weighting = TFIDFWeighting(num_batches=num_batches, tf=tf, max_weight=max_weight, sync=sync, counted=counted)
         super().__init__(
             weighting, num_output_chunks=num_output_chunks, head=head, accumulate_in_fp32=accumulate_in_fp32
         )
-
-
-def _shape(logits: list[Tensor] | HeadInput) -> tuple[int, int, int]:
-    """Rows, positions and vocabulary size that the logits have, or would have."""
-    if isinstance(logits, HeadInput):
-        return (*logits.hidden.shape[:2], logits.weight.shape[0])
-    return len(logits[0]), sum(chunk.shape[1] for chunk in logits), logits[0].shape[-1]

@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from tfidf_tune._checks import require_choice, require_integer
 from tfidf_tune.weighting._context_hash import HASH_RANGE, LONGEST_CONTEXT, hash_contexts, positions_in_document
 from tfidf_tune.weighting._formula import unit_mean
-from tfidf_tune.weighting._labels import IGNORE_INDEX, SpecialTokens, TokenBatch
+from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch
 from tfidf_tune.weighting._weighting import TokenWeighting
 
 GoldfishStrategy = Literal["hash", "static"]
@@ -54,23 +55,26 @@ class GoldfishWeighting(TokenWeighting):
         self.k = k
         self.h = h
         self.seed = seed
-        self.special_tokens = SpecialTokens()
+        self.set_special_tokens(())
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
         """Set the tokens that are never left out. They replace those set before."""
-        self.special_tokens = SpecialTokens(token_ids)
+        ids = sorted({token_id for token_id in token_ids if token_id >= 0})
+        # A table, because torch.isin sorts many ids, which waits for a GPU. The last entry stands for all ids above.
+        self._is_special = torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool)
+        self._is_special[ids] = True
 
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Return M / |G| where a token is kept and 0 elsewhere, float32 ``[b, s]``."""
         valid = batch.labels != IGNORE_INDEX
         if not self.training:
             return valid.float()
-        kept = ~self._is_left_out(batch, valid) | self.special_tokens.among(batch.labels)
-        return unit_mean((valid & kept).float(), valid)
-
-    def _is_left_out(self, batch: TokenBatch, valid: Tensor) -> Tensor:
+        self._is_special = self._is_special.to(batch.labels.device)
+        is_special = self._is_special.take(batch.labels.clamp(0, len(self._is_special) - 1))
         positions = positions_in_document(valid, batch.document_ids)
         if self.strategy == "static":
-            return positions % self.k == self.k - 1
-        hashes = hash_contexts(batch.labels, positions, self.h, seed=self.seed)
-        return (hashes * self.k < HASH_RANGE) & (positions >= self.h)
+            left_out = positions % self.k == self.k - 1
+        else:
+            hashes = hash_contexts(batch.labels, positions, self.h, seed=self.seed)
+            left_out = (hashes * self.k < HASH_RANGE) & (positions >= self.h)
+        return unit_mean((valid & (is_special | ~left_out)).float(), valid)

@@ -4,7 +4,6 @@ Shape suffixes: R ranks, P parts of a message (labels; document ids and tokens w
 row.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ IGNORE_INDEX = -100
 NO_TOKEN = -1  # replaces ignored labels where ids are looked up or sorted
 _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 _INT32 = torch.iinfo(torch.int32)
+_PADDED_BY = {"labels": IGNORE_INDEX, "document_ids": 0, "all_tokens": IGNORE_INDEX}
 
 
 class Predictions(NamedTuple):
@@ -71,14 +71,10 @@ class TokenBatch:
                 "torchtune's stock recipes flatten labels for every loss but one named CEWithChunkedOutputLoss: with "
                 "them, set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
             )
-        for name in ("labels", "document_ids", "all_tokens"):
-            tensor = getattr(self, name)
-            if tensor is None:
-                continue
-            if name == "document_ids":
-                if tensor.is_floating_point():
-                    raise ValueError(f"document_ids are {tensor.dtype}, expected integers")
-            elif tensor.dtype not in _SIGNED:  # others cannot hold -100, or are masks
+        if self.document_ids is not None and self.document_ids.is_floating_point():
+            raise ValueError(f"document_ids are {self.document_ids.dtype}, expected integers")
+        for name, tensor in _integers_of(self).items():
+            if name != "document_ids" and tensor.dtype not in _SIGNED:  # others cannot hold -100, or are masks
                 raise ValueError(
                     f"{name} are {tensor.dtype}, expected signed integers: convert token ids with {name}.long()"
                 )
@@ -89,11 +85,10 @@ class TokenBatch:
             object.__setattr__(self, name, tensor.long())
 
 
-def as_token_batch(batch: TokenBatch | Tensor, **fields: Any) -> TokenBatch:
-    """Return a mini-batch of which perhaps only the labels are given, with other fields."""
-    if isinstance(batch, TokenBatch):
-        return replace(batch, **fields) if fields else batch
-    return TokenBatch(batch, **fields)
+def _integers_of(batch: TokenBatch) -> dict[str, Tensor]:
+    """Labels, document ids and tokens, by name, where they are given."""
+    given = {"labels": batch.labels, "document_ids": batch.document_ids, "all_tokens": batch.all_tokens}
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
 def shift_labels(labels: Tensor) -> Tensor:
@@ -138,16 +133,6 @@ def check_values(batch: TokenBatch) -> None:
             )
 
 
-def known_ids(ids: Tensor, vocab_size: int | None) -> Tensor:
-    """Find the ids that are in the vocabulary: bool of their shape, False where ignored."""
-    return ids >= 0 if vocab_size is None else (ids >= 0) & (ids < vocab_size)
-
-
-def has_other_ranks() -> bool:
-    """Return whether the world size is larger than 1."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
     """Gather the mini-batches of all ranks on the device of the labels, 4 bytes a position for each part given.
 
@@ -167,35 +152,13 @@ def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
     if num_rows > largest[0] or length > largest[1]:
         raise ValueError(f"labels have shape {(num_rows, length)}, larger than largest_shape, {largest}")
     padding = (0, largest[1] - length, 0, largest[0] - num_rows)
-    given = {name: getattr(batch, name) for name in ("labels", "document_ids", "all_tokens")}
-    given = {name: part for name, part in given.items() if part is not None}
+    given = _integers_of(batch)
     # One message with all parts, padded by ignored labels; the document of a position without a label does not matter.
-    message_PBS = torch.stack(
-        [
-            F.pad(
-                part.clamp(_INT32.min, _INT32.max).int(), padding, value=0 if name == "document_ids" else IGNORE_INDEX
-            )
-            for name, part in given.items()
-        ]
-    )
+    in_range = {name: part.clamp(_INT32.min, _INT32.max).int() for name, part in given.items()}
+    message_PBS = torch.stack([F.pad(part, padding, value=_PADDED_BY[name]) for name, part in in_range.items()])
     gathered_RPBS = message_PBS.new_empty(dist.get_world_size(), *message_PBS.shape)
     dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
     parts: dict[str, Any] = dict(zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True))
     first_row = dist.get_rank() * largest[0]
     own = (slice(first_row, first_row + num_rows), slice(length))
     return replace(batch, predictions=None, **parts), own
-
-
-class SpecialTokens:
-    """A set of token ids, looked up without waiting for a device."""
-
-    def __init__(self, token_ids: Iterable[int] = ()) -> None:
-        ids = sorted({token_id for token_id in token_ids if token_id >= 0})
-        # A table, because torch.isin sorts many ids, which waits for a GPU.
-        self._is_special = torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool)  # the last entry: all ids above
-        self._is_special[ids] = True
-
-    def among(self, labels: Tensor) -> Tensor:
-        """Return where the labels, int64 of any shape, are special: bool of the same shape."""
-        self._is_special = self._is_special.to(labels.device)
-        return self._is_special.take(labels.clamp(0, len(self._is_special) - 1)) & (labels >= 0)

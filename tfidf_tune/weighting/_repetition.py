@@ -7,7 +7,6 @@ Shape suffixes: C choices of context, B rows, S positions in a row, N positions 
 levels of counts.
 """
 
-from contextlib import nullcontext
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -161,7 +160,7 @@ class RepetitionWeighting(TokenWeighting):
         counts_once = self.training and batch.first_pass
         valid = batch.labels != IGNORE_INDEX
         positions = positions_in_document(valid, batch.document_ids)
-        with self._one_thread if counts_once and not torch.compiler.is_compiling() else nullcontext():
+        with self._one_thread.locked(counts_once):
             keys = self._keys(batch.labels, valid, positions)
             counts = self._look_up(keys)
             if counts_once:
@@ -243,24 +242,14 @@ class RepetitionWeighting(TokenWeighting):
         return levels_L.index_select(0, level_N).view_as(counts_BS)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Raised immediately, before anything is loaded, so that after the error the present state is intact.
-        if prefix + "window.entries_KT" in state_dict:
-            raise ValueError(
-                "the saved state is of an earlier form of RepetitionWeighting, a window of n-grams: start with a new "
-                "state, or resume with the release that wrote it"
-            )
-        saved, own = state_dict.get(prefix + "contexts"), self.contexts.tolist()
-        if saved is not None and saved.tolist() != own:
-            raise ValueError(
-                f"the saved counts are of keys with h, k, sample = {saved.tolist()}, here they are {own}: set them to "
-                "those, or start with a new state"
-            )
-        table = state_dict.get(prefix + "table")
-        if table is not None and len(table) != self.num_buckets:
-            raise ValueError(
-                f"the saved table has {len(table)} buckets, num_buckets is {self.num_buckets}: set it to {len(table)}, "
-                "or start with a new state"
-            )
+        contexts, table = state_dict.get(prefix + "contexts"), state_dict.get(prefix + "table")
+        if contexts is not None and table is not None:
+            saved, own = [*contexts.tolist(), len(table)], [*self.contexts.tolist(), self.num_buckets]
+            if saved != own:  # raised before anything is loaded, so that the present state stays intact
+                raise ValueError(
+                    f"the saved counts are of h, k, sample, num_buckets = {saved}, here they are {own}: set them to "
+                    "those, or start with a new state"
+                )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

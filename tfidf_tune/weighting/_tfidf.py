@@ -3,7 +3,6 @@
 Shape suffixes: B rows, S positions in a row, T terms.
 """
 
-from contextlib import nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -18,7 +17,7 @@ from tfidf_tune.weighting._formula import (
     term_frequency,
     unit_mean,
 )
-from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch, known_ids
+from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch
 from tfidf_tune.weighting._weighting import TokenWeighting
 from tfidf_tune.weighting._window import DocumentWindow
 
@@ -125,7 +124,7 @@ class TFIDFWeighting(TokenWeighting):
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window."""
         self.window.follow(batch.labels)
         ids_BS = batch.labels if batch.all_tokens is None else batch.all_tokens
-        known_BS = known_ids(ids_BS, batch.vocab_size)
+        known_BS = ids_BS >= 0 if batch.vocab_size is None else (ids_BS >= 0) & (ids_BS < batch.vocab_size)
         tokens_BS = torch.where(known_BS, ids_BS, NO_TOKEN)
         size = batch.vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
         # The terms of each document, and the number of documents.
@@ -138,7 +137,7 @@ class TFIDFWeighting(TokenWeighting):
             pairs_T, counts_T, terms_BS = distinct_terms(pairs_BS)
             tokens_T = torch.where(pairs_T == NO_TOKEN, NO_TOKEN, pairs_T % size)
             num_documents = (distinct_terms(documents_BS).keys != NO_TOKEN).count_nonzero()
-        with self.window.in_one_thread() if self.training else nullcontext():
+        with self.window.in_one_thread(self.training):
             if self.training:
                 self.window.update(tokens_T, num_documents, vocab_size=size)
             idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)

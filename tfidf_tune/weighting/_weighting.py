@@ -6,17 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._labels import (
-    IGNORE_INDEX,
-    TokenBatch,
-    as_token_batch,
-    check_values,
-    gather_batch,
-    has_other_ranks,
-    values_are_known,
-)
+from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch, check_values, gather_batch, values_are_known
 
 
 class TokenWeighting(nn.Module, ABC):
@@ -58,7 +51,7 @@ class TokenWeighting(nn.Module, ABC):
                 outside the vocabulary or a label is not the token at its position. With ``sync`` every rank raises it
                 for values.
         """
-        batch = as_token_batch(batch, **fields)
+        batch = replace(batch, **fields) if isinstance(batch, TokenBatch) else TokenBatch(batch, **fields)
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
@@ -67,7 +60,8 @@ class TokenWeighting(nn.Module, ABC):
                 "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
             )
         union, own = batch, None
-        if self.sync and self.training and has_other_ranks():
+        has_other_ranks = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if self.sync and self.training and has_other_ranks:
             union, own = gather_batch(batch)
         if values_are_known(batch.labels):
             self.check(batch)  # before the union, whose numbers are clamped to int32
@@ -98,16 +92,6 @@ def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
     if weighting.needs_tokens:
         raise ValueError(
             f"the weighting counts all tokens, but {host} passes only the labels to a loss: set counted to 'labels'"
-        )
-
-
-def check_weighting(name: str, value: Any) -> None:
-    """Raise a ``ValueError`` unless an argument is a :class:`TokenWeighting`."""
-    if not isinstance(value, TokenWeighting):
-        found = f"a {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)
-        raise ValueError(
-            f"{name} is {found}: it has to be a weighting, in a config a section with `_component_`, for example "
-            "tfidf_tune.weighting.TFIDFWeighting"
         )
 
 

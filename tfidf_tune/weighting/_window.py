@@ -20,6 +20,10 @@ class OneThread:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
+    def locked(self, is_needed: bool) -> AbstractContextManager[None]:
+        """Return this lock if it is needed; never in compiled graphs, which have no locks."""
+        return self if is_needed and not torch.compiler.is_compiling() else nullcontext()
+
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
             raise RuntimeError(
@@ -87,19 +91,12 @@ class DocumentWindow(nn.Module):
         if self.document_frequency_E.device != labels.device:
             self.to(labels.device)
 
-    def num_bytes(self, num_positions: int, vocab_size: int) -> int:
-        """Return the bytes of all buffers once a mini-batch of ``num_positions`` and ``vocab_size`` have been seen."""
-        entries = self.num_batches * max(num_positions, self.entries_KT.shape[1])
-        table = max(vocab_size, self.vocab_size) + 2
-        sizes = {"entries_KT": entries, "document_frequency_E": table}
-        return sum(buffer.itemsize * sizes.get(name, buffer.numel()) for name, buffer in self.named_buffers())
-
-    def in_one_thread(self) -> AbstractContextManager[None]:
-        """Raise a ``RuntimeError`` in other threads that enter this context; not in compiled graphs, without locks.
+    def in_one_thread(self, is_updated: bool) -> AbstractContextManager[None]:
+        """Raise a ``RuntimeError`` in other threads that enter this context to update the window.
 
         Updates by two threads at the same time would leave a table that does not count what the ring holds.
         """
-        return nullcontext() if torch.compiler.is_compiling() else self._one_thread
+        return self._one_thread.locked(is_updated)
 
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
         """Put a batch into the window and evict the oldest one; a batch without documents changes nothing.
@@ -128,14 +125,7 @@ class DocumentWindow(nn.Module):
         self.num_updates.add_(has_documents)
 
     def document_frequency(self, tokens: Tensor) -> Tensor:
-        """Look up document frequencies.
-
-        Args:
-            tokens (Tensor): integer ids of any shape; negative ones stand for no token.
-
-        Returns:
-            Tensor: int32 of the same shape: 0 for tokens that the window has not seen and for no token.
-        """
+        """Look up document frequencies of ids of any shape, int32; 0 for ids not seen, and for ``NO_TOKEN``."""
         entries = (tokens + 1).clamp_(0, self.vocab_size + 1)
         return self.document_frequency_E.index_select(0, entries.flatten()).view(tokens.shape)
 
