@@ -199,7 +199,7 @@ def test_bad_settings_are_refused_by_name(llama, probe_file, tokenizers, tmp_pat
         ({"prefix_lengths": 1.5}, "prefix_lengths must be .*, got 1.5"),
         ({"prefix_lengths": None}, "prefix_lengths must be .*, got None"),
         ({"prefix_lengths": [239]}, r"'target-0000' has 240 tokens, none after the first 240 that offset and longest"),
-        ({"prompts": "ids"}, "prompts must be one of token_ids, text, ids_to_text, got 'ids'"),
+        ({"prompts": "ids"}, "prompts is 'ids': possible are token_ids, text, ids_to_text"),
         ({"probe_file": "/nowhere/probe.jsonl"}, "no such probe file: '/nowhere/probe.jsonl'"),
     ):
         values = {"probe_file": str(probe_file), "offset": 1, "prompts": "token_ids", **settings}

@@ -87,38 +87,35 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
 
 
-def choose_passages(options: argparse.Namespace, tokenizer: str, file: Path) -> "Sequence[Passage]":
-    """Write a probe file of the texts ``options.sources``, say what was found, and return the passages."""
-    from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
+def probe_spec(options: argparse.Namespace) -> "ProbeSpec":
+    """Return the passages that the options of :func:`add_choosing` ask for."""
+    from tfidf_tune.data import ProbeSpec
 
-    spec = ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
+    return ProbeSpec(**{field.name: getattr(options, field.name) for field in fields(ProbeSpec)})
+
+
+def choose_passages(options: argparse.Namespace, spec: "ProbeSpec", tokenizer: str, file: Path) -> "Sequence[Passage]":
+    """Write a probe file, say what is in it, and return the passages."""
+    from tfidf_tune.data import hf_tokenizer, make_probe, write_probe_file
+
     runner = task_runner(options)
-    if runner.needs_datatrove:
-        require_extras("with several jobs", "scale")
-    if spec.passages == "near-duplicates":
-        require_extras("with --passages near-duplicates", "scale")
+    if runner.needs_datatrove or spec.passages == "near-duplicates":
+        require_extras("with several jobs or --passages near-duplicates", "scale")
     work = file.with_suffix(".search").expanduser()
     made = make_probe(hf_tokenizer(tokenizer), spec, work, runner, replace_work=options.overwrite)
     write_probe_file(file, made.passages)
     shutil.rmtree(work)
-    say(_found(made, spec), file=sys.stderr if options.json else None)
+    say(_chosen(made, spec), file=sys.stderr if options.json else None)
     return made.passages
 
 
-def file_sizes(sources: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of each file of the sources that are local."""
-    paths = [Path(source).expanduser() for source in sources]
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    return {str(file): file.stat().st_size for file in files if file.is_file()}
-
-
-def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
-    """Describe what was found, in a few lines."""
+def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
+    """Describe the passages in a few lines."""
     num_targets = sum(passage.kind == "target" for passage in made.passages)
     num_controls = len(made.passages) - num_targets
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
-    counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (repeats[0], repeats[-1]))) if repeats else ""
-    times = f", which occur {counts} times" if repeats else ""
+    counts = dict.fromkeys(f"{count:,}" for count in (repeats[:1] + repeats[-1:]))
+    times = f", which occur {' to '.join(counts)} times" if counts else ""
     starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
     lines = [
         f"Text: {made.num_documents:,} documents, {'about ' * made.is_estimate}{made.num_tokens:,} tokens.",
@@ -149,33 +146,8 @@ def _found(made: "MadeProbe", spec: "ProbeSpec") -> str:
 
 
 @dataclass(frozen=True)
-class Output:
-    """Where the report of an audit goes, and how its command ends."""
-
-    folder: Path
-    bounds: "list[Bound]"
-    show_passages: bool
-    as_json: bool
-
-
-def plan_output(options: argparse.Namespace, named: str | Path) -> Output:
-    """Check the options of the report, which is by default below runs/audit, in a folder named after a path.
-
-    For example runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct.
-    """
-    from tfidf_tune.report import parse_bounds, require_report_folder
-
-    name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
-    folder = Path(options.output_dir or Path("runs/audit") / name).expanduser()
-    bounds = parse_bounds(options.fail_above) if options.fail_above is not None else []
-    require_report_folder(folder / "report")
-    require_writable("--output-dir", folder)
-    return Output(folder, bounds, options.show_passages, options.json)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a model is asked for passages: made once from the options, which are checked on the way."""
+class Asking:
+    """A model and how it is asked for passages."""
 
     model_name: str  # of the harness
     model_args: dict[str, Any]
@@ -197,7 +169,22 @@ class Plan:
         return within_budget(self.attacks, self.budget, num_passages)
 
 
-def plan_asking(options: argparse.Namespace, folder: Path) -> Plan:
+def report_folder(options: argparse.Namespace, named: str | Path) -> "tuple[Path, list[Bound]]":
+    """Return the output folder, below which a report can be written, and the limits of the measures.
+
+    By default it is named after a path: runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct.
+    """
+    from tfidf_tune.report import parse_bounds, require_report_folder
+
+    bounds = [] if options.fail_above is None else parse_bounds(options.fail_above)
+    name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
+    folder = Path(options.output_dir or Path("runs/audit") / name).expanduser()
+    require_report_folder(folder / "report")
+    require_writable("--output-dir", folder)
+    return folder, bounds
+
+
+def plan_asking(options: argparse.Namespace, folder: Path) -> Asking:
     """Plan what a model is asked; nothing is read but the config of an adapter.
 
     Raises:
@@ -205,7 +192,8 @@ def plan_asking(options: argparse.Namespace, folder: Path) -> Plan:
     """
     from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME, planned_attacks
 
-    if options.offset and (options.attacks or options.budget):
+    named = options.attacks is not None or options.budget is not None  # else the report names no attack
+    if options.offset and named:
         raise ValueError(
             f"--offset is {options.offset}, but the attacks have their own starts: use --attacks offset --offsets "
             f"{options.offset}"
@@ -214,86 +202,90 @@ def plan_asking(options: argparse.Namespace, folder: Path) -> Plan:
         raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
     if options.backend == "vllm" and options.device is not None:
         raise ValueError(f"vLLM takes no --device {options.device}: choose GPUs by CUDA_VISIBLE_DEVICES")
-    is_server = options.base_url is not None
-    model_args = _server_arguments(options, folder) if is_server else model_arguments(options)
     names = ("prefix_lengths", "offsets", "prompt_noise", "num_samples", "temperature", "top_k")
     attacks = planned_attacks(options.attacks or ["greedy"], **{name: getattr(options, name) for name in names})
-    if options.attacks is None and options.budget is None:  # the report then names no attack
+    if not named:
         attacks = [replace(attack, name="", offset=options.offset) for attack in attacks]
-    settings = {"max_new_tokens": options.max_new_tokens, "offset": options.offset}
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("max_new_tokens", "offset")}
     settings["prefix_lengths"] = list(options.prefix_lengths)
     if options.reference is not None:
         settings["reference_model"] = options.reference
-    if is_server:
+    if options.base_url is None:
+        model_name = {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[options.backend]
+        model_args = model_arguments(options)
+    else:
         settings["prompts"] = {"text": "text", "ids": "ids_to_text"}[options.send]
-    model_name = SERVER_NAME if is_server else {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[options.backend]
-    return Plan(model_name, model_args, attacks, options.budget, settings, options.batch_size, options.device)
+        model_name = SERVER_NAME
+        of_server = ("num_concurrent", "requests_per_minute", "timeout", "max_retries", "api_key_variable")
+        model_args = {name: getattr(options, name) for name in ("model", "base_url", "tokenizer", *of_server)}
+        model_args["journal"] = str(folder / "requests.jsonl")  # outlives a crash
+    return Asking(model_name, model_args, attacks, options.budget, settings, options.batch_size, options.device)
 
 
-def estimate(plan: Plan, num_passages: int, num_tokens: int, prices: Sequence[float] | None) -> str:
-    """Describe the requests, tokens and, with prices, the cost of an audit; likelihoods and chat templates included.
+def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of the harness's model that is loaded here."""
+    model = str(Path(options.model).expanduser()) if looks_like_path(options.model) else options.model
+    names = {"pretrained": model}
+    if (Path(model) / "adapter_config.json").is_file():
+        from tfidf_tune.analysis import adapter_base
 
-    A passage has ``num_tokens``; ``prices`` are of a million tokens of prompts and of continuations.
-    """
-    attacks = plan.affordable(num_passages)
-    each = sum(attack.num_requests for attack in attacks)
-    given = num_passages * (num_tokens + sum(attack.num_requests * attack.prefix_length for attack in attacks))
-    made = num_passages * (1 + plan.settings["max_new_tokens"] * each)
-    text = (
-        f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts and at most {made:,} in "
-        "continuations"
-    )
-    if prices is not None:
-        cost = (given * prices[0] + made * prices[1]) / 1e6
-        text += f"; at most about {cost:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
-    return f"{text}."
+        names = {"pretrained": str(options.base or adapter_base(model, "name it by --base")[0]), "peft": model}
+    elif options.base is not None:
+        raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
+    named = {name: getattr(options, name) for name in ("tokenizer", "dtype") if getattr(options, name)}
+    return {**names, **named, **options.model_args}
 
 
-def ask(plan: Plan, num_passages: int, probe_file: Path, folder: Path) -> Path:
+def require_model(model: str) -> None:
+    """Raise a ``FileNotFoundError`` if a model that looks like a folder is none; called before anything is imported."""
+    if looks_like_path(model) and not (folder := Path(model).expanduser()).is_dir():
+        raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
+
+
+def ask(asking: Asking, num_passages: int, probe_file: Path, folder: Path) -> Path:
     """Run the harness; return the folder of the results, a new one each time."""
     from tfidf_tune.tasks import evaluate
 
-    attacks = plan.affordable(num_passages)
+    attacks = asking.affordable(num_passages)
     asked = {attack.name for attack in attacks}
-    if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
-        say(f"The budget of {plan.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
+    if left_out := [name for name in dict.fromkeys(attack.name for attack in asking.attacks) if name not in asked]:
+        say(f"The budget of {asking.budget:,} requests leaves out: {', '.join(left_out)}.", file=sys.stderr)
     tasks = ["tfidf_memorization_prefixes"]
-    if problem := _likelihood_problem(plan):
+    if problem := _likelihood_problem(asking):
         say(f"Likelihoods are left out: {problem}.", file=sys.stderr)
     else:
         tasks.append("tfidf_membership")
     results = folder / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    # It checks tokenizer and passages before it loads the model.
-    evaluate(
-        plan.model_args,
+    evaluate(  # it checks tokenizer and passages before it loads the model
+        asking.model_args,
         tasks,
         results,
-        metadata={"probe_file": str(probe_file), **plan.settings, "attacks": [asdict(attack) for attack in attacks]},
-        batch_size=plan.batch_size,
-        device=plan.device,
-        model_name=plan.model_name,
+        metadata={"probe_file": str(probe_file), **asking.settings, "attacks": [*map(asdict, attacks)]},
+        batch_size=asking.batch_size,
+        device=asking.device,
+        model_name=asking.model_name,
     )
     return results
 
 
-def _likelihood_problem(plan: Plan) -> str | None:
+def _likelihood_problem(asking: Asking) -> str | None:
     """Say why a model gives no log-probabilities of prompts; a server is asked."""
     from tfidf_tune.tasks import SERVER_NAME, VLLM_NAME
 
-    if plan.model_name == SERVER_NAME:
+    if asking.model_name == SERVER_NAME:
         from tfidf_tune.tasks._server import ServerLM
 
-        problem = ServerLM(**plan.model_args).likelihood_problem()
+        problem = ServerLM(**asking.model_args).likelihood_problem()
         return problem and f"the server cannot be used for them, {problem}"
-    if plan.model_name == VLLM_NAME:
+    if asking.model_name == VLLM_NAME:
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
         from tfidf_tune.tasks._vllm import likelihood_problem
 
-        return likelihood_problem(plan.model_args)
+        return likelihood_problem(asking.model_args)
     return None
 
 
-def report(evaluated: Path, output: Output) -> None:
+def report(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool, as_json: bool) -> None:
     """Write the report and ``audit.json``, and print one of them; end with code 1 if a limit is exceeded."""
     from tfidf_tune.report import audit_report, terminal_text, write_report
     from tfidf_tune.results import import_results
@@ -305,56 +297,13 @@ def report(evaluated: Path, output: Output) -> None:
             f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
             "or compare them by `tfidf-tune compare`"
         )
-    made = audit_report(results, bounds=output.bounds, show_passages=output.show_passages)
+    made = audit_report(results, bounds=bounds, show_passages=show_passages)
     text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    folder = output.folder / "report"
-    write_report(made, folder, more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
-    if output.as_json:
+    write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
+    if as_json:
         print(text, end="")
     else:
         say(terminal_text(made))
-        say(f"The page: {folder / 'index.html'}")
-    if not made.summary["passed"]:
-        exceeded = [one["measure"] for one in made.summary["limits"] if one["exceeded"]]
+        say(f"The page: {folder / 'report' / 'index.html'}")
+    if exceeded := [one["measure"] for one in made.summary["limits"] if one["exceeded"]]:
         sys.exit(f"limit exceeded: {', '.join(exceeded)}")
-
-
-def read_passages(probe_file: Path | None) -> "list[Passage]":
-    """Read the probe file of the options."""
-    from tfidf_tune.data import read_probe_file
-
-    if probe_file is None:
-        raise ValueError("a MODEL needs a --probe-file: the one of its training run, or one of `tfidf-tune probe make`")
-    if not probe_file.expanduser().is_file():
-        raise FileNotFoundError(f"no probe file {probe_file}: `tfidf-tune probe make` writes one")
-    return read_probe_file(probe_file.expanduser())
-
-
-def _server_arguments(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the arguments of the model behind a server; its journal outlives a crash."""
-    names = ("base_url", "tokenizer", "num_concurrent", "requests_per_minute", "timeout", "max_retries")
-    own = {name: getattr(options, name) for name in (*names, "api_key_variable")}
-    return {"model": options.model, **own, "journal": str(folder / "requests.jsonl")}
-
-
-def require_model(model: str) -> None:
-    """Raise a ``FileNotFoundError`` if a model that looks like a folder is none; called before anything is imported."""
-    if looks_like_path(model) and not (folder := Path(model).expanduser()).is_dir():
-        raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
-
-
-def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of the harness's model."""
-    model = options.model
-    if looks_like_path(model):
-        model = str(Path(model).expanduser())
-    names = {"pretrained": model}
-    if (Path(model) / "adapter_config.json").is_file():
-        from tfidf_tune.analysis import adapter_base
-
-        base = options.base or adapter_base(model, "name it by --base")[0]
-        names = {"pretrained": str(base), "peft": model}
-    elif options.base is not None:
-        raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
-    named = {name: getattr(options, name) for name in ("tokenizer", "dtype") if getattr(options, name)}
-    return {**names, **named, **options.model_args}

@@ -16,9 +16,9 @@ from tfidf_tune.commands._auditing import (
     choose_passages,
     model_arguments,
     plan_asking,
-    plan_output,
-    read_passages,
+    probe_spec,
     report,
+    report_folder,
     require_model,
 )
 
@@ -66,7 +66,7 @@ def _add_relearn(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_relearn, dtype=None, model_args={})
     add, default = parser.add_argument, "default: %(default)s"
     add("model", metavar="MODEL", help="folder of a Hugging Face model or PEFT adapter")
-    add("--probe-file", type=Path, help="of `probe make`, or of a training run")
+    add("--probe-file", type=Path, required=True, help="of `probe make`, or of a training run")
     add("--base", help="model under an adapter; default: what the adapter names")
     add("--tokenizer", help="default: the model's")
     add("--prefix-length", type=whole_number(1), default=32, help=f"tokens of a prompt; {default}")
@@ -78,45 +78,49 @@ def _add_relearn(parser: argparse.ArgumentParser) -> None:
 
 
 def _make(options: argparse.Namespace) -> None:
-    output = options.output.expanduser()
-    if output.exists() and not output.is_file():  # a device would be replaced, not written to
-        raise ValueError(f"{output} is a folder or a device: --output must name a file")
+    output = _new_file(options.output)
     if output.exists() and not options.overwrite:
         raise ValueError(f"{output} exists already: name another file, or replace it by --overwrite")
-    require_writable("--output", output.parent)
-    choose_passages(options, options.tokenizer, output)
+    choose_passages(options, probe_spec(options), options.tokenizer, output)
     say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
 
 
+def _new_file(path: Path) -> Path:
+    """Return the path of an output that can be written, before the work for it begins."""
+    output = path.expanduser()
+    if output.exists() and not output.is_file():  # a device would be replaced, not written to
+        raise ValueError(f"{output} is a folder or a device: --output must name a file")
+    require_writable("--output", output.parent)
+    return output
+
+
 def _audit(options: argparse.Namespace) -> None:
-    if (options.model is None) == (options.results is None):
-        raise ValueError("name either a MODEL to evaluate or the --results of one")
+    from tfidf_tune.data import read_probe_file
+
+    if (options.model is None) == (options.results is None) or (options.model and options.probe_file is None):
+        raise ValueError("name either a MODEL to evaluate and its --probe-file, or the --results of a model")
     if options.model is not None:
         require_model(options.model)
-    output = plan_output(options, options.model or options.results)
+    folder, bounds = report_folder(options, options.model or options.results)
     if options.results is not None:
-        evaluated = options.results.expanduser()
+        results = options.results.expanduser()
     else:
-        plan = plan_asking(options, output.folder)
-        num_passages = len(read_passages(options.probe_file))
-        evaluated = ask(plan, num_passages, options.probe_file.expanduser(), output.folder / "evaluation")
-    report(evaluated, output)
+        asking, probe_file = plan_asking(options, folder), options.probe_file.expanduser()
+        results = ask(asking, len(read_probe_file(probe_file)), probe_file, folder / "evaluation")
+    report(results, folder, bounds, show_passages=options.show_passages, as_json=options.json)
 
 
 def _relearn(options: argparse.Namespace) -> None:
-    output = options.output.expanduser()
-    if output.is_dir():
-        raise ValueError(f"{output} is a folder: --output must name a file")
-    require_writable("--output", output.parent)
+    output = _new_file(options.output)
     require_model(options.model)
     import torch
     from tqdm import tqdm
 
     from tfidf_tune.analysis import check_passages, load_model, relearning_steps
-    from tfidf_tune.data import hf_tokenizer
+    from tfidf_tune.data import hf_tokenizer, read_probe_file
     from tfidf_tune.tasks._evaluate import check_model_settings
 
-    names, passages = model_arguments(options), read_passages(options.probe_file)
+    names, passages = model_arguments(options), read_probe_file(options.probe_file.expanduser())
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_model_settings("float32", device, 1)
     check_passages(hf_tokenizer(names.get("tokenizer", names["pretrained"])), passages, options.prefix_length)
@@ -126,19 +130,20 @@ def _relearn(options: argparse.Namespace) -> None:
     settings = {name: getattr(options, name) for name in named}
     with tqdm(total=len(passages), desc="Relearning passages") as bar:
         steps = relearning_steps(model, passages, **settings, progress=lambda _: bar.update())
-    by_kind = {
-        kind: [number for number, passage in zip(steps, passages, strict=True) if passage.kind == kind]
-        for kind in ("target", "control")
-    }
-    lines = [_relearned(kind, own, options.max_steps) for kind, own in by_kind.items() if own]
-    content = {"model": options.model, **settings, "passages": []}
-    content["passages"] = [
+    rows = [
         {"id": passage.id, "kind": passage.kind, "steps": number}
         for passage, number in zip(passages, steps, strict=True)
     ]
-    if all(by_kind.values()):
-        content["controls_minus_targets"], line = _difference(by_kind["target"], by_kind["control"], options.max_steps)
-        lines.append(line)
+    content = {"model": options.model, **settings, "passages": rows}
+    lines, counted = [], {}
+    for kind in ("target", "control"):
+        own = [number for number, passage in zip(steps, passages, strict=True) if passage.kind == kind]
+        if own:
+            lines.append(_relearned(kind, own, options.max_steps))
+            counted[kind] = [options.max_steps if number is None else number for number in own]
+    if len(counted) == 2:
+        content["controls_minus_targets"], line = _difference(counted["target"], counted["control"])
+        lines.append(f"{line} A passage that is not recited counts {options.max_steps}.")
     with atomic_file(output) as file:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     say("\n".join([*lines, f"Written: {output}"]))
@@ -151,29 +156,22 @@ def _relearned(kind: str, steps: list[int | None], max_steps: int) -> str:
     return f"{kind.capitalize()}s: {num_back} of {len(steps)} recited within {max_steps} steps, median {median}."
 
 
-def _difference(
-    targets: list[int | None], controls: list[int | None], max_steps: int
-) -> tuple[dict[str, float | None], str]:
+def _difference(targets: list[int], controls: list[int]) -> tuple[dict[str, float | None], str]:
     """Return how many steps more controls take than targets, on average, in numbers and in words."""
     import numpy as np
 
     from tfidf_tune.analysis import bootstrap_interval
     from tfidf_tune.analysis.intervals import MIN_UNITS
 
-    ours, theirs = (
-        np.array([max_steps if number is None else number for number in steps], dtype=np.float64)
-        for steps in (targets, controls)
-    )
+    ours, theirs = (np.array(steps, dtype=np.float64) for steps in (targets, controls))
     mean = float(theirs.mean() - ours.mean())
     low, high, number, _ = bootstrap_interval(
         lambda x, y, axis=-1: y.mean(axis) - x.mean(axis), ours, theirs, paired=False
     )
-    found = {
-        name: None if math.isnan(value) else value for name, value in (("mean", mean), ("low", low), ("high", high))
-    }
-    interval = "no interval" if math.isnan(low) else f"95 % interval over passages {low:+.2f} to {high:+.2f}"
+    is_known = not math.isnan(low)
+    interval = f"95 % interval over passages {low:+.2f} to {high:+.2f}" if is_known else "no interval"
     few = f"; too few for a verdict, it takes {MIN_UNITS} of each" if number < MIN_UNITS else ""
-    return found, (
-        f"Controls minus targets: {mean:+.2f} steps on average ({interval}{few}). A passage that is not recited counts "
-        f"{max_steps}."
+    return (
+        {"mean": mean, "low": low if is_known else None, "high": high if is_known else None},
+        f"Controls minus targets: {mean:+.2f} steps on average ({interval}{few}).",
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfidf_tune._checks import require_choice
 from tfidf_tune.analysis import longest_prefix_match
 
 if TYPE_CHECKING:
@@ -119,6 +120,12 @@ class TokenIdPrompts:
         """Return the request for a continuation of ids."""
         return Prompt(token_ids_request(ids), exact=True)
 
+    def document(self, ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+        """Return the fields of a document that asks for a continuation of ids."""
+        request, exact = self.prompt(ids)
+        lengths = {"num_prompt_tokens": len(ids), "max_new_tokens": max_new_tokens}
+        return {"request": request, "round_trip": exact, **lengths}
+
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the ids of turns in the tokenizer's chat template, up to where the model answers.
 
@@ -126,10 +133,7 @@ class TokenIdPrompts:
             ValueError: If the tokenizer has no chat template.
         """
         if self.tokenizer.get_chat_template() is None:
-            raise ValueError(
-                f"the attack chat needs a chat template, and the tokenizer {self.tokenizer.name!r} has none: leave out "
-                "chat"
-            )
+            raise ValueError(f"the tokenizer {self.tokenizer.name!r} has no chat template: leave out the attack chat")
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return ids
 
@@ -153,14 +157,13 @@ class TokenIdPrompts:
 
 
 @dataclass(frozen=True)
-class TextPrompts:
-    """Text, for any model; the methods are those of :class:`TokenIdPrompts`.
+class TextPrompts(TokenIdPrompts):
+    """Text, for any model.
 
     ``harness_tokenizer`` is the model's as the harness loads it. Unless ``add_bos_token`` is False, it can add a BOS
     that training did not see.
     """
 
-    tokenizer: "HFTokenizer"
     harness_tokenizer: Any
     add_bos_token: bool | None
 
@@ -224,14 +227,8 @@ class TextPrompts:
 class IdsToTextPrompts(TextPrompts):
     """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
 
-    def prompt(self, ids: Sequence[int]) -> Prompt:
-        return Prompt(token_ids_request(ids), exact=True)
-
-    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
-        return TokenIdPrompts(self.tokenizer).scored_text(ids, num_given)
-
-
-Prompts = TokenIdPrompts | TextPrompts
+    prompt = TokenIdPrompts.prompt
+    scored_text = TokenIdPrompts.scored_text
 
 
 def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,18 +246,17 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
         )
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
-    if prompts not in _PROMPTS:
-        raise ValueError(f"prompts must be one of {', '.join(_PROMPTS)}, got {prompts!r}")
+    require_choice("prompts", prompts, _PROMPTS)
     return {"tokenizer": str(original or name), "prompts": prompts, "add_bos_token": metadata.get("add_bos_token")}
 
 
-def prompts_of(settings: Mapping[str, Any]) -> Prompts:
+def prompts_of(settings: Mapping[str, Any]) -> TokenIdPrompts:
     """Return the way to send ids for the result of :func:`prompt_settings`, or for a document that carries it."""
     return cached_prompts(settings["tokenizer"], settings["prompts"], settings["add_bos_token"])
 
 
 @functools.cache
-def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> Prompts:
+def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> TokenIdPrompts:
     """Load a tokenizer; empty this cache if another one may be in a folder of the same name."""
     from tfidf_tune.data import hf_tokenizer
 
@@ -270,5 +266,5 @@ def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> Promp
     from transformers import AutoTokenizer
 
     arguments = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
-    made = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
-    return made(tokenizer, AutoTokenizer.from_pretrained(name, **arguments), add_bos_token)
+    kind = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
+    return kind(tokenizer, AutoTokenizer.from_pretrained(name, **arguments), add_bos_token)

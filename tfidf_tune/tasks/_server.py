@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
+from pydantic import BaseModel
 from tqdm import tqdm
 
 from tfidf_tune._checks import check_at_least, require_number
@@ -28,22 +30,23 @@ from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
-
-
-class WrongAnswer(ValueError):
-    """An answer that does not fit the request; the message says how."""
+_REMEDIES = {
+    401: "set the environment variable {variable} to the API key",
+    403: "set the environment variable {variable} to an API key that may use this model",
+    404: "check --base-url and the name of the model",
+}
 
 
 class Request(NamedTuple):
     """What is sent, how it is called in messages, and how the answer is checked.
 
-    ``check`` returns the part of the answer that is kept, or raises :class:`WrongAnswer`.
+    ``check`` returns the part of the answer that is kept, or raises a ``ValueError`` that says what is wrong with it.
     """
 
     path: str
     payload: dict[str, Any]
     name: str
-    check: Callable[[dict[str, Any]], Any]
+    check: Callable[[Any], Any]
 
 
 class Server:
@@ -105,68 +108,61 @@ class Server:
         Raises:
             ConnectionError: If a request fails in spite of all retries; what was answered until then is in the journal.
         """
+        failed = threading.Event()
+
+        def ask(request: Request) -> Any:
+            if failed.is_set():
+                return None
+            try:
+                return self._answer(request)
+            except BaseException:
+                failed.set()
+                raise
+
         with tqdm(total=len(requests), desc=description) as bar, ThreadPoolExecutor(self._num_concurrent) as pool:
-            failed = threading.Event()
-
-            def ask(request: Request) -> Any:
-                if failed.is_set():
-                    return None
-                try:
-                    answer = self._answer(request)
-                except BaseException:
-                    failed.set()
-                    raise
-                bar.update()
-                return answer
-
             futures = [pool.submit(ask, request) for request in requests]
             try:
-                wait(futures, return_when=FIRST_EXCEPTION)
+                for future in as_completed(futures):
+                    future.result()
+                    bar.update()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-            for future in futures:
-                if not future.cancelled() and (error := future.exception()) is not None:
-                    raise error
             return [future.result() for future in futures]
 
     def _answer(self, request: Request) -> Any:
-        key = self._key_of(request)
+        content = json.dumps([self.base_url, request.path, request.payload], sort_keys=True)
+        key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         with self._lock:
             if key in self._known:
                 return self._known[key]
-        for attempt in range(_NUM_ATTEMPTS):
+        for attempt in range(1, _NUM_ATTEMPTS + 1):
             self._wait_for_turn()
             try:
                 answer = request.check(self._send(request))
-            except WrongAnswer as error:
-                if attempt == _NUM_ATTEMPTS - 1:
+                break
+            except ValueError as error:  # not JSON, or not what the check wants
+                if attempt == _NUM_ATTEMPTS:
                     raise self._failed(request, f"{error}, {_NUM_ATTEMPTS} times") from error
-            else:
-                self._keep(key, answer)
-                return answer
-        raise AssertionError  # unreachable
+        with self._lock:
+            self._known[key] = answer
+            if self._journal is not None:
+                self._journal.parent.mkdir(parents=True, exist_ok=True)
+                with self._journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"request": key, "answer": answer}) + "\n")
+        return answer
 
-    def _send(self, request: Request) -> dict[str, Any]:
+    def _send(self, request: Request) -> Any:
         import openai
 
         try:
-            answer = self._client.post(request.path, cast_to=object, body=request.payload)
+            return self._client.post(request.path, cast_to=object, body=request.payload)
         except openai.APIStatusError as error:
             raise self._failed(request, f"status {error.status_code}: {error.message}", error.status_code) from None
-        except ValueError as error:
-            raise WrongAnswer("the answer is not JSON") from error
         except openai.APIError as error:
             raise self._failed(request, f"{type(error).__name__}: {error}") from None
-        if not isinstance(answer, dict):
-            raise WrongAnswer(f"the answer is not a JSON object but {str(answer)[:80]!r}")
-        return answer
 
     def _failed(self, request: Request, reason: str, status: int = 0) -> ConnectionError:
-        remedy = {
-            401: f"set the environment variable {self._variable} to the API key",
-            403: f"set the environment variable {self._variable} to an API key that may use this model",
-            404: "check --base-url and the name of the model",
-        }.get(status, "see to the server")
+        remedy = _REMEDIES.get(status, "see to the server").format(variable=self._variable)
         if self._journal is not None:
             remedy += f". The same command goes on from here: {len(self._known):,} answers are in {self._journal}"
         reason = " ".join(reason.split())[:400]
@@ -180,18 +176,6 @@ class Server:
             self._next_start = start + self._pause
         time.sleep(max(0.0, start - time.monotonic()))
 
-    def _key_of(self, request: Request) -> str:
-        content = json.dumps([self.base_url, request.path, request.payload], sort_keys=True)
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-    def _keep(self, key: str, answer: Any) -> None:
-        with self._lock:
-            self._known[key] = answer
-            if self._journal is not None:
-                self._journal.parent.mkdir(parents=True, exist_ok=True)
-                with self._journal.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"request": key, "answer": answer}) + "\n")
-
 
 def _read_journal(file: Path | None) -> dict[str, Any]:
     """Return the answers of a journal; a line that a crash has cut is left out, and ended."""
@@ -201,15 +185,12 @@ def _read_journal(file: Path | None) -> dict[str, Any]:
     if content and not content.endswith("\n"):
         with file.open("a", encoding="utf-8") as end:
             end.write("\n")
-    return dict(entry for line in content.splitlines() if (entry := _read_entry(line)) is not None)
-
-
-def _read_entry(line: str) -> tuple[str, Any] | None:
-    try:
-        entry = json.loads(line)
-        return str(entry["request"]), entry["answer"]
-    except (ValueError, KeyError, TypeError):
-        return None
+    answers = {}
+    for line in content.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            answers[str(entry["request"])] = entry["answer"]
+    return answers
 
 
 class ServerLM(LM):  # type: ignore[misc]
@@ -241,10 +222,10 @@ class ServerLM(LM):  # type: ignore[misc]
             if kwargs["do_sample"]:
                 payload |= {"temperature": float(kwargs.get("temperature") or 0.0), "seed": int(request.idx)}
                 payload |= {"top_k": kwargs["top_k"]} if kwargs.get("top_k") else {}
-            if messages := doc.get("messages"):
-                asked.append(Request("/chat/completions", payload | {"messages": messages}, _name(doc), _message))
-            else:
-                asked.append(Request("/completions", payload | {"prompt": _sent(prompt)}, _name(doc), _text))
+            messages = doc.get("messages")
+            path = "/chat/completions" if messages else "/completions"
+            payload |= {"messages": messages} if messages else {"prompt": _sent(prompt)}
+            asked.append(Request(path, payload, _name(doc), _text))
         return self.server.answers(asked, "Continuing prompts")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -267,7 +248,7 @@ class ServerLM(LM):  # type: ignore[misc]
         try:
             ((_, greedy, _),) = self.server.answers([asked], "Asking for log-probabilities")
         except ConnectionError as error:
-            if isinstance(error.__cause__, WrongAnswer):
+            if isinstance(error.__cause__, ValueError):
                 return str(error.__cause__)
             if "status 4" in str(error) and "status 429" not in str(error):
                 return str(error)
@@ -284,53 +265,82 @@ def _echo(model: str, context: str, continuation: str, doc: dict[str, Any]) -> R
     payload = {"model": model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
     ids, num_given = list(doc.get("token_ids") or ()), int(doc.get("num_given") or 0)
 
-    def check(answer: dict[str, Any]) -> list[Any]:
+    def check(answer: Any) -> tuple[list[float], list[bool], bool]:
         return _scored(answer, given, whole, len(ids), num_given)
 
     return Request("/completions", payload, _name(doc), check)
 
 
+class _Turn(BaseModel):
+    content: str | None
+
+
+class _Logprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(BaseModel):
+    text: str | None = None  # of /completions
+    message: _Turn | None = None  # of /chat/completions
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int
+
+
+class Answer(BaseModel):
+    """The fields of an answer that are read."""
+
+    choices: tuple[_Choice]
+    usage: _Usage | None = None
+
+
+def _text(answer: Any) -> str:
+    """Return the text of a completion or of a chat's next turn."""
+    (choice,) = Answer.model_validate(answer).choices
+    text = choice.text if choice.message is None else choice.message.content or ""
+    if text is None or not choice.finish_reason:
+        raise ValueError("its answer has no text, or ends early, without a finish_reason")
+    return text
+
+
 def _scored(
-    answer: dict[str, Any], given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
-) -> list[Any]:
+    answer: Any, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
+) -> tuple[list[float], list[bool], bool]:
     """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
-    choice = _choice(answer)
-    logprobs = choice.get("logprobs")
-    if not isinstance(logprobs, dict) or not logprobs.get("token_logprobs"):
-        raise WrongAnswer("it gives no log-probabilities of the prompt (echo and logprobs)")
-    tokens, values = list(logprobs.get("tokens") or ()), list(logprobs["token_logprobs"])
-    top = list(logprobs.get("top_logprobs") or [None] * len(values))
-    number = (answer.get("usage") or {}).get("prompt_tokens", len(values) - 1)
+    parsed = Answer.model_validate(answer)
+    logprobs = parsed.choices[0].logprobs
+    if logprobs is None or not logprobs.token_logprobs:
+        raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
+    tokens, values = logprobs.tokens, logprobs.token_logprobs
+    top = logprobs.top_logprobs or [None] * len(values)
+    number = len(values) - 1 if parsed.usage is None else parsed.usage.prompt_tokens
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
-        raise WrongAnswer(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
-    if isinstance(whole, str):
-        _check_text("".join(map(str, tokens[:number])), whole)
+        raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
     if isinstance(whole, list):
         first, exact = number - len(whole) + len(given), number - len(whole) in (0, 1)
     else:
+        echoed = "".join(tokens[:number])
+        # A token that is a part of a character cannot be read.
+        if whole.strip() not in echoed and "\ufffd" not in echoed and "bytes:" not in echoed:
+            raise ValueError("it echoes another prompt than was sent")
         exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
         first = number - num_ids + num_given if exact else _num_tokens_of(str(given), tokens)
-    scored = [(value, best) for value, best in zip(values[first:number], top[first:number], strict=True)]
-    for value, best in scored:
-        _check_probability(value, best)
-    if not scored or all(value == 0 for value, _ in scored):
-        raise WrongAnswer("it gives log-probabilities that are all 0")
-    nll = [-min(0.0, float(value)) for value, _ in scored]
-    greedy = [best is None or value >= max(best.values(), default=0) - _ROUNDING for value, best in scored]
-    return [nll, greedy, exact]
-
-
-def _pair(nll: list[float], greedy: list[bool], exact: bool) -> tuple[float, bool]:
-    if not exact:
-        return -sum(nll), all(greedy)
-    return ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy)))
-
-
-def _check_text(echoed: str, sent: str) -> None:
-    """Compare what was echoed with what was sent, unless a token is a part of a character, which cannot be read."""
-    is_readable = "\ufffd" not in echoed and "bytes:" not in echoed
-    if is_readable and sent.strip() not in echoed:
-        raise WrongAnswer("it echoes another prompt than was sent")
+    nll, greedy = [], []
+    for value, best in zip(values[first:number], top[first:number], strict=True):
+        if value is None or not value <= _ROUNDING:  # or not a number
+            raise ValueError(f"it gives {value!r} as a log-probability")
+        if best and sum(map(math.exp, best.values())) > 1 + _ROUNDING:
+            raise ValueError("it gives probabilities of more than 1 together")
+        nll.append(-min(0.0, value))
+        greedy.append(best is None or value >= max(best.values(), default=0) - _ROUNDING)
+    if not any(nll):
+        raise ValueError("it gives log-probabilities that are all 0")
+    return nll, greedy, exact
 
 
 def _num_tokens_of(given: str, tokens: Sequence[str]) -> int:
@@ -343,40 +353,10 @@ def _num_tokens_of(given: str, tokens: Sequence[str]) -> int:
     return len(tokens)
 
 
-def _check_probability(value: Any, best: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not math.isnan(value)
-    if not is_number or value > _ROUNDING:
-        raise WrongAnswer(f"it gives {value!r} as a log-probability")
-    if best and sum(map(math.exp, best.values())) > 1 + _ROUNDING:
-        raise WrongAnswer("it gives probabilities of more than 1 together")
-
-
-def _choice(answer: dict[str, Any]) -> dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise WrongAnswer("its answer does not have one choice")
-    return choices[0]
-
-
-def _text(answer: dict[str, Any]) -> str:
-    choice = _choice(answer)
-    if not isinstance(text := choice.get("text"), str):
-        raise WrongAnswer("its answer has no text")
-    return _finished(choice, text)
-
-
-def _message(answer: dict[str, Any]) -> str:
-    choice = _choice(answer)
-    message = choice.get("message")
-    if not isinstance(message, dict) or not isinstance(text := message.get("content") or "", str):
-        raise WrongAnswer("its answer has no message")
-    return _finished(choice, text)
-
-
-def _finished(choice: dict[str, Any], text: str) -> str:
-    if not choice.get("finish_reason"):
-        raise WrongAnswer("its answer ends early, without a finish_reason")
-    return text
+def _pair(nll: list[float], greedy: list[bool], exact: bool) -> tuple[float, bool]:
+    if not exact:
+        return -sum(nll), all(greedy)
+    return ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy)))
 
 
 def _sent(prompt: str) -> str | list[int]:

@@ -45,39 +45,28 @@ def documents(
     """
     max_new_tokens, max_source_tokens = cnn_dailymail_max_new_tokens, cnn_dailymail_max_source_tokens
     check_at_least(1, cnn_dailymail_max_new_tokens=max_new_tokens, cnn_dailymail_max_source_tokens=max_source_tokens)
-    if bertscore_num_layers is not None:
-        check_at_least(1, bertscore_num_layers=bertscore_num_layers)
+    check_at_least(1, bertscore_num_layers=1 if bertscore_num_layers is None else bertscore_num_layers)
     settings = prompt_settings(metadata)
     check_length(metadata, max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     prompts = prompts_of(settings)
-    source_rows = load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
     complete = [
-        (number, row)
-        for number, row in enumerate(source_rows)
+        {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
+        for number, row in enumerate(
+            load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
+        )
         if (row["article"] or "").strip() and (row["highlights"] or "").strip()
     ]
     if not complete:
         raise ValueError(f"{cnn_dailymail_source!r} has no article with highlights: name another cnn_dailymail_source")
-    articles = [row["article"] for _, row in complete]
+    articles = [example.pop("article") for example in complete]
     all_ids, cut = encode_prompts(
-        prompts.tokenizer, [summarization_prompt] * len(complete), articles, max_source_tokens
+        prompts.tokenizer, [summarization_prompt] * len(articles), articles, max_source_tokens
     )
-    rows = []
-    for index, ((number, row), ids) in enumerate(zip(complete, all_ids, strict=True)):
-        prompt = prompts.prompt(ids)
-        rows.append(
-            {
-                "id": str(row.get("id") or number),
-                "highlights": row["highlights"].strip(),
-                "request": prompt.request,
-                "num_prompt_tokens": len(ids),
-                "article_cut": index in cut,
-                "round_trip": prompt.exact,
-                "max_new_tokens": max_new_tokens,
-                "bertscore_model": bertscore_model,
-                "bertscore_num_layers": bertscore_num_layers,
-            }
-        )
+    bertscore = {"bertscore_model": bertscore_model, "bertscore_num_layers": bertscore_num_layers}
+    rows = [
+        {**example, **prompts.document(ids, max_new_tokens), "article_cut": index in cut, **bertscore}
+        for index, (example, ids) in enumerate(zip(complete, all_ids, strict=True))
+    ]
     return task_documents(rows, "prompts", settings)
 
 
@@ -100,9 +89,8 @@ def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
 def bertscore_mean(values: Sequence[float | str]) -> float | str:
     """Return the mean of BERTScores, or ``missing: `` and the first reason among them."""
     scores = [value for value in values if not isinstance(value, str)]
-    if len(scores) < len(values):
-        return f"missing: {next(value for value in values if isinstance(value, str))}"
-    return sum(scores) / len(scores)
+    reasons = [value for value in values if isinstance(value, str)]
+    return f"missing: {reasons[0]}" if reasons else sum(scores) / len(scores)
 
 
 class BERTScoreFilter(Filter):  # type: ignore[misc]
@@ -114,41 +102,34 @@ class BERTScoreFilter(Filter):  # type: ignore[misc]
             prompts_of(doc).response_text(responses[0]).strip() for responses, doc in zip(resps, docs, strict=True)
         ]
         references = [doc["highlights"] for doc in docs]
-        scores: Sequence[float | None] = [None] * len(predictions)
-        missing = None
-        try:
-            scores = _bertscores(predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"])
-        except _MissingError as error:
-            missing = str(error)
+        scores = _bertscores(predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"])
+        missing = scores if isinstance(scores, str) else None
+        if missing is not None:
             logger.warning("BERTScore is missing: %s", missing)
         return [
             {"prediction": prediction, "bertscore_f1": score, "bertscore_missing": missing}
-            for prediction, score in zip(predictions, scores, strict=True)
+            for prediction, score in zip(predictions, [None] * len(docs) if missing else scores, strict=True)
         ]
-
-
-class _MissingError(Exception):
-    """The reason why BERTScore is missing."""
 
 
 def _bertscores(
     predictions: Sequence[str], references: Sequence[str], model: str, num_layers: int | None
-) -> list[float]:
-    """Return F-measures × 100; raise a ``_MissingError`` if package or encoder are missing."""
+) -> list[float] | str:
+    """Return F-measures × 100, or why they are missing: without the package or the encoder."""
     from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
     try:
         from bert_score import BERTScorer
         from bert_score.utils import model2layers
-    except ImportError as error:
-        raise _MissingError("bert-score is not installed: pip install 'tfidf-tune[bertscore]'") from error
+    except ImportError:
+        return "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"
     if num_layers is None and (num_layers := model2layers.get(Path(model).name)) is None:
-        raise _MissingError(f"bert-score has no default layer for {model}: set bertscore_num_layers")
+        return f"bert-score has no default layer for {model}: set bertscore_num_layers"
     try:
         scorer = BERTScorer(model_type=model, num_layers=num_layers)
     except Exception as error:  # the hub, the file system and bert-score's assertions
         logger.warning("%s cannot be loaded: %s", model, str(error).strip().partition("\n")[0])
-        raise _MissingError(f"{model} cannot be loaded ({type(error).__name__})") from error
+        return f"{model} cannot be loaded ({type(error).__name__})"
     if isinstance(scorer._tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
         # RoBERTa was trained with a space before a text; transformers 5 ignores bert-score's request for it.
         scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)

@@ -25,7 +25,7 @@ from tfidf_tune.analysis import (
     zlib_score,
 )
 from tfidf_tune.data import Passage, read_probe_file
-from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
+from tfidf_tune.tasks._prompts import TokenIdPrompts, prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, num_positions, task_documents
 from tfidf_tune.tasks.memorization import named_probe_file, whole_numbers
 
@@ -139,7 +139,7 @@ def _shortest(passage: Passage, end_of_prompts: int) -> tuple[int, str]:
 
 
 def _document(
-    prompts: Prompts, passage: Passage, lengths: Sequence[int], max_new_tokens: int, offset: int
+    prompts: TokenIdPrompts, passage: Passage, lengths: Sequence[int], max_new_tokens: int, offset: int
 ) -> dict[str, Any]:
     is_completion = passage.num_prompt is not None
     offset, num_given = (0, passage.num_prompt) if passage.num_prompt is not None else (offset, 1)

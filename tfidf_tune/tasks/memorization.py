@@ -21,7 +21,7 @@ from tfidf_tune.data import Passage, read_probe_file
 from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.tasks._attacks import Attack, chat_messages, sampled
-from tfidf_tune.tasks._prompts import Prompts, prompt_settings, prompts_of
+from tfidf_tune.tasks._prompts import TokenIdPrompts, prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, task_documents
 
 _PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
@@ -161,7 +161,7 @@ def _generation(num_samples: int | None, temperature: float, top_k: int, num_bea
 
 
 def _document(
-    prompts: Prompts,
+    prompts: TokenIdPrompts,
     passage: Passage,
     attack: Attack,
     max_new_tokens: int,

@@ -64,21 +64,15 @@ def documents(
     )
     rows = []
     for index, ((number, row, answers), ids) in enumerate(zip(answered, all_ids, strict=True)):
-        prompt = prompts.prompt(ids)
         context = prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0]
-        rows.append(
-            {
-                "id": str(row.get("id") or number),
-                "question": row["question"],
-                "answers": answers,
-                "request": prompt.request,
-                "num_prompt_tokens": len(ids),
-                "context_cut": index in cut,
-                "answer_in_prompt": any(answer in context for answer in answers),
-                "round_trip": prompt.exact,
-                "max_new_tokens": squad_max_new_tokens,
-            }
-        )
+        rows.append({
+            "id": str(row.get("id") or number),
+            "question": row["question"],
+            "answers": answers,
+            **prompts.document(ids, squad_max_new_tokens),
+            "context_cut": index in cut,
+            "answer_in_prompt": any(answer in context for answer in answers),
+        })  # fmt: skip
     return task_documents(rows, "prompts", settings)
 
 
@@ -113,11 +107,9 @@ def _words(text: str) -> Sequence[str]:
 
 def _answers(row: dict[str, Any], source: str) -> list[str]:
     """Return the distinct gold answers."""
-    answers = row["answers"] or {}
-    texts = answers.get("text") or []
+    texts = (row["answers"] or {}).get("text") or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(
-            f"column 'answers' of {source!r} holds {str(answers)[:80]}: name a source where it has the list 'text', of "
-            "texts"
+            f"column 'answers' of {source!r} holds {str(row['answers'])[:80]}: name a source where 'text' is a list"
         )
     return list(dict.fromkeys(text for text in texts if text.strip()))
