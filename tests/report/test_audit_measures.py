@@ -90,13 +90,13 @@ def test_limits_are_compared_with_value_and_bound():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no limit: write for example lms=20; measures are lms, excess, verbatim, auc, extraction@P"),
+        ("", "'': write MEASURE=LIMIT, for example lms=20; measures are lms, excess, verbatim, auc, extraction@P"),
         ("lms", "'lms': write MEASURE=LIMIT"),
         ("recall=3", "'recall=3': write MEASURE=LIMIT"),
         ("extraction=0.1", "'extraction=0.1': write MEASURE=LIMIT"),
         ("extraction@2=0.1", "write MEASURE=LIMIT"),
-        ("lms=many", "the limit 'many' is not a number"),
-        ("lms=nan", "the limit 'nan' is not a number"),
+        ("lms=many", "'lms=many': write MEASURE=LIMIT"),
+        ("lms=nan", "'lms=nan': write MEASURE=LIMIT"),
     ],
 )
 def test_wrong_limits_are_refused(text, message):

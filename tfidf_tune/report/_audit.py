@@ -59,6 +59,30 @@ _BASE_MODEL = (
     "base model with the same probe file."
 )
 
+_COMPARED = (
+    "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether the answer is the "
+    "passage word for word. Controls show what fluent text shares by chance."
+)
+_LIKELIHOODS = (
+    " From the likelihood of the passages: how probable it is that a sample is the passage word for word, and whether "
+    "the model finds targets more likely than controls (membership inference)."
+)
+_LIMITS = (
+    "What a finding says. A passage that is recited word for word, and that no common source explains, can be obtained "
+    "from the model by anybody who can prompt it. The audit does not decide whether a text is personal, confidential "
+    "or protected, and not how it came into the training data.",
+    "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, more samples, other "
+    "passages, further training of the model, or access to its weights can reveal more. An upper bound holds for "
+    "passages that were chosen in the same way, from the same text. If the most repeated passages were chosen, it is a "
+    "bound for those; rare passages are recited less often as a rule.",
+    "Controls. A difference between targets and controls can also come from a difference between the texts. Controls "
+    "should have the same authors, subjects and time as the targets.",
+)
+_EXCERPTS = (
+    "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation have them in full: "
+    "protect those files like the text itself."
+)
+
 
 def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passages: bool = False) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
@@ -74,7 +98,7 @@ def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passage
         ValueError: If no checkpoint has a sample of a target.
     """
     probed = [
-        at for at, one in enumerate(results.checkpoints) if any(sample.kind == "target" for sample, _ in one.samples)
+        at for at, one in enumerate(results.checkpoints) if "target" in {sample.kind for sample, _ in one.samples}
     ]
     if not probed:
         one = results.checkpoints[0]
@@ -148,12 +172,10 @@ def _lead(found: Found) -> str:
 def _verdict(found: Found, name: str, notes: Footnotes) -> str:
     """Say whether targets are recited more than controls, with the interval of the difference."""
     floor, num_verbatim = found.floor, found.num_verbatim
-    verbatim = f"{num_verbatim} of {found.num_targets} targets {'is' if num_verbatim == 1 else 'are'} recited verbatim"
     known = [_BASE_MODEL] if num_verbatim else []
     if floor is None:
-        text = (
-            f"There are no controls, so chance is unknown: {name} recites {found.lms:.2f} tokens of a target on average"
-        )
+        text = f"There are no controls, so chance is unknown: {name} recites {found.lms:.2f} tokens of a target"
+        text += " on average"
     elif floor.excess.significant in (None, "too few"):
         text = (
             f"Too few passages to judge ({found.num_targets} targets, {found.num_controls} controls; at least "
@@ -168,14 +190,14 @@ def _verdict(found: Found, name: str, notes: Footnotes) -> str:
         )
         known = [_BASE_MODEL]
     else:
-        caveats = [BOUND] if floor.excess.high >= 0 else [_EASY_CONTROLS]
-        text = f"What {name} recites on average {floor_text(*floor.excess[:2])}{notes.mark(*caveats)}"
-    return f"{text}; {verbatim}.{notes.mark(*known)}"
+        caveat = BOUND if floor.excess.high >= 0 else _EASY_CONTROLS
+        text = f"What {name} recites on average {floor_text(*floor.excess[:2])}{notes.mark(caveat)}"
+    verb = "is" if num_verbatim == 1 else "are"
+    return f"{text}; {num_verbatim} of {found.num_targets} targets {verb} recited verbatim.{notes.mark(*known)}"
 
 
 def _statements(found: Found, notes: Footnotes) -> list[str]:
     floor, targets, num_targets, verbatim = found.floor, found.targets, found.num_targets, found.num_verbatim
-    at_most = 100 * binomial_upper_bound(verbatim, num_targets)
     averages = f"Average LMS: {found.lms:.2f} tokens of the targets"
     if floor is not None:
         averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
@@ -185,51 +207,44 @@ def _statements(found: Found, notes: Footnotes) -> list[str]:
         f"{averages}.",
         f"Verbatim: {verbatim} of {num_targets} targets ({100 * verbatim / num_targets:.0f} %), all that was compared, "
         f"up to {targets['length'].max()} tokens, from at least one prompt. Of all passages that are chosen like "
-        f"these, at most {at_most:.1f} % (upper 95 % bound).",
+        f"these, at most {100 * binomial_upper_bound(verbatim, num_targets):.1f} % (upper 95 % bound).",
     ]
     if len(found.controls):
         furthest = found.controls["lms"].max()
         num_above = (targets.groupby("passage_id")["lms"].max() > furthest).sum()
         statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
     means = targets.groupby("prefix_length")["lms"].mean()
-    by_length = [f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items()]
-    if len(by_length) > 1:
-        statements.append(f"By length of the prompt, average LMS of the targets: {', '.join(by_length)} tokens.")
+    if len(means) > 1:
+        by_length = ", ".join(f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items())
+        statements.append(f"By length of the prompt, average LMS of the targets: {by_length} tokens.")
     groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in repeat_groups(targets)]
     if len(groups) > 1:
         statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
-    if found.checkpoint.lost_prompts:
-        lost = (
-            "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune probe audit`, or `tfidf-tune "
-            "eval`)."
-        )
+    if lost := found.checkpoint.lost_prompts:
+        remedy = "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         statements.append(
-            f"{found.checkpoint.lost_prompts} of {len(found.samples)} prompts lost token ids when converted to text."
-            f"{notes.mark(lost)}"
+            f"{lost} of {len(found.samples)} prompts lost token ids when converted to text.{notes.mark(remedy)}"
         )
     return statements
 
 
 def _examples(found: Found, *, show_passages: bool) -> list[Example]:
     """Show the targets that are recited most and, for the floor, the control that is."""
-    chosen = [
-        *best_samples(found.samples, "target")[:_NUM_EXAMPLES].itertuples(),
-        *best_samples(found.samples, "control")[:1].itertuples(),
-    ]
+    best = {kind: best_samples(found.samples, kind) for kind in KINDS}
     examples = []
-    for row in chosen:
+    for row in [*best["target"][:_NUM_EXAMPLES].itertuples(), *best["control"][:1].itertuples()]:
         sample = row.sample
         kind = "a target" if sample.kind == "target" else "the control that is recited most"
         start = f" from token {sample.offset} on" if sample.offset else ""
         tokens = f"{sample.prefix_length} tokens{start}" if sample.prefix_length else "its own prompt"
         by = f", {sample.attack}" if sample.attack else ""
-        title = f"{sample.passage_id}, {kind}: {tokens}{by}"
         truth, said = shared_pieces(sample.reference_text, sample.generated_text)
         prompt = row.prompt
         if not show_passages:
             truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
             prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
         shown = Continuation(found.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
+        title = f"{sample.passage_id}, {kind}: {tokens}{by}"
         examples.append(Example(title, prompt, "".join(text for text, _ in truth), (shown,), truth))
     return examples
 
@@ -265,10 +280,7 @@ def _summary(
         "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
         "attacks": found.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},
-        "limits": [
-            {"measure": check.bound.name, "limit": check.bound.limit, "value": check.value, "exceeded": check.exceeded}
-            for check in checks
-        ],
+        "limits": [check._asdict() for check in checks],
         "passed": not any(check.exceeded for check in checks),
         "passages": passages,
     }
@@ -295,34 +307,13 @@ def _provenance(found: Found) -> dict[str, str]:
 def _method_and_limits(found: Found, *, show_passages: bool, has_likelihoods: bool) -> Section:
     """Say what an audit did and what its result does not say, for readers who decide about a model."""
     lengths = " and ".join(map(str, found.prompt_lengths))
-    ways = [f"{name}: {_HOW[name]}" for name in found.attacks]
-    paragraphs = [
+    ways = "; ".join(f"{name}: {_HOW[name]}" for name in found.attacks)
+    asked = (
         f"Asked. {found.num_targets} passages of the text in question (targets) and {found.num_controls} of text that "
         f"the model cannot have seen (controls). The model was given the beginning of a passage, {lengths} tokens, and "
         f"its answer was compared with what follows in the passage, up to {found.samples['length'].max()} tokens. "
-        f"{len(found.samples):,} prompts. Ways of asking: {'; '.join(ways)}.",
-        "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether the answer is "
-        "the passage word for word. Controls show what fluent text shares by chance."
-        + (
-            " From the likelihood of the passages: how probable it is that a sample is the passage word for word, and "
-            "whether the model finds targets more likely than controls (membership inference)."
-            if has_likelihoods
-            else " Likelihoods were not measured: the model gave none."
-        ),
-        "What a finding says. A passage that is recited word for word, and that no common source explains, can be "
-        "obtained from the model by anybody who can prompt it. The audit does not decide whether a text is personal, "
-        "confidential or protected, and not how it came into the training data.",
-        "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, more samples, "
-        "other passages, further training of the model, or access to its weights can reveal more. An upper bound holds "
-        "for passages that were chosen in the same way, from the same text. If the most repeated passages were chosen, "
-        "it is a bound for those; rare passages are recited less often as a rule.",
-        "Controls. A difference between targets and controls can also come from a difference between the texts. "
-        "Controls should have the same authors, subjects and time as the targets.",
-        (
-            "Text. Passages are shown in full."
-            if show_passages
-            else "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation have "
-            "them in full: protect those files like the text itself."
-        ),
-    ]
-    return Section("method", "Method and limits", tuple(paragraphs))
+        f"{len(found.samples):,} prompts. Ways of asking: {ways}."
+    )
+    compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else " Likelihoods were not measured: the model gave none.")
+    shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS
+    return Section("method", "Method and limits", (asked, compared, *_LIMITS, shown))

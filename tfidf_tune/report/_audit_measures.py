@@ -14,12 +14,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = "1.0"
 EXTRACTION_PAIRS = [(1, 0.01), (1, 0.5), (1000, 0.01), (1000, 0.5)]
 _UPPER = ".upper"
-_EXTRACTION = re.compile(r"extraction@(0?\.\d+|1(?:\.0*)?|\d+e-\d+)(?::(\d+))?")
-_NAMES = ("lms", "excess", "verbatim", "auc")
-_POSSIBLE = (
-    f"{', '.join(_NAMES)}, extraction@P and extraction@P:N (with a probability P of at most 1 and N samples), each "
-    f"also with {_UPPER} for its upper bound"
-)
+_EXTRACTION = r"extraction@(0?\.\d+|1(?:\.0*)?|\d+e-\d+)(?::(\d+))?"
+_BOUNDED = re.compile(rf"(?:lms|excess|verbatim|auc|{_EXTRACTION})(?:\{_UPPER})?")
 
 
 class Measure(NamedTuple):
@@ -42,51 +38,45 @@ class Bound(NamedTuple):
     @property
     def pair(self) -> tuple[int, float] | None:
         """Samples and probability of an extraction; else None."""
-        found = _EXTRACTION.fullmatch(self.name.removesuffix(_UPPER))
+        found = re.fullmatch(_EXTRACTION, self.name.removesuffix(_UPPER))
         return (int(found[2] or 1), float(found[1])) if found else None
 
 
 class Check(NamedTuple):
-    """A bound with the value that was measured; exceeded if that is above the limit or missing."""
+    """A limit with the value that was measured; exceeded if that is above the limit or missing."""
 
-    bound: Bound
+    measure: str
+    limit: float
     value: float | None
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether the audit fails."""
-        return self.value is None or self.value > self.bound.limit
+    exceeded: bool
 
     def __str__(self) -> str:
         if self.value is None:
-            return f"{self.bound.name} was not measured, so the limit {self.bound.limit:g} counts as exceeded"
+            return f"{self.measure} was not measured, so the limit {self.limit:g} counts as exceeded"
         relation = "above" if self.exceeded else "not above"
-        return f"{self.bound.name} is {self.value:.4g}, {relation} {self.bound.limit:g}"
+        return f"{self.measure} is {self.value:.4g}, {relation} {self.limit:g}"
 
 
 def parse_bounds(text: str) -> list[Bound]:
     """Read limits such as ``lms=20,extraction@0.01=0.02``.
 
     Raises:
-        ValueError: If a measure is unknown or a limit is not a number.
+        ValueError: If a measure is unknown or a limit is not a finite number.
     """
     bounds = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, limit = part.rpartition("=")
-        measure = name.removesuffix(_UPPER)
-        if not equals or (measure not in _NAMES and not _EXTRACTION.fullmatch(measure)):
-            raise ValueError(
-                f"--fail-above {part!r}: write MEASURE=LIMIT, for example lms=20; measures are {_POSSIBLE}"
-            )
+    for part in text.rstrip(",").split(","):
+        name, _, limit = part.strip().rpartition("=")
         try:
             value = float(limit)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"--fail-above {part!r}: the limit {limit!r} is not a number")
+        if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
+            raise ValueError(
+                f"--fail-above {part!r}: write MEASURE=LIMIT, for example lms=20; measures are lms, excess, verbatim, "
+                f"auc, extraction@P and extraction@P:N (with a probability P of at most 1 and N samples), each also "
+                f"with {_UPPER} for its upper bound"
+            )
         bounds.append(Bound(name, value))
-    if not bounds:
-        raise ValueError(f"--fail-above {text!r} names no limit: write for example lms=20; measures are {_POSSIBLE}")
     return bounds
 
 
@@ -110,8 +100,7 @@ def audit_measures(
 
     Upper bounds are those of 95 % bootstrap intervals over passages; of shares one-sided ones of Clopper and Pearson.
     """
-    lms = found.targets.groupby("passage_id")["lms"].mean().to_numpy(float)
-    upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), lms).high
+    upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), found.target_means).high
     floor, share = found.floor, found.num_verbatim / found.num_targets
     measures = {
         "lms": Measure(found.lms, _known(upper), "tokens"),
@@ -119,17 +108,13 @@ def audit_measures(
         "verbatim": Measure(share, binomial_upper_bound(found.num_verbatim, found.num_targets), "share"),
     }
     pairs = list(dict.fromkeys([*EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
-    extractable = {
-        (row.num_samples, row.probability): row for row in extractable_targets(scores, checkpoint, pairs).itertuples()
-    }
-    for pair in pairs:
-        row = extractable.get(pair)
-        measures[_extraction_name(*pair)] = _NOT_MEASURED if row is None else Measure(row.share, row.upper, "share")
-    measures["auc"] = (
-        Measure(_known(membership.iloc[0]["AUC"]), _known(membership.iloc[0].get("AUC to")), "probability")
-        if len(membership)
-        else _NOT_MEASURED
-    )
+    measures |= {_extraction_name(*pair): _NOT_MEASURED for pair in pairs}
+    for row in extractable_targets(scores, checkpoint, pairs).itertuples():
+        measures[_extraction_name(row.num_samples, row.probability)] = Measure(row.share, row.upper, "share")
+    measures["auc"] = _NOT_MEASURED
+    if len(membership):
+        row = membership.iloc[0]
+        measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to")), "probability")
     return measures
 
 
@@ -137,9 +122,9 @@ def check_bounds(measures: Mapping[str, Measure], bounds: Sequence[Bound]) -> li
     """Compare measures with limits."""
     checks = []
     for bound in bounds:
-        name = _extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)
-        measure = measures[name]
-        checks.append(Check(bound, measure.upper if bound.name.endswith(_UPPER) else measure.value))
+        measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]
+        value = measure.upper if bound.name.endswith(_UPPER) else measure.value
+        checks.append(Check(bound.name, bound.limit, value, exceeded=value is None or value > bound.limit))
     return checks
 
 

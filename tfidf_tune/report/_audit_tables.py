@@ -16,7 +16,6 @@ _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
 _AGAINST = ("LMS of controls", "Difference", "95 % from", "95 % to")
-_NEAR = ("Edit distance", "Common subsequence")
 KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
@@ -50,7 +49,8 @@ class Found:
         of_kind = self.samples.groupby("kind")["passage_id"].nunique()
         self.num_targets, self.num_controls = (int(of_kind.get(kind, 0)) for kind in KINDS)
         self.num_verbatim = _num_verbatim(self.samples)
-        self.lms = float(self.targets.groupby("passage_id")["lms"].mean().to_numpy(float).mean())
+        self.target_means = self.targets.groupby("passage_id")["lms"].mean().to_numpy(float)
+        self.lms = float(self.target_means.mean())
         self.floor = _floor(self.plain)
         self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
 
@@ -81,11 +81,8 @@ def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
 def repeat_groups(targets: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
     """Group the targets by how often they occurred in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
     known = targets[targets["repeats"].notna()]
-    groups = []
-    for _, own in known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]]):
-        least, most = int(own["repeats"].min()), int(own["repeats"].max())
-        groups.append((span(least, most, decimals=0), own))
-    return groups
+    groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])
+    return [(span(own["repeats"].min(), own["repeats"].max(), decimals=0), own) for _, own in groups]
 
 
 def _verbatim_share(samples: "pd.DataFrame") -> float:
@@ -95,26 +92,27 @@ def _verbatim_share(samples: "pd.DataFrame") -> float:
 
 def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
     samples = found.plain
-    frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS))
-    by_kind = frame.groupby("label", sort=False)
-    scores = (
-        by_kind[["prefix_match", "lms"]]
-        .agg(["mean", "max"])
-        .set_axis(["Avg Prefix", "Max Prefix", "Avg LMS", "Max LMS"], axis="columns")
-    )
-    scores.insert(0, "Number", by_kind["passage_id"].nunique())
-    near = frame[["edit_distance", "common_subsequence"]].astype(float).groupby(frame["label"], sort=False).mean()
-    scores[[*_NEAR]] = near
-    scores[["ROUGE-L", "Verbatim (% of prompts)"]] = by_kind[["rouge_l", "verbatim"]].mean()
-    scores = scores.dropna(axis="columns", how="all")  # older results have no near-verbatim measures
+    near = samples[["edit_distance", "common_subsequence"]].astype(float)  # None in older results
+    frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS), **near)
+    scores = frame.groupby("label", sort=False).agg(**{
+        "Number": ("passage_id", "nunique"),
+        **{f"{name} Prefix": ("prefix_match", how) for name, how in (("Avg", "mean"), ("Max", "max"))},
+        **{f"{name} LMS": ("lms", how) for name, how in (("Avg", "mean"), ("Max", "max"))},
+        "Edit distance": ("edit_distance", "mean"),
+        "Common subsequence": ("common_subsequence", "mean"),
+        "ROUGE-L": ("rouge_l", "mean"),
+        "Verbatim (% of prompts)": ("verbatim", "mean"),
+    }).dropna(axis="columns", how="all")  # fmt: skip
     scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
     several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
     caveats = [f"The {TEXT_PROMPTS}"] if found.checkpoint.text_prompts else []
-    measured = f" {NEAR_EXPLAINED}" * bool(near.notna().to_numpy().any())
+    measured = f" {NEAR_EXPLAINED}" if near.notna().any(axis=None) else ""
     notes = [f"Prefix: tokens that agree from the first on.{measured}{several}{footnotes.mark(*caveats)}"]
-    formats = dict.fromkeys(("Avg Prefix", "Avg LMS", *_NEAR, "ROUGE-L"), ".2f") | {"Verbatim (% of prompts)": ".1f"}
-    frame = scores.reset_index(names="Passages")
-    return Table("targets_and_controls", "Targets against controls", frame, notes, formats)
+    decimals = ("Avg Prefix", "Avg LMS", "Edit distance", "Common subsequence", "ROUGE-L")
+    formats = dict.fromkeys(decimals, ".2f") | {"Verbatim (% of prompts)": ".1f"}
+    return Table(
+        "targets_and_controls", "Targets against controls", scores.reset_index(names="Passages"), notes, formats
+    )
 
 
 def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
@@ -131,10 +129,8 @@ def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
     if 0 < fewest < MIN_UNITS:
         caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
-    about = (
-        f"95 %: percentile bootstrap over passages of the difference, targets minus controls.{footnotes.mark(*caveats)}"
-    )
-    notes = [about] if fewest else []
+    about = "95 %: percentile bootstrap over passages of the difference, targets minus controls."
+    notes = [about + footnotes.mark(*caveats)] if fewest else []
     frame = pd.DataFrame(rows, columns=["Prompt (tokens)", *names, _VERBATIM])
     formats = dict.fromkeys(names, ".2f") | {_VERBATIM: ".1f"}
     return Table("by_prefix_length", "By length of the prompt", frame, notes, formats)
@@ -161,10 +157,9 @@ def most_recited(samples: "pd.DataFrame") -> Table:
     )
     best = best_samples(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
-    prompts = [textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]]
     frame = shown.assign(
         verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
-        prompt=prompts,
+        prompt=[textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]],
         prefix_length=shown["prefix_length"].map(prompt_length),
     )
     notes = ["Of: tokens of the passage that the continuation was compared with."]
@@ -223,14 +218,11 @@ def extractable_targets(scores: "pd.DataFrame", checkpoint: int, pairs: "list[tu
 
     from tfidf_tune.analysis import extraction_probability
 
-    known = scores[
-        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
-    ]
+    is_known = (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
+    known = scores[is_known & (scores["checkpoint"] == checkpoint)]
     lowest = known.groupby("unit", observed=True)["value"].min()
-    rows = []
-    for num_samples, probability in pairs if len(lowest) else []:
+    rows, number = [], len(lowest)
+    for num_samples, probability in pairs if number else []:
         found = int((extraction_probability(lowest, num_samples) >= probability).sum())
-        number = len(lowest)
-        upper = binomial_upper_bound(found, number)
-        rows.append((num_samples, probability, found, number, found / number, upper))
+        rows.append((num_samples, probability, found, number, found / number, binomial_upper_bound(found, number)))
     return pd.DataFrame(rows, columns=["num_samples", "probability", "found", "number", "share", "upper"])
