@@ -107,7 +107,11 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
 
 def test_text_and_tokenizer_that_do_not_fit_are_refused(make):
     for arguments, error, message in (
-        (["--block-size", "1000000000"], ValueError, "found 0 passages of 1000000000 tokens .* the longest of [0-9]+"),
+        (
+            ["--block-size", "1000000000"],
+            ValueError,
+            "found 0 passages of 1000000000 tokens without overlap in .* documents of [0-9]+ tokens in all",
+        ),
         (["--tokenizer", "./gone"], FileNotFoundError, r"no such folder: '\./gone'"),
         (["--column", "prose"], ValueError, r"no column 'prose', only \['body'\]"),
     ):

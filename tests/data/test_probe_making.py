@@ -262,8 +262,8 @@ def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, 
         (
             {"sources": (str(tmp_path / "lines.txt"),)},
             ValueError,
-            r"found 0 passages of 64 .*lines\.txt \(60 documents, the longest of \d+ tokens\), but num_targets is 10\. "
-            r".*\.jsonl file\. Lower num_targets or block_size",
+            r"found 0 passages of 64 .*lines\.txt \(60 documents of \d+ tokens in all\), but num_targets is 10\. "
+            r"Lower num_targets or block_size, .* choose another sample_by",
         ),
         (
             {"controls_source": spec.sources[0]},

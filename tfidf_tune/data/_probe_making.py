@@ -220,15 +220,12 @@ def _choose(
     search = _Search(tokenizer, spec, index, found, runner, rng)
     targets = search.near_targets() if near else search.targets()
     num_tokens = round(found.counts["bytes"] / sample.mean)
-    longest = round(found.longest / sample.mean)
-    about = "about " * (sample.num_bytes < found.counts["bytes"])
-    text = f"{', '.join(spec.sources)} ({found.counts['documents']} documents, the longest of {about}{longest} tokens)"
-    _check_enough(len(targets), "num_targets", spec, text, longest)
+    text = f"{', '.join(spec.sources)} ({found.counts['documents']} documents of {num_tokens} tokens in all)"
+    _check_enough(len(targets), "num_targets", spec, text)
     accepted, num_refused = controls.accepted(search)
-    source = spec.controls_source or EMBEDDED
     passages = make_passages(tokenizer, "target", [(one.ids, one.positions, str(units[one.file])) for one in targets])
     passages = [replace(one, num_injections=own.num_copies) for one, own in zip(passages, targets, strict=True)]
-    passages += make_passages(tokenizer, "control", [(ids, [], source) for ids in accepted])
+    passages += make_passages(tokenizer, "control", [(ids, [], spec.controls_source or EMBEDDED) for ids in accepted])
     return MadeProbe(
         passages=tuple(passages),
         num_documents=found.counts["documents"],
@@ -238,7 +235,7 @@ def _choose(
         num_repetitive=search.num_repetitive,
         num_refused=num_refused,
         starts=Counter(target.start for target in targets),
-        is_estimate=bool(about),
+        is_estimate=sample.num_bytes < found.counts["bytes"],
     )
 
 
@@ -369,7 +366,7 @@ class _Search:
         stands, at most, by document.
         """
         counts, places = find_windows(self.index, groups["key"][: 8 * most], _COPIES)
-        if not places:
+        if not len(counts):
             return 0, np.zeros(0, PLACE), {}
         together = np.concatenate(places)
         documents, first, numbers = np.unique(document_numbers(together), return_index=True, return_inverse=True)
@@ -452,11 +449,23 @@ class _Search:
             if len(own):
                 rarest = own[np.argmin(counts[own])]
                 if counts[rarest] > _COPIES or not whole.issuperset(document_numbers(places[rarest]).tolist()):
-                    elsewhere[number] = int(different[rarest])
-        for number, (pieces, offsets) in self._occurrences({n: (windows[n], key) for n, key in elsewhere.items()}):
-            targets[number] = targets[number]._replace(
-                num_copies=len(offsets), positions=self._positions(pieces, offsets)
-            )
+                    elsewhere[number] = int(rarest)
+        if elsewhere:
+            # The second pass: the documents of all windows that each occurrence of a passage must have.
+            _, places = find_windows(self.index, different[[*elsewhere.values()]])
+            self._num_readings += 1
+            occurrences_of: dict[int, tuple[list[Piece], list[int]]] = {number: ([], []) for number in elsewhere}
+            read = self._read(np.concatenate(places), f"copies-{self._num_readings}")
+            for piece, ids in _encoded(self.tokenizer, read):
+                content = ids.tobytes()
+                for number, (pieces, offsets) in occurrences_of.items():
+                    passage = windows[number]
+                    starts = without_overlaps(_find(content, passage.tobytes(), ids.itemsize), len(passage))
+                    pieces += [piece._replace(text="")] * len(starts)
+                    offsets += starts.tolist()
+            for number, (pieces, offsets) in occurrences_of.items():
+                positions = self._positions(pieces, offsets)
+                targets[number] = targets[number]._replace(num_copies=len(offsets), positions=positions)
         return [*targets.values()]
 
     def _positions(self, pieces: list[Piece], offsets: list[int]) -> list[list[int]]:
@@ -464,24 +473,6 @@ class _Search:
             return []
         firsts = [self.found.first_documents[piece.file] + piece.document for piece in pieces]
         return [[*place] for place in zip(firsts, offsets, strict=True)]
-
-    def _occurrences(
-        self, passages: dict[int, tuple[TokenArray, int]]
-    ) -> Iterator[tuple[int, tuple[list[Piece], list[int]]]]:
-        """Find all occurrences of passages, given by their ids and the key of a window that all of them have."""
-        if not passages:
-            return
-        _, places = find_windows(self.index, np.array([key for _, key in passages.values()], np.uint64))
-        self._num_readings += 1
-        found: dict[int, tuple[list[Piece], list[int]]] = {number: ([], []) for number in passages}
-        pieces = self._read(np.concatenate(places), f"copies-{self._num_readings}")
-        for piece, ids in _encoded(self.tokenizer, pieces):
-            content = ids.tobytes()
-            for number, (passage, _) in passages.items():
-                starts = without_overlaps(_find(content, passage.tobytes(), ids.itemsize), len(passage))
-                found[number][0].extend([piece._replace(text="")] * len(starts))
-                found[number][1].extend(starts.tolist())
-        yield from found.items()
 
     def near_targets(self) -> list[_Target]:
         """Choose a passage of each group of near copies, the largest groups first, then unique ones."""
@@ -551,14 +542,13 @@ class _Controls(NamedTuple):
     is_known: list[bool]
     num_shared_bytes: int
     source: str
-    longest: int
 
     @staticmethod
     def draw(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Generator) -> "_Controls":
         """Draw more passages than are needed, without overlap."""
         source = spec.controls_source or EMBEDDED
         if not spec.num_controls:
-            return _Controls(spec, [], [], [], 1, source, 0)
+            return _Controls(spec, [], [], [], 1, source)
         if spec.controls_source is None:
             documents = embedded_documents("validation") + embedded_documents("train")
         else:
@@ -592,8 +582,7 @@ class _Controls(NamedTuple):
             ends = np.cumsum([0, *(of_token[token] for token in ids.tolist())])
             gaps = np.diff(make_batch([text]).words, prepend=0)
             is_known.append(bool((ends[num_shared:] - ends[:-num_shared]).min() >= num_bytes + gaps.max(initial=0)))
-        described = f"{source} ({len(tokens)} documents, the longest of {max(map(len, tokens), default=0)} tokens)"
-        return _Controls(spec, windows, texts, is_known, num_bytes, described, max(map(len, tokens), default=0))
+        return _Controls(spec, windows, texts, is_known, num_bytes, source)
 
     def stretches(self, index: WindowIndex) -> list[Hashes]:
         """Return the hashes of the stretches of each passage."""
@@ -623,23 +612,16 @@ class _Controls(NamedTuple):
         controls = [self.windows[number] for number in sorted(accepted)][: self.spec.num_controls]
         num_refused = len(self.windows) - len(accepted)
         remark = f" {num_refused} more have {num_shared} tokens in a row of the training text." if num_refused else ""
-        _check_enough(len(controls), "num_controls", self.spec, self.source, self.longest, remark)
+        _check_enough(len(controls), "num_controls", self.spec, self.source, remark)
         return controls, num_refused
 
 
-def _check_enough(found: int, setting: str, spec: ProbeSpec, text: str, longest: int, remark: str = "") -> None:
-    """Raise a ValueError if there are fewer passages than ``num_targets`` or ``num_controls`` says.
-
-    ``text`` describes where they were searched, and ``longest`` is the number of tokens of its longest document.
-    """
+def _check_enough(found: int, setting: str, spec: ProbeSpec, source: str, remark: str = "") -> None:
+    """Raise a ValueError if ``source`` has fewer passages than ``num_targets`` or ``num_controls`` says."""
     needed = getattr(spec, setting)
     if found < needed and not (spec.allow_fewer and (found or setting == "num_controls")):
-        if longest < spec.block_size and spec.sample_by != "document":
-            remark += (
-                f" Each {spec.sample_by} of a .txt file is a document: another sample_by may give longer ones, or put "
-                "longer documents into the rows of a .jsonl file."
-            )
         raise ValueError(
-            f"found {found} passages of {spec.block_size} tokens without overlap in {text}, but {setting} is {needed}."
-            f"{remark} Lower {setting} or block_size, or name more text"
+            f"found {found} passages of {spec.block_size} tokens without overlap in {source}, but {setting} is "
+            f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each {spec.sample_by} of a .txt "
+            "file is too short for a passage, choose another sample_by"
         )

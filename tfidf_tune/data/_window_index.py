@@ -36,8 +36,8 @@ MOST_SHARED = 256
 """Places in a file that are remembered of each known stretch, but one more if there are more."""
 
 _BATCH_BYTES = 1 << 18  # the arrays of a batch fit into a cache
-_RUN_RECORDS = 1 << 21
-_PART_RECORDS = 1 << 22
+_RUN_RECORDS = 1 << 19
+_PART_RECORDS = 1 << 20
 _MOST_GROUPS = 5_000_000  # of all parts together, the largest of each
 _FILTER_BITS = 22
 _DRAWN_FOR_ONE = 20
@@ -110,8 +110,6 @@ class Found(NamedTuple):
     """``documents``, ``bytes``, ``windows`` and ``records``."""
     first_documents: list[int]
     """Documents before each file."""
-    longest: int
-    """Bytes of the longest document."""
     groups: Records
     """:data:`GROUP` of each group of copies, the largest first; at most some millions."""
     shared: dict[int, list[tuple[int, int, int]]]
@@ -147,7 +145,6 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     return Found(
         counts=counts,
         first_documents=[sum(num_documents[:rank]) for rank in range(len(num_documents))],
-        longest=max((one["longest"] for one in summaries), default=0),
         groups=groups[np.argsort(groups["count"], kind="stable")[::-1]],
         shared=shared,
     )
@@ -156,15 +153,19 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
 def find_windows(index: WindowIndex, keys: Hashes, most: int | None = None) -> tuple[Places, list[Records]]:
     """Return how many windows have each key, int64 ``[num_keys]``, and the places of at most so many of each."""
     counts = np.zeros(len(keys), np.int64)
-    places: list[list[Records]] = [[] for _ in keys]
+    numbers, places = [np.zeros(0, np.int64)], [np.zeros(0, PLACE)]
     for own_keys, own_places in _read_runs(index.runs):
         starts, ends = (np.searchsorted(own_keys, keys, side=side) for side in ("left", "right"))
-        for number in np.flatnonzero(ends > starts):
-            start, end = int(starts[number]), int(ends[number])
-            last = end if most is None else min(end, start + max(0, most - int(counts[number])))
-            places[number].append(np.array(own_places[start:last]))
-            counts[number] += end - start
-    return counts, [np.concatenate([np.zeros(0, PLACE), *parts]) for parts in places]
+        taken = ends - starts if most is None else np.clip(most - counts, 0, ends - starts)
+        counts += ends - starts
+        # The records of a key follow each other: those of all keys in one go.
+        before = np.cumsum(taken) - taken
+        places.append(own_places[np.arange(taken.sum()) + np.repeat(starts - before, taken)])
+        numbers.append(np.repeat(np.arange(len(keys)), taken))
+    of_key = np.concatenate(numbers)
+    order = np.argsort(of_key, kind="stable")
+    borders = np.cumsum(np.bincount(of_key, minlength=len(keys)))[:-1]
+    return counts, np.split(np.concatenate(places)[order], borders)
 
 
 def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, unique: bool) -> Records:
@@ -246,7 +247,7 @@ class _WriteRuns:
         counts: Counter[str] = Counter()
         shared: dict[int, list[tuple[int, int]]] = {}
         waiting: list[Records] = []
-        num_runs = longest = 0
+        num_runs = 0
         for first, texts in self._batches(rank):
             batch = make_batch(texts, ignore_case=index.near)
             chosen, keys = index.windows(batch)
@@ -257,7 +258,6 @@ class _WriteRuns:
             records["place"]["offset"] = batch.offsets(chosen)[:, None]
             waiting.append(records.ravel())
             counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
-            longest = max(longest, *map(len, texts))
             if len(self.known):
                 words, stretches = index.stretches(batch)
                 possible = np.flatnonzero(filtered[_filtered(stretches)])
@@ -277,7 +277,7 @@ class _WriteRuns:
         if any(map(len, waiting)):
             _write_run(index.runs / f"{rank:06d}-{num_runs:06d}", waiting)
         with atomic_file(index.runs / f"{rank:06d}.json") as file:
-            file.write_text(json.dumps({"counts": counts, "longest": longest, "shared": shared}))
+            file.write_text(json.dumps({"counts": counts, "shared": shared}))
 
     def _batches(self, rank: int) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the number of the first document, and documents that are hashed together."""
