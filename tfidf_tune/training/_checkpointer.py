@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import nn
 
@@ -13,7 +14,7 @@ from tfidf_tune._files import atomic_folder
 from tfidf_tune.models import StateDict
 from tfidf_tune.training._distributed import gather_objects, is_main_process
 from tfidf_tune.training._errors import TrainingError, cause_of
-from tfidf_tune.training._hf_files import check_shard_size, find_checkpoint, read_companions, read_json, write_json
+from tfidf_tune.training._hf_files import find_checkpoint, read_companions, read_json, write_json
 from tfidf_tune.training._implementations import implementation_of
 
 # Weights of an existing folder are always replaced: transformers might load them.
@@ -63,7 +64,7 @@ class HFCheckpointer:
         max_shard_size: str = "5GB",
         trust_remote_code: bool = False,
     ) -> None:
-        check_shard_size(max_shard_size)
+        split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # refuses what is not a size
         self._base = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
         self._max_shard_size = max_shard_size
         self._revision = revision

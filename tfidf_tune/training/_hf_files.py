@@ -1,10 +1,12 @@
 """Hugging Face checkpoints on disk: found or downloaded, refused if they cannot be trained, read and written."""
 
 import json
+import math
 import pickle
-import stat
-from collections.abc import Iterable
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
@@ -12,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,8 +24,9 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from tfidf_tune._files import looks_like_path
-from tfidf_tune.models import HFConfig
-from tfidf_tune.training._errors import first_line
+from tfidf_tune.models import HFConfig, build_hf
+from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._errors import first_line, listed
 
 # In the order of preference: a single file, the index of shards.
 _NAMES = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -38,7 +41,6 @@ COMPANIONS = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "tekken.json", "spiece.model",
     "sentencepiece.bpe.model", "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
 )  # fmt: skip
-WEIGHT_DTYPES = "floating point of 16 bits or more"
 _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 
 
@@ -88,16 +90,9 @@ def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) ->
     try:
         return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
     except Exception as error:
-        remedy = "give a folder, or check the id and the network"
-        if isinstance(error, GatedRepoError):
-            remedy = (
-                f"it is gated: accept its terms on https://huggingface.co/{checkpoint_dir}, and run `hf auth login`"
-            )
-        elif isinstance(error, RepositoryNotFoundError):
-            remedy = "there is no such model, or it is private: check the id, or run `hf auth login`"
         raise FileNotFoundError(
             f"{checkpoint_dir} is not a local folder and could not be downloaded from the Hugging Face hub "
-            f"({type(error).__name__}: {first_line(error)}); {remedy}"
+            f"({type(error).__name__}: {' '.join(str(error).split())}); give a folder, or check the id and the network"
         ) from error
 
 
@@ -115,12 +110,6 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             f"checkpointer.checkpoint_dir={base} to train a new adapter, merge this one into its base (PEFT's "
             "merge_and_unload), or remove adapter_config.json if the weights are those of a whole model"
         )
-    files = sorted(folder.glob("*.gguf"))
-    if files and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-        raise ValueError(
-            f"{folder} holds GGUF weights ({files[0].name}), which cannot be trained: name the folder or hub id of the "
-            "original model, with config.json and safetensors"
-        )
     values = read_json(folder / "config.json")
     if (quantization := values.get("quantization_config")) is not None:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
@@ -128,17 +117,12 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             f"the checkpoint {folder} is quantized (quantization_config: {method}): name the original model; "
             "model.quantize_base=True quantizes it for LoRA"
         )
-    own_code = sorted(map(str, values.get("auto_map", {}).values())) if isinstance(values.get("auto_map"), dict) else []
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises anything here
-        if own_code and not trust_remote_code:
-            raise ValueError(
-                f"the architecture '{values.get('model_type')}' of {folder} is not in transformers, and needs the "
-                f"checkpoint's own code ({own_code[0]}): read that code, then set checkpointer.trust_remote_code=True "
-                "to run it"
-            ) from error
-        raise ValueError(f"{folder / 'config.json'}: {type(error).__name__}: {first_line(error)}") from error
+        # Its message about code of the checkpoint names the argument that trusts it, which is the config's key.
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{folder / 'config.json'}: {message}") from error
     if reason := _reason_against(config, values):
         raise ValueError(
             f"the checkpoint {folder}, of the architecture '{config.model_type}', {reason}: name a checkpoint of a "
@@ -180,12 +164,87 @@ def _find_weight_files(folder: Path) -> list[Path]:
             return [folder / name for name in names]
         if (folder / single).is_file():
             return [folder / single]
-    raise FileNotFoundError(f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index")
+    raise FileNotFoundError(
+        f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index (GGUF files cannot be trained)"
+    )
 
 
-def is_plain(dtype: torch.dtype) -> bool:
-    """Return whether tensors of a dtype hold weights themselves, not numbers that a quantization makes of them."""
-    return dtype.is_floating_point and dtype.itemsize > 1
+def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
+    """Compare config.json with the names, shapes and dtypes of the weights; weights stay on disk.
+
+    Returns:
+        tuple[Any, list[str]]: transformers' model of config.json on the meta device, and names of weights that it
+        does not use.
+
+    Raises:
+        ValueError: If transformers could not load the checkpoint as config.json describes it.
+    """
+    weights = {name: value for file in base.weight_files for name, value in read_weights(file).items()}
+    # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
+    config, options = deepcopy(base.config), {"attn_implementation": "eager"}
+    loading = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    try:
+        with suppress(OSError):  # transformers ignores a file that is not JSON
+            GenerationConfig.from_pretrained(base.folder)
+        with torch.device("meta"):
+            model: Any = build_hf(config, **options)
+        on_meta = {name: value.to("meta") for name, value in weights.items()}
+        with quiet():
+            model, info = type(model).from_pretrained(None, config=config, state_dict=on_meta, **options, **loading)
+    except Exception as error:  # transformers and torch raise anything here
+        raise ValueError(
+            f"{base.folder / 'config.json'}: transformers cannot load a model with it ({type(error).__name__}: "
+            f"{first_line(error)}): correct it or generation_config.json, or download the checkpoint again"
+        ) from error
+    problems = [
+        f"{name} is {tuple(found)} in the files, {tuple(needed)} by config.json"
+        for name, found, needed in sorted(info["mismatched_keys"])
+    ]
+    problems += [f"{name} is missing in the files" for name in sorted(info["missing_keys"])]
+    # Other whole numbers may be buffers; a quantized checkpoint always has weights of another dtype.
+    problems += [
+        f"{name} is of {value.dtype}, not floating point of 16 bits or more"
+        for name, value in weights.items()
+        if name.endswith("weight") and not (value.dtype.is_floating_point and value.dtype.itemsize > 1)
+    ]
+    for head, embedding in model.get_expanded_tied_weights_keys().items():
+        names = (head, embedding, embedding.removeprefix(f"{model.base_model_prefix}."))
+        tied = [weights[name] for name in names if name in weights]
+        if not all(torch.equal(tied[0], other) for other in tied):  # transformers would use both
+            problems.append(f"tie_word_embeddings is True by config.json, but {head} and {embedding} differ")
+    # Some models have layers behind those of config.json that predict more tokens, and are not used.
+    num_layers = getattr(base.config, "num_hidden_layers", math.inf) + (
+        getattr(base.config, "num_nextn_predict_layers", None) or 0
+    )
+    unused = sorted(info["unexpected_keys"])
+    problems += [
+        f"{name} is of a layer that config.json does not have"
+        for name in unused
+        if (layer := re.search(r"(?:^|\.)(\d+)\.", name)) and int(layer[1]) >= num_layers
+    ]
+    if problems:
+        raise ValueError(
+            f"weights and config.json of the checkpoint {base.folder}, of the architecture '{base.config.model_type}', "
+            f"do not match:\n{listed(problems)}\nname a checkpoint of a causal language model that is not quantized, "
+            "correct config.json, or download the checkpoint again"
+        )
+    return model, unused
+
+
+@contextmanager
+def quiet(*, shows_bar: bool = False) -> Iterator[None]:
+    """Silence transformers' report about weights, which :func:`check_files` has; a bar is of one process."""
+    verbosity = transformers.logging.get_verbosity()
+    bar = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    if not (shows_bar and is_main_process()):
+        transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if bar:
+            transformers.logging.enable_progress_bar()
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -234,20 +293,11 @@ def write_weights(
         write_json(folder / _NAMES["model.safetensors"], index)
 
 
-def check_shard_size(max_shard_size: str) -> None:
-    """Raise a ValueError if a size cannot be parsed."""
-    try:
-        split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)
-    except ValueError as error:
-        raise ValueError(f"max_shard_size is '{max_shard_size}', it has to be a size such as 5GB or 500MB") from error
-
-
 def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]:
     """Read the files that are copied into every checkpoint of a run: tokenizer, chat template, generation config.
 
-    Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. A link
-    to any other place is refused: sharing a checkpoint would share that file. With ``has_code`` the Python files are
-    copied, too.
+    Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. With
+    ``has_code`` the Python files are copied, too.
 
     Returns:
         dict[str, bytes]: content by the name relative to the folder.
@@ -258,39 +308,22 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
     paths = sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])  # dangling links included
     names = [path.relative_to(folder).as_posix() for path in paths]
     wanted = (*COMPANIONS, *["*.py"] * has_code)
-    companions = {
-        name: _read(folder / name, roots) for name in names if any(fnmatch(name, pattern) for pattern in wanted)
-    }
-    if _GENERATION in companions:
-        try:
-            with suppress(OSError):  # transformers ignores what is not JSON
-                GenerationConfig.from_pretrained(folder)
-        except Exception as error:
-            raise ValueError(
-                f"{folder / _GENERATION}: transformers cannot load a model with it ({type(error).__name__}: "
-                f"{first_line(error)}): correct it, or remove it"
-            ) from error
-    return companions
+    return {name: _read(folder / name, roots) for name in names if any(fnmatch(name, each) for each in wanted)}
 
 
 def _read(path: Path, roots: list[Path]) -> bytes:
     target = path.resolve()
     if not target.exists():
-        raise ValueError(f"{path} is a link to {target}, which does not exist: download or remove the file")
-    if not any(target.is_relative_to(root) for root in roots):
-        raise ValueError(
-            f"{path} is a link to {target}, outside of the checkpoint folder; a copy of it would go into every "
-            "checkpoint of the run: replace the link with the file itself, or remove it"
-        )
-    status = target.stat()
-    if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait
-        raise ValueError(f"{path} is not a regular file: replace it with the file of the model, or remove it")
-    if status.st_size > _MAX_BYTES:
-        raise ValueError(
-            f"{path} has {status.st_size / 2**20:,.0f} MiB, and at most {_MAX_BYTES // 2**20} MiB are copied into each "
-            "checkpoint: replace it with the file of the model, or remove it"
-        )
-    return target.read_bytes()
+        reason = f"is a link to {target}, which does not exist"
+    elif not any(target.is_relative_to(root) for root in roots):  # sharing a checkpoint would share that file
+        reason = f"is a link to {target}, outside of the checkpoint folder"
+    elif not target.is_file():  # reading a pipe would wait
+        reason = "is not a regular file"
+    elif target.stat().st_size > _MAX_BYTES:
+        reason = f"has more than the {_MAX_BYTES // 2**20} MiB that are copied into each checkpoint"
+    else:
+        return target.read_bytes()
+    raise ValueError(f"{path} {reason}: replace it with the file of the model, or remove it")
 
 
 def read_json(path: Path) -> dict[str, Any]:
