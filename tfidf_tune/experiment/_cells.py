@@ -5,7 +5,7 @@ A manifest in a cell's folder shows that the cell is done, and holds the setting
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,13 +54,11 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Return a description of the run."""
         learning_rate = "" if self.learning_rate is None else f"lr {self.learning_rate}, "
         return f"{self.model}, {self.objective}, {learning_rate}seed {self.seed}"
 
     @property
     def cells(self) -> list[int]:
-        """Return the numbers of the cells in the order in which they are done."""
         return [TRAINING, *self.evaluations]
 
     def cell_title(self, cell: int) -> str:
@@ -71,23 +69,33 @@ class Run:
         return f"{self.title}: evaluating {milestone_name(cell)} ({tasks})"
 
     def log(self, cell: int) -> Path:
-        """Return the file of a cell's output."""
         return self.folder / ("train.log" if cell == TRAINING else "eval.log")
 
     def checkpoint(self, percent: int) -> Path:
-        """Return the folder of a milestone's checkpoint."""
         return self.folder / milestone_name(percent)
 
     def results(self, percent: int) -> Path:
         """Return the folder of an evaluation, which has a folder ``part1``, ... for each time that tasks were run."""
         return self.folder / "evaluation" / milestone_name(percent)
 
+    def manifests(self, cell: int) -> dict[Path, dict[str, Any]]:
+        """Return the manifests of a training or of the parts of an evaluation that are done, by their folder."""
+        trained = self.folder / _TRAINED
+        if not trained.is_file():
+            return {}  # results belong to a run that is being repeated
+        paths = [trained] if cell == TRAINING else sorted(self.results(cell).glob(f"part*/{_EVALUATED}"))
+        return {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+    def missing_tasks(self, percent: int) -> list[str]:
+        """Return the tasks of an evaluation that are not done."""
+        done = {task for manifest in self.manifests(percent).values() for task in manifest["tasks"]}
+        return [task for task in self.tasks if task not in done]
+
     def is_done(self, cell: int) -> bool:
         """Return whether a cell is done, whatever its settings were."""
-        return (self.folder / _TRAINED).is_file() if cell == TRAINING else not self.missing_tasks(cell)
+        return bool(self.manifests(TRAINING)) if cell == TRAINING else not self.missing_tasks(cell)
 
     def state(self, cell: int) -> str:
-        """Return the state of a cell in words."""
         if self.changes(cell):
             return "made with different settings"
         if self.is_done(cell):
@@ -101,46 +109,24 @@ class Run:
 
     def changes(self, cell: int) -> list[str]:
         """Return a line for each folder of a cell whose results were made with different settings."""
-        if cell != TRAINING:
-            return [
-                f"{folder}: {line}"
-                for folder, manifest in self.evaluated_parts(cell)
-                for line in self._part_changes(manifest)
-            ]
-        if not self.is_done(TRAINING):
-            return []
-        if changed := differences(_read(self.folder / _TRAINED)["settings"], self.settings):
-            return [f"{self.folder}: {'; '.join(changed)}"]
+        manifests = self.manifests(cell)
+        lines = [f"{folder}: {line}" for folder in manifests for line in self._changes_in(manifests[folder])]
+        if cell != TRAINING or lines or not manifests:
+            return lines
         needed = [percent for percent in self.evaluations if not self.is_done(percent)]
         gone = [milestone_name(percent) for percent in needed if not self.checkpoint(percent).is_dir()]
         remark = "checkpoints are only written during training"
         return [f"{self.folder}: has no {', '.join(gone)}; {remark}"] if gone else []
 
-    def _part_changes(self, manifest: Mapping[str, Any]) -> list[str]:
+    def _changes_in(self, manifest: Mapping[str, Any]) -> list[str]:
+        if "settings" in manifest:
+            changed = differences(manifest["settings"], self.settings)
+            return ["; ".join(changed)] if changed else []
         return [
             f"{task}: {'; '.join(changed)}"
             for task, settings in manifest["tasks"].items()
             if task in self.tasks and (changed := differences(settings, self.tasks[task]))
         ]
-
-    def evaluated_parts(self, percent: int) -> list[tuple[Path, dict[str, Any]]]:
-        """Return folder and manifest of each part of an evaluation that is done."""
-        if not self.is_done(TRAINING):
-            return []  # the results belong to a run that is being repeated
-        return [(path.parent, _read(path)) for path in sorted(self.results(percent).glob(f"part*/{_EVALUATED}"))]
-
-    def missing_tasks(self, percent: int) -> list[str]:
-        """Return the tasks of an evaluation that are not done."""
-        done = {task for _, manifest in self.evaluated_parts(percent) for task in manifest["tasks"]}
-        return [task for task in self.tasks if task not in done]
-
-    def seconds(self) -> Iterator[tuple[int, float]]:
-        """Yield cells that are done with the seconds that they took."""
-        if self.is_done(TRAINING):
-            yield TRAINING, float(_read(self.folder / _TRAINED)["seconds"])
-        for percent in self.evaluations:
-            for _, manifest in self.evaluated_parts(percent):
-                yield percent, float(manifest["seconds"])
 
     def check_folder(self) -> None:
         """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of another origin."""
@@ -161,18 +147,16 @@ class Run:
                 _remove(path)
 
     def finish_training(self, seconds: float, provenance: dict[str, Any]) -> None:
-        """Write that the training is done."""
         _write(self.folder / _TRAINED, {"settings": self.settings, "seconds": seconds, "provenance": provenance})
 
     def next_part(self, percent: int) -> Path:
         """Remove what an interrupted evaluation left, and return the folder of the next part."""
         for leftover in self.results(percent).glob(".*"):
             _remove(leftover)
-        numbers = [int(folder.name.removeprefix("part")) for folder, _ in self.evaluated_parts(percent)]
+        numbers = [int(folder.name.removeprefix("part")) for folder in self.manifests(percent)]
         return self.results(percent) / f"part{max(numbers, default=0) + 1}"
 
     def finish_part(self, folder: Path, tasks: list[str], seconds: float) -> None:
-        """Write into a part's folder that tasks are done."""
         _write(folder / _EVALUATED, {"tasks": {task: self.tasks[task] for task in tasks}, "seconds": seconds})
 
     def discard_changed(self) -> None:
@@ -180,15 +164,10 @@ class Run:
         if self.changes(TRAINING):
             self.clear()
         for percent in self.evaluations:
-            for folder, manifest in self.evaluated_parts(percent):
-                if self._part_changes(manifest):
+            for folder, manifest in self.manifests(percent).items():
+                if self._changes_in(manifest):
                     (folder / _EVALUATED).unlink()
                     shutil.rmtree(folder)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return manifest
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, lru_cache
@@ -70,13 +70,14 @@ def slug(name: str) -> str:
 
 
 def _slugs(names: Mapping[str, Any], key: str) -> dict[str, str]:
-    slugs = {name: slug(name) for name in names}
-    for name, own in slugs.items():
-        if own in ("", STARTS, REPORT, JOBS):
+    named: dict[str, str] = {}  # by slug
+    for name in names:
+        if slug(name) in ("", STARTS, REPORT, JOBS):
             raise SetupError(f"experiment: {key}: {name!r} cannot be turned into the name of a folder; rename it")
-        if same := [other for other in names if other != name and slugs[other] == own]:
-            raise SetupError(f"experiment: {key}: {name!r} and {same[0]!r} would share the folder {own}; rename one")
-    return slugs
+        if other := named.get(slug(name)):
+            raise SetupError(f"experiment: {key}: {other!r} and {name!r} share the folder {slug(name)}; rename one")
+        named[slug(name)] = name
+    return {name: folder for folder, name in named.items()}
 
 
 def _check_tasks(experiment: Experiment) -> None:
@@ -88,9 +89,8 @@ def _check_tasks(experiment: Experiment) -> None:
     settings = [key for keys in task_settings().values() for key in keys]
     of_models = {f"models: {name}: metadata": model.metadata for name, model in experiment.models.items()}
     for where, metadata in {"eval.metadata": experiment.eval.metadata, **of_models}.items():
-        for key in metadata:
-            if key not in settings:
-                raise SetupError(f"experiment: {where}: no setting {key!r}{suggestion(key, settings)}")
+        if unknown := [key for key in metadata if key not in settings]:
+            raise SetupError(f"experiment: {where}: no setting {unknown[0]!r}{suggestion(unknown[0], settings)}")
 
 
 @cache
@@ -101,22 +101,20 @@ def task_settings() -> dict[str, list[str]]:
     """
     from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, squad
 
-    made_by = {
-        "tfidf_memorization": [memorization.documents],
-        "tfidf_membership": [membership.documents],
-        "tfidf_wikitext2_ppl": [perplexity.documents],
-        "tfidf_other_ppl": [perplexity.other_documents, perplexity.documents],
-        "tfidf_cnn_dailymail": [cnn_dailymail.documents],
-        "tfidf_squad": [squad.documents],
+    def settings_of(make: Callable[..., Any]) -> list[str]:
+        parameters = inspect.signature(make).parameters.values()
+        return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "task_prefix_length"]
+
+    of_perplexity = settings_of(perplexity.documents)
+    without_wikitext = [name for name in of_perplexity if not name.startswith("wikitext2_")]
+    return {
+        "tfidf_memorization": settings_of(memorization.documents),
+        "tfidf_membership": settings_of(membership.documents),
+        "tfidf_wikitext2_ppl": of_perplexity,
+        "tfidf_other_ppl": [*settings_of(perplexity.other_documents), *without_wikitext],
+        "tfidf_cnn_dailymail": settings_of(cnn_dailymail.documents),
+        "tfidf_squad": settings_of(squad.documents),
     }
-    settings = {
-        task: [name for one in functions for name, parameter in inspect.signature(one).parameters.items()
-               if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "task_prefix_length"]
-        for task, functions in made_by.items()
-    }  # fmt: skip
-    # It has its own text in place of that one.
-    settings["tfidf_other_ppl"] = [name for name in settings["tfidf_other_ppl"] if not name.startswith("wikitext2_")]
-    return settings
 
 
 def _run(
@@ -181,12 +179,9 @@ _read_config = lru_cache(load_config)  # reading takes most of the time of expan
 
 def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path, starts: dict[str, Path]) -> Start:
     arguments = {key: value for key, value in section.items() if key not in ("_component_", "seed")}
-    component = section.get("_component_")
-    if not isinstance(component, str):
-        raise SetupError("start: has to be a section with `_component_`")
-    seed = section.get("seed", seed)
-    if type(seed) is not int:
-        raise SetupError(f"start: seed is {seed!r}, it has to be a whole number")
+    component, seed = section.get("_component_"), section.get("seed", seed)
+    if not isinstance(component, str) or type(seed) is not int:
+        raise SetupError(f"start: it is {section}, it has to have a `_component_` and a whole number as seed, if any")
     model = cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True))
     with _errors_in("start"):
         inspect.signature(_get_component_from_path(component)).bind(folder, model, seed, **arguments)
@@ -220,17 +215,14 @@ def _evaluation(
 
 
 def _probe_file(cfg: DictConfig) -> str:
-    sections = cfg.dataset if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]
-    # sft_dataset writes none without targets.
-    writing = (one for one in sections if one.get("probe_file") is not None and one.get("targets", True) is not None)
-    probe_file = next((section.probe_file for section in writing), None)
-    if probe_file is None:
-        raise SetupError(
-            "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset, or on sft_dataset "
-            "with targets, with a probe_file, or set eval.metadata.probe_file to one (`tfidf-tune probe make` makes "
-            "one)"
-        )
-    return str(probe_file)
+    for section in cfg.dataset if OmegaConf.is_list(cfg.dataset) else [cfg.dataset]:
+        # sft_dataset writes none without targets.
+        if section.get("probe_file") is not None and section.get("targets", True) is not None:
+            return str(section.probe_file)
+    raise SetupError(
+        "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset, or on sft_dataset with "
+        "targets, with a probe_file, or set eval.metadata.probe_file to one (`tfidf-tune probe make` makes one)"
+    )
 
 
 def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Settings:
@@ -244,11 +236,11 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         OmegaConf.update(cfg, "checkpointer.checkpoint_dir", "START", force_add=True)
     checked = check_config(cfg, _SCHEMAS[recipe])
     build_loss(checked)
-    if has_lora_builder(checked) != (recipe == "lora_finetune"):
+    trains_adapters = recipe == "lora_finetune"
+    if has_lora_builder(checked) != trains_adapters:
         raise SetupError(
-            f"recipe is {recipe}, but the model {checked.model['_component_']} has "
-            f"{'no ' if recipe == 'lora_finetune' else ''}LoRA layers: adapters are trained by lora_finetune, all "
-            "weights by full_finetune"
+            f"recipe is {recipe}, but the model {checked.model['_component_']} has {'no ' if trains_adapters else ''}"
+            "LoRA layers: adapters are trained by lora_finetune, all weights by full_finetune"
         )
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
@@ -257,8 +249,8 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         section.pop("probe_file", None)  # it says where passages are written, not which
         section |= _with_fingerprints(section, f"dataset[{index}]" if isinstance(sections, list) else "dataset")
     if start is not None:
-        arguments = _with_fingerprints(start.arguments, "start")
-        settings["start"] = {"component": start.component, "arguments": arguments, "seed": start.seed}
+        of_start = {"component": start.component, "seed": start.seed}
+        settings["start"] = {**of_start, "arguments": _with_fingerprints(start.arguments, "start")}
     return {"recipe": recipe, **settings}
 
 

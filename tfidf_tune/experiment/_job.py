@@ -51,19 +51,10 @@ class Journal:
             return False
         return True
 
-    def is_unfinished(self, job_id: str) -> bool:
-        """Return whether a job has begun this run and not finished it: a cluster has started that job again."""
-        events = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        return [event["job"] for event in events[:1]] == [job_id] and events[-1]["event"] != "finished"
-
     def write(self, event: str, **more: Any) -> None:
         """Append an event."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **more}) + "\n")
-
-    def fail(self, cell: int, reason: str | None, log: Path, *, again: bool) -> None:
-        """Append a failure."""
-        self.write("failed", cell=cell, reason=reason, lines=last_lines(log), again=again)
 
 
 def last_lines(log: Path) -> list[str]:
@@ -90,8 +81,10 @@ def work(
         journal = Journal(journals / f"{number}.jsonl")
         if journal.create():
             journal.write("claimed", job=job_id)
-        elif not journal.is_unfinished(job_id):
-            continue
+        else:  # a cluster may have started this job again
+            events = [json.loads(line) for line in journal.path.read_text(encoding="utf-8").splitlines()]
+            if not events or events[0]["job"] != job_id or events[-1]["event"] == "finished":
+                continue
         if run.is_done(TRAINING) or _train(run, journal, retries):
             _evaluate(run, journal, retries)
         journal.write("finished")
@@ -120,14 +113,13 @@ def _end_after(wait: Callable[[], Any]) -> None:
 
 def _train(run: Run, journal: Journal, retries: int) -> bool:
     """Train from an empty folder; return whether that worked."""
-    log = run.log(TRAINING)
+    log, config = run.log(TRAINING), run.folder / "recipe.yaml"
     for tries_left in reversed(range(1 + retries)):
         run.clear()
         journal.write("begun", cell=TRAINING)
         reason = None if run.start is None else _make_start(run.start, log, journal)
         if reason is None:
             begun = time.monotonic()
-            config = run.folder / "recipe.yaml"
             with atomic_file(config) as file:
                 OmegaConf.save(run.config, file)
             reason = _in_process("recipe", log, run_recipe, run.recipe, str(config))
@@ -135,7 +127,7 @@ def _train(run: Run, journal: Journal, retries: int) -> bool:
             run.finish_training(time.monotonic() - begun, describe_machine())
             journal.write("done", cell=TRAINING)
             return True
-        journal.fail(TRAINING, reason, log, again=tries_left > 0)
+        journal.write("failed", cell=TRAINING, reason=reason, lines=last_lines(log), again=tries_left > 0)
     return False
 
 
@@ -155,20 +147,17 @@ def _make_start(start: Start, log: Path, journal: Journal) -> str | None:
 def _evaluate(run: Run, journal: Journal, retries: int) -> None:
     """Evaluate the milestones; after a failure a new process continues with the same one, or with the next."""
     import_module("lm_eval.models.huggingface")  # once for all runs of this job
-    percents = [percent for percent in run.evaluations if not run.is_done(percent)]
-    tries_left = retries
+    percents, tries_left = [percent for percent in run.evaluations if not run.is_done(percent)], retries
     while percents:
         log = run.log(percents[0])
         reason = _in_process("evaluation", log, evaluate_milestones, run, percents, journal)
-        while percents and run.is_done(percents[0]):
-            del percents[0]
-            tries_left = retries
-        if not percents:
+        left = [percent for percent in percents if not run.is_done(percent)]
+        if not left:
             return
-        journal.fail(percents[0], reason, log, again=tries_left > 0)
-        if tries_left == 0:
-            del percents[0]
-        tries_left = tries_left - 1 if tries_left else retries
+        if left != percents:
+            tries_left = retries
+        journal.write("failed", cell=left[0], reason=reason, lines=last_lines(log), again=tries_left > 0)
+        percents, tries_left = (left, tries_left - 1) if tries_left else (left[1:], retries)
 
 
 def _in_process(name: str, log: Path, function: Callable[..., None], *arguments: Any) -> str | None:
@@ -186,7 +175,7 @@ def _in_process(name: str, log: Path, function: Callable[..., None], *arguments:
     if status > 0:
         return f"the {name} ended with exit code {status}"
     ended_by = signal.Signals(-status).name
-    return f"the {name} was ended by {ended_by}" + (", perhaps because memory ran out" * (ended_by == "SIGKILL"))
+    return f"the {name} was ended by {ended_by}{', perhaps because memory ran out' if ended_by == 'SIGKILL' else ''}"
 
 
 def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any) -> None:

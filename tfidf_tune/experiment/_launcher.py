@@ -96,8 +96,10 @@ def run_jobs(
     progress.begin(num_jobs, shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
     gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
-    shares_cpus = is_local and num_jobs > 1 and _THREADS not in os.environ
-    threads = {_THREADS: max(1, _num_cpus() // num_jobs)} if shares_cpus else {}
+    environment = dict(_SPARSE_BARS)
+    if is_local and num_jobs > 1 and _THREADS not in os.environ:
+        num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        environment[_THREADS] = str(max(1, num_cpus // num_jobs))
     running: dict[int, tuple[submitit.Job[None], list[int]]] = {}  # by slot: a job and the runs that it may do
     try:
         while True:
@@ -109,7 +111,7 @@ def run_jobs(
                 if numbers:
                     local = (folder.absolute(), gpus[slot]) if is_local else ()
                     arguments = ({number: runs[number] for number in numbers}, progress.folder.absolute(), retries)
-                    with environment_variables(**_SPARSE_BARS, **threads), _without_ctrl_c():
+                    with environment_variables(**environment), _without_ctrl_c():
                         running[slot] = executor.submit(work, *arguments, *local), numbers
             if not running:
                 return progress.failures()
@@ -136,14 +138,12 @@ def _without_ctrl_c() -> Iterator[None]:
 
 def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
     """Make the executor of a launcher; raise a ``SetupError`` if Slurm is not available or lacks an option."""
-    if launcher.name == "local":
-        local = submitit.LocalExecutor(folder)
-        local.update_parameters(timeout_min=_MINUTES_OF_A_LOCAL_JOB, stderr_to_stdout=True)
-        return local
-    given = {"job_name": "tfidf-tune"} | launcher.model_dump(exclude={"name"}, exclude_none=True)
-    options = {key if key in _GENERIC_OPTIONS else f"slurm_{key}": value for key, value in given.items()}
+    options: dict[str, Any] = {"timeout_min": _MINUTES_OF_A_LOCAL_JOB}
+    if launcher.name == "slurm":
+        given = {"job_name": "tfidf-tune"} | launcher.model_dump(exclude={"name"}, exclude_none=True)
+        options = {key if key in _GENERIC_OPTIONS else f"slurm_{key}": value for key, value in given.items()}
     try:
-        executor = submitit.AutoExecutor(folder, cluster="slurm")
+        executor = submitit.AutoExecutor(folder, cluster=launcher.name)
         executor.update_parameters(stderr_to_stdout=True, **options)
     except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
         raise SetupError(f"experiment: launcher: {str(error).splitlines()[0]}") from error
@@ -163,10 +163,6 @@ def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
     if count > len(gpus):
         raise SetupError(f"experiment: launcher: gpus_per_node is {count}, but this machine has {len(gpus)} GPUs")
     return [",".join(gpus[(job * count + index) % len(gpus)] for index in range(count)) for job in range(num_jobs)]
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Progress:
@@ -192,12 +188,12 @@ class Progress:
         self._num_lost: Counter[int] = Counter()
         self._shown_log: Path | None = None
         self._failures: dict[tuple[int, int], Failure] = {}
-        self._num_cells = self._num_left()
         # By the kind of cell and the model: cells of both equal are assumed to take the same time.
         self._seconds: dict[tuple[bool, str], list[float]] = defaultdict(list)
         for run in runs:
-            for cell, seconds in run.seconds():
-                self._seconds[cell == TRAINING, run.model].append(seconds)
+            for cell in run.cells:
+                seconds = [manifest["seconds"] for manifest in run.manifests(cell).values()]
+                self._seconds[cell == TRAINING, run.model] += seconds
 
     def begin(self, num_jobs: int, *, shows_logs: bool) -> None:
         """Make the folder of the journals and start the clock; ``shows_logs`` prints what trainings print."""
@@ -229,11 +225,10 @@ class Progress:
         for number in lost:
             self._unfinished.discard(number)
             self._num_lost[number] += 1
-            again = self._num_lost[number] <= self._retries
             if self.to_do[number]:
                 cell, _ = self._begun.get(number, (self.to_do[number][0], 0.0))
                 reason = f"job {job.job_id} ended before its work was done, its state is {job.state}"
-                log = job.paths.stdout
+                log, again = job.paths.stdout, self._num_lost[number] <= self._retries
                 self._fail(number, cell, reason, last_lines(log), log, again=again, is_lost=True)
             if self.to_do[number]:
                 self._journals[number].path.unlink()
@@ -242,6 +237,9 @@ class Progress:
     def _process(self, number: int, event: str, cell: int = TRAINING, **more: Any) -> None:
         """Process an event of a journal."""
         run = self._runs[number]
+        if event in ("done", "failed"):
+            self._show_log()
+            self._shown_log = None
         match event:
             case "claimed":
                 self._jobs[number] = more["job"]
@@ -257,13 +255,11 @@ class Progress:
             case "note":
                 say(f"        {run.title}: {more['text']}")
             case "done":
-                self._stop_showing_log()
                 seconds = time.monotonic() - self._begun.pop(number)[1]
                 self.to_do[number].remove(cell)
                 self._seconds[cell == TRAINING, run.model].append(seconds)
                 self._say("done", f"{self._titles[number, cell]} in {duration(seconds)}")
             case "failed":
-                self._stop_showing_log()
                 self._fail(number, cell, log=run.log(cell), **more)
 
     def _fail(
@@ -280,14 +276,10 @@ class Progress:
         self._say("failed", f"{title}: {reason}", "".join(f"\n    {line}" for line in details))
 
     def _say(self, event: str, text: str, details: str = "") -> None:
-        remaining = self._remaining()
+        num_left, remaining = sum(map(len, self.to_do.values())), self._remaining()
         estimate = "" if remaining is None else f", about {duration(remaining)} to go"
         elapsed = duration(time.monotonic() - self._start)
-        say(f"{event:<7} {text}  ({self._num_left()} of {self._num_cells} left, {elapsed} so far{estimate}){details}")
-
-    def _stop_showing_log(self) -> None:
-        self._show_log()
-        self._shown_log = None
+        say(f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so far{estimate}){details}")
 
     def _show_log(self) -> None:
         if self._shown_log is not None:
@@ -304,22 +296,17 @@ class Progress:
         self._read[path] += sum(len(line) + 1 for line in lines)
         return [line.decode("utf-8", errors="replace") for line in lines if line.strip()]
 
-    def _num_left(self) -> int:
-        return sum(map(len, self.to_do.values()))
-
     def _remaining(self) -> float | None:
         """Estimate the seconds left from means of finished cells of a kind and model; None if a kind was not timed."""
-        left = Counter(
-            (cell == TRAINING, self._runs[number].model) for number in self.to_do for cell in self.to_do[number]
-        )
-        total = 0.0
-        for (is_training, model), count in left.items():
-            of_kind = [value for (kind, _), values in self._seconds.items() if kind == is_training for value in values]
-            if not of_kind:
-                return None
-            total += count * mean(self._seconds[is_training, model] or of_kind)
-        num_runs = sum(map(bool, self.to_do.values()))
-        return total / min(self._num_jobs, num_runs) if left else None
+        total, busy = 0.0, [number for number, cells in self.to_do.items() if cells]
+        for number in busy:
+            for cell in self.to_do[number]:
+                kind, model = cell == TRAINING, self._runs[number].model
+                of_kind = [seconds for key, values in self._seconds.items() if key[0] == kind for seconds in values]
+                if not of_kind:
+                    return None
+                total += mean(self._seconds[kind, model] or of_kind)
+        return total / min(self._num_jobs, len(busy)) if busy else None
 
 
 def duration(seconds: float) -> str:

@@ -80,7 +80,7 @@ def _changed(problems: Sequence[str]) -> str:
 
 def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
     """Write and print the report of the evaluated runs: a frontier if there are learning rates, else a comparison."""
-    evaluated = [run.folder for run in runs if any(run.evaluated_parts(percent) for percent in run.evaluations)]
+    evaluated = [run.folder for run in runs if any(run.manifests(percent) for percent in run.evaluations)]
     if not evaluated:
         say("\nNothing was evaluated, so there is no report.")
         return

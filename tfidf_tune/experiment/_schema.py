@@ -19,10 +19,8 @@ _T = TypeVar("_T")
 
 
 def _distinct(values: list[_T]) -> list[_T]:
-    if not values:
-        raise ValueError("it has to have at least one value")
-    if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
-        raise ValueError(f"it has {', '.join(repeated)} more than once")
+    if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
+        raise ValueError(f"it has {repeated[0]} more than once")
     return values
 
 
@@ -41,7 +39,7 @@ def _of_training_config(overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 _Names = Annotated[dict[str, _T], Field(min_length=1)]
-_Distinct = Annotated[list[_T], AfterValidator(_distinct)]
+_Distinct = Annotated[list[_T], Field(min_length=1), AfterValidator(_distinct)]
 _Rates = _Distinct[Annotated[float, Field(gt=0)]]
 _Overrides = Annotated[dict[str, Any], AfterValidator(_of_training_config)]
 _Count = Annotated[int, Field(ge=1)]
@@ -157,19 +155,14 @@ class Experiment(_Section):
         for name in self.references:
             if name not in self.objectives:
                 raise ValueError(f"references: no objective {name!r}{suggestion(name, self.objectives)}")
-        if self.learning_rates is None:
-            if self.references:
-                raise ValueError("references are for the frontier, which needs learning_rates: set them")
-            if own := next((name for name, model in self.models.items() if model.learning_rates is not None), None):
-                raise ValueError(
-                    f"models: {own}: learning_rates: the experiment has none; set learning_rates for all models"
-                )
-            return self
-        own_overrides = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
-        own_overrides |= {f"objectives: {name}: ": one.overrides for name, one in self.objectives.items()}
-        for where, overrides in {"": self.overrides, **own_overrides}.items():
-            optimizer = overrides.get("optimizer")
-            if isinstance(optimizer, dict) and "lr" in optimizer:
+        own_rates = [f"models: {name}: learning_rates" for name, model in self.models.items() if model.learning_rates]
+        if self.learning_rates is None and (needing := [*own_rates, *(["references"] if self.references else [])]):
+            raise ValueError(f"{needing[0]}: the experiment has no learning_rates; set them")
+        overrides = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
+        overrides |= {f"objectives: {name}: ": one.overrides for name, one in self.objectives.items()}
+        for where, own in {"": self.overrides, **overrides}.items():
+            optimizer = own.get("optimizer")
+            if self.learning_rates is not None and isinstance(optimizer, dict) and "lr" in optimizer:
                 raise ValueError(f"{where}overrides: optimizer.lr is set by the experiment's learning_rates")
         return self
 
@@ -190,27 +183,26 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
             range.
     """
     cfg = load_config(experiment_path(name), overrides)
-    unresolved = [_plain(section.pop("overrides", None), resolve=False) for section in _with_overrides(cfg)]
     with setup_errors("experiment"):
-        content = _plain(cfg, resolve=True)
-    for section, own in zip(_with_overrides(content), unresolved, strict=True):
-        section["overrides"] = own
+        content = _plain(cfg)
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
         raise SetupError(f"experiment: {_message(error)}") from error
 
 
-def _with_overrides(content: Any) -> list[Any]:
-    """Return the sections whose overrides are keys of a training config: the experiment, its models and objectives."""
-    named = [content.get(key) for key in ("models", "objectives")]
-    own = [one for sections in named if hasattr(sections, "values") for one in sections.values()]
-    return [content, *(one for one in own if hasattr(one, "pop") and "_component_" not in one)]
-
-
-def _plain(section: Any, resolve: bool) -> Any:
-    is_config = OmegaConf.is_config(section)
-    return OmegaConf.to_container(section, resolve=resolve, throw_on_missing=resolve) if is_config else section
+def _plain(section: Any) -> Any:
+    """Convert a section to plain data; references are resolved, except in overrides of a training config."""
+    if OmegaConf.is_list(section):
+        return [_plain(value) for value in section]
+    if not OmegaConf.is_dict(section):
+        return section
+    plain = {key: _plain(section[key]) for key in section if key != "overrides"}
+    if OmegaConf.is_config(section.get("overrides")):
+        plain["overrides"] = OmegaConf.to_container(section.overrides)
+    elif "overrides" in section:
+        plain["overrides"] = section.overrides
+    return plain
 
 
 def _message(error: ValidationError) -> str:

@@ -37,8 +37,9 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     given = inspect.signature(_get_component_from_path(builder)).bind(**section)
     given.apply_defaults()
     sizes = given.arguments
-    model_type, names = _ARCHITECTURES[builder]
-    settings = {theirs: sizes[ours] for theirs, ours in (_COMMON_SIZES | names).items()}
+    model_type = _MODEL_TYPES[builder]
+    known = transformers.AutoConfig.for_model(model_type)
+    settings = {theirs: sizes[ours] for theirs, ours in _SIZES.items() if ours in sizes and hasattr(known, theirs)}
     if "rope_base" in sizes:
         settings["rope_parameters"] = {"rope_type": "default", "rope_theta": float(sizes["rope_base"])}
         if "rotary_pct" in sizes:
@@ -138,51 +139,36 @@ def _base_section(model: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the section ``model`` of a builder with LoRA to that of the plain builder."""
     module, _, name = str(model["_component_"]).rpartition(".")
     builder = f"{module}.{name.removeprefix('lora_')}"
-    if builder not in _ARCHITECTURES:
+    if builder not in _MODEL_TYPES:
         raise ValueError(
-            f"a start cannot be made for the model {model['_component_']}: use {', '.join(_ARCHITECTURES)}, or the "
+            f"a start cannot be made for the model {model['_component_']}: use {', '.join(_MODEL_TYPES)}, or the "
             "lora_ form of one of them"
         )
     sizes = inspect.signature(_get_component_from_path(builder)).parameters
     return {"_component_": builder, **{str(key): value for key, value in model.items() if key in sizes}}
 
 
-# What transformers' configs call the sizes that all architectures have -> our name.
-_COMMON_SIZES = {
+_MODEL_TYPES = {
+    "torchtune.models.llama2.llama2": "llama",
+    "tfidf_tune.models.gpt_neox.gpt_neox": "gpt_neox",
+    "tfidf_tune.models.gptj.gptj": "gptj",
+}
+# Settings of transformers' configs, some of which have only some of the architectures -> the builders' names.
+_SIZES = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
     "hidden_size": "embed_dim",
     "max_position_embeddings": "max_seq_len",
-}
-# By builder: transformers' name of the architecture, and of the sizes that only it has.
-_ARCHITECTURES = {
-    "torchtune.models.llama2.llama2": (
-        "llama",
-        {
-            "num_key_value_heads": "num_kv_heads",
-            "intermediate_size": "intermediate_dim",
-            "rms_norm_eps": "norm_eps",
-            "attention_dropout": "attn_dropout",
-        },
-    ),
-    "tfidf_tune.models.gpt_neox.gpt_neox": (
-        "gpt_neox",
-        {
-            "intermediate_size": "intermediate_dim",
-            "layer_norm_eps": "norm_eps",
-            "attention_dropout": "attn_dropout",
-            "attention_bias": "attention_bias",
-            "use_parallel_residual": "use_parallel_residual",
-        },
-    ),
-    "tfidf_tune.models.gptj.gptj": (
-        "gptj",
-        {
-            "n_inner": "intermediate_dim",
-            "rotary_dim": "rotary_dim",
-            "layer_norm_epsilon": "norm_eps",
-            "attn_pdrop": "attn_dropout",
-        },
-    ),
+    "intermediate_size": "intermediate_dim",
+    "n_inner": "intermediate_dim",
+    "rotary_dim": "rotary_dim",
+    "rms_norm_eps": "norm_eps",
+    "layer_norm_eps": "norm_eps",
+    "layer_norm_epsilon": "norm_eps",
+    "attention_dropout": "attn_dropout",
+    "attn_pdrop": "attn_dropout",
+    "attention_bias": "attention_bias",
+    "use_parallel_residual": "use_parallel_residual",
 }
