@@ -112,7 +112,7 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
             "loss: weighting is {.*}: it has to be a w"
         ),
         "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}": (
-            "makes CrossEntropyLoss, not one of tfidf_tune's objectives: take"
+            "torch.nn.CrossEntropyLoss has no terms: take"
         ),
         "base: demo/llama_3M_full_memorization\nmodel: ???": "missing model",
         "base: demo/llama_3M_full_memorization\nmodel: ${model}": "Recursive interpolation",

@@ -303,7 +303,7 @@ CONTENTS = [
             "_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_files": [WEIGHTS],
             "model_type": "LLAMA2", "output_dir": "none", "checkpoint_dir": "none",
         },
-        r"config: checkpointer: torchtune.*makes FullModelHFCheckpointer, not a checkp.*training\.HFCheckpointer",
+        r"config: checkpointer: torchtune.*FullModelHFCheckpointer has no check_model.*training\.HFCheckpointer",
     ),
 ]  # fmt: skip
 

@@ -111,7 +111,7 @@ COMPONENTS = [
     value("loss._component_", "no_such_package.Loss", r"loss: no component 'no_such_package\.Loss'"),
     value("loss._component_", "tfidf_tune.loss", r"loss: 'tfidf_tune\.loss' is not a class or function"),
     value("loss._component_", "builtins.dict", r"builtins\.dict does not declare its arguments: name a class or fun"),
-    value("loss._component_", "torch.nn.CrossEntropyLoss", r"CrossEntropyLoss, not one of tfidf_tune's objectives: "),
+    value("loss._component_", "torch.nn.CrossEntropyLoss", r"torch\.nn\.CrossEntropyLoss has no terms: take, "),
     value("loss.num_batchs", 4, r"has no argument 'num_batchs'; did you mean 'num_batches'\?"),
     value("loss.num_batches", 0, r"config: loss: num_batches is 0: .*set it to 1 or more"),
     value("loss.tf", "sqrt", r"config: loss: tf is 'sqrt': possible are count, log, binary"),
@@ -150,8 +150,7 @@ COMPONENTS = [
     ),
     value("lr_scheduler.num_warmup_steps", "x", r"lr_scheduler: TypeError: .* given were num_warmup_steps='x'"),
     value("lr_scheduler", {"_component_": "types.SimpleNamespace"}, r"lr_scheduler: "),
-    value("metric_logger", {"_component_": "torch.nn.Identity"}, r"makes Identity, not a metric logger: .*DiskLogger"),
-    value("metric_logger.log_dir", None, r"config: metric_logger: log_dir is None, it has to be a text"),
+    value("metric_logger", {"_component_": "torch.nn.Identity"}, r"Identity has no log_config, .*DiskLogger"),
     value("collate_fn", "math.sqrt", r"collate_fn: math\.sqrt takes no ignore_idx, padding_idx: take, for example"),
     value(
         "collate_fn",
@@ -162,7 +161,7 @@ COMPONENTS = [
     value("model.num_heads", 5, r"config: model: num_heads \(5\) must be divisible by num_kv_heads \(2\)"),
     BadInput("no model.num_layers", without("model.num_layers"), r"model: torchtune\S+ needs num_layers"),
     value("model.embed_dim", 64, r"head_dim is 8 in the checkpoint, 16 in the model.*make `model` the same"),
-    value("checkpointer.max_shard_size", "huge", r"max_shard_size is 'huge', it has to be a size such as 5GB or 500MB"),
+    value("checkpointer.max_shard_size", "huge", r"Supported units are TB, GB, MB, KB\. Got 'huge'"),
 ]
 
 LORA = [

@@ -113,7 +113,7 @@ DATA = [
     value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000. Lower num_base"),
     value("dataset", {"_component_": BLOCKS["_component_"]}, r"config: dataset: tfidf_tune\S+ needs source"),
     value("dataset", [], r"dataset is an empty list: name one data set or more"),
-    value("dataset", {"_component_": "torch.nn.Identity"}, r"makes Identity, not a map-style data .*text_blocks"),
+    value("dataset", {"_component_": "torch.nn.Identity"}, r"Identity has no __len__, .*text_blocks"),
     BadInput(
         "blocks longer than the model takes",
         blocks_of("a.txt", TEXT, block_size=65),
@@ -166,7 +166,7 @@ TOKENIZERS = [
         needs_training=True,
     ),
     value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65, the model takes at most 64: lower it"),
-    value("tokenizer", {"_component_": "torch.nn.Identity"}, r"makes Identity, not a tokenizer: .*data\.hf_tokenizer"),
+    value("tokenizer", {"_component_": "torch.nn.Identity"}, r"Identity has no encode: .*data\.hf_tokenizer"),
 ]
 
 

@@ -2,74 +2,49 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
-from torchtune.modules.transforms.tokenizers import ModelTokenizer
-from torchtune.training.metric_logging import MetricLoggerInterface
 
 from tfidf_tune._checks import suggestion
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
-# Types of which an argument is checked before its component is called: in words, and what they allow.
-_PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str: ("a text", (str,)),
-    NoneType: ("null", (NoneType,)),
-}
 
 
 class _Kind(NamedTuple):
-    """What a section of the config must name: a class derived from ``base``, or one that has all ``methods``."""
+    """What the recipes need of a component, and the arguments that they give to it."""
 
-    noun: str
     example: str
-    base: type
     methods: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
-    """What the recipes need of an instance, in addition to the methods."""
     handed_over: tuple[str, ...] = ()
-    """Arguments that the recipe gives, the positional one first."""
 
-    def includes(self, made: Any) -> bool:
-        if not inspect.isclass(made):
-            return False
-        # Some bases are protocols, which issubclass() refuses.
-        return self.base in made.__mro__ or (bool(self.methods) and all(hasattr(made, name) for name in self.methods))
+    def check(self, where: str, path: str, component: Any, needed: Sequence[str]) -> None:
+        if lacking := [name for name in needed if not hasattr(component, name)]:
+            raise SetupError(f"config: {where}: {path} has no {', '.join(lacking)}: take, for example, {self.example}")
 
 
 # fmt: off
 COMPONENTS = {
-    "model": _Kind("a model", "torchtune.models.llama2.llama2", nn.Module,
-                   attributes=("tok_embeddings", "layers", "max_seq_len"), handed_over=("hf_config",)),
-    "checkpointer": _Kind("a checkpointer", "tfidf_tune.training.HFCheckpointer", NoneType,
-                          methods=("check_model", "load_weights", "save_model")),
-    "tokenizer": _Kind("a tokenizer", "tfidf_tune.data.hf_tokenizer", ModelTokenizer,
-                       methods=("encode",), attributes=("vocab_size", "max_seq_len", "pad_id")),
-    "dataset": _Kind("a map-style data set", "tfidf_tune.data.text_blocks_dataset", Dataset,  # which has no length
-                     methods=("__len__", "__getitem__"), handed_over=("tokenizer",)),
-    "loss": _Kind("one of tfidf_tune's objectives", "tfidf_tune.loss.TFIDFCrossEntropyLoss", WeightedCrossEntropyLoss),
-    "optimizer": _Kind("an optimizer", "torch.optim.AdamW", Optimizer,
-                       methods=("step", "zero_grad"), attributes=("param_groups",), handed_over=("params",)),
-    "lr_scheduler": _Kind("a learning-rate schedule", "transformers.get_linear_schedule_with_warmup", LRScheduler,
-                          methods=("step",), handed_over=("optimizer", "num_training_steps")),
-    "metric_logger": _Kind("a metric logger", "torchtune.training.metric_logging.DiskLogger", MetricLoggerInterface,
-                           methods=("log_config", "log_dict", "close")),
+    "model": _Kind("torchtune.models.llama2.llama2", attributes=("tok_embeddings", "layers", "max_seq_len"),
+                   handed_over=("hf_config",)),
+    "checkpointer": _Kind("tfidf_tune.training.HFCheckpointer", ("check_model", "load_weights", "save_model")),
+    "tokenizer": _Kind("tfidf_tune.data.hf_tokenizer", ("encode",), ("vocab_size", "max_seq_len", "pad_id")),
+    "dataset": _Kind("tfidf_tune.data.text_blocks_dataset", ("__len__", "__getitem__"), handed_over=("tokenizer",)),
+    "loss": _Kind("tfidf_tune.loss.TFIDFCrossEntropyLoss", ("terms",), ("weighting",)),
+    "optimizer": _Kind("torch.optim.AdamW", ("step", "zero_grad"), ("param_groups",), ("params",)),
+    "lr_scheduler": _Kind("transformers.get_linear_schedule_with_warmup", ("step",),
+                          handed_over=("optimizer", "num_training_steps")),
+    "metric_logger": _Kind("torchtune.training.metric_logging.DiskLogger", ("log_config", "log_dict", "close")),
 }
 # fmt: on
-_LOSS_PART = _Kind("a module", "tfidf_tune.weighting.TFIDFWeighting", nn.Module)
 
 
 def check_components(cfg: Any) -> None:
@@ -83,7 +58,9 @@ def check_components(cfg: Any) -> None:
         if key == "lr_scheduler" and cfg[key] is None:
             continue
         for where, section in sections(key, cfg[key]):
-            _check_component(where, section, kind)
+            component = _check_component(where, section, kind.handed_over, has_parts=key == "loss")
+            if inspect.isclass(component):  # what a function makes is known when it is called
+                kind.check(where, section["_component_"], component, kind.methods)
     _check_packing(cfg.dataset)
     collate = _signature("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
     if lacking := {"padding_idx", "ignore_idx"} - collate.parameters.keys():
@@ -108,11 +85,7 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     kind, components = COMPONENTS[key], []
     for where, section in sections(key, getattr(cfg, key)):
         component = _build(where, section, *args, builds_parts=key == "loss", **kwargs)
-        if lacking := [name for name in (*kind.methods, *kind.attributes) if not hasattr(component, name)]:
-            raise SetupError(
-                f"config: {where}: {section['_component_']} has no {', '.join(lacking)}: take, for example, "
-                f"{kind.example}"
-            )
+        kind.check(where, section["_component_"], component, (*kind.methods, *kind.attributes))
         components.append(component)
     return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
 
@@ -155,14 +128,14 @@ def find_component(where: str, path: Any) -> Any:
     return component
 
 
-def _check_component(where: str, section: Any, kind: _Kind) -> None:
+def _check_component(where: str, section: Any, handed_over: Sequence[str] = (), *, has_parts: bool) -> Any:
+    """Check a section and what is within it against the signatures; return its class or function."""
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
         alternative = ", or a list of such" if where == "dataset" else ""
         raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
     path = section["_component_"]
     component = find_component(where, path)
     parameters = _signature(where, path, component).parameters
-    check_kind(where, path, component, kind)
     given = {str(name): value for name, value in section.items() if name != "_component_"}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in given.keys() - parameters.keys():
@@ -172,69 +145,21 @@ def _check_component(where: str, section: Any, kind: _Kind) -> None:
         for name, parameter in parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in (*given, *kind.handed_over)
+        and name not in (*given, *handed_over)
     ]
     if missing:
         raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
     for name, value in given.items():
-        _check_argument(f"config: {where}: {name} is {value!r}", value, parameters.get(name))
-    if kind in (COMPONENTS["loss"], _LOSS_PART):
-        for name, part in _parts(section):
-            _check_component(f"{where}.{name}", part, _LOSS_PART)
-
-
-def _check_argument(what: str, value: Any, parameter: inspect.Parameter | None) -> None:
-    """Refuse NaN, infinity, and a value of another type than a plain annotation such as ``int | None`` allows.
-
-    Any other annotation is left to the component.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SetupError(f"{what}, it has to be a finite number")
-    if parameter is None or parameter.kind is parameter.VAR_KEYWORD or (value is None and parameter.default is None):
-        return
-    types = _alternatives(parameter.annotation)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if all(each in _PLAIN for each in types):
-        words, allowed = zip(*(_PLAIN[each] for each in types), strict=True)
-        if type(value) not in sum(allowed, ()):
-            raise SetupError(f"{what}, it has to be {' or '.join(words)}")
-
-
-def check_kind(where: str, path: str, component: Callable[..., Any], kind: _Kind) -> None:
-    """Raise a SetupError if a class or function does not make what its section needs, without calling it.
-
-    A function needs a return annotation, or must take what the recipe gives (``tokenizer``, ``params``,
-    ``optimizer``) by that name.
-    """
-    made: list[Any] = [component]
-    if not inspect.isclass(component):
-        signature = _signature(where, path, component)
-        annotation = signature.return_annotation
-        if annotation is signature.empty or isinstance(annotation, str):
-            if kind.handed_over and kind.handed_over[0] in signature.parameters:
-                return
-            raise SetupError(
-                f"config: {where}: {path} does not declare what it returns, which has to be {kind.noun}: annotate its "
-                f"return type, or take, for example, {kind.example}"
-            )
-        made = [get_origin(each) or each for each in _alternatives(annotation) if each not in (None, NoneType)]
-    if not made or not all(map(kind.includes, made)):
-        names = " or ".join(getattr(each, "__name__", str(each)) for each in made) or "nothing"
-        raise SetupError(f"config: {where}: {path} makes {names}, not {kind.noun}: take, for example, {kind.example}")
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SetupError(f"config: {where}: {name} is {value!r}, it has to be a finite number")
+    for name, part in _parts(section) if has_parts else ():
+        _check_component(f"{where}.{name}", part, has_parts=True)
+    return component
 
 
 def _signature(where: str, path: str, component: Any) -> inspect.Signature:
-    """Return a signature, with the annotations themselves unless they are text that only type checkers understand."""
     try:
-        try:
-            return inspect.signature(component, eval_str=True)
-        except NameError:
-            return inspect.signature(component)
+        return inspect.signature(component)
     except ValueError as error:  # dict, for example
         raise SetupError(f"config: {where}: {path} does not declare its arguments: name a class or function") from error
 
@@ -272,9 +197,7 @@ def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
     Raises:
         SetupError: If it cannot be built from these settings.
     """
-    loss = instantiate(cfg, "loss")
-    if not isinstance(loss, WeightedCrossEntropyLoss):  # whatever a function of the user promises
-        raise SetupError(f"config: loss: {cfg.loss._component_} makes {type(loss).__name__}, not an objective")
+    loss: WeightedCrossEntropyLoss = instantiate(cfg, "loss")
     return loss
 
 
