@@ -329,7 +329,7 @@ def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_reco
         f"it recites {lms} % less at a perplexity {higher} % higher. Repetition weights recite {ours} % less," in said
     )
     assert f"at a perplexity {lower} % lower." in said
-    assert "what it recites cannot be told from the floor" in verdict
+    assert "what Repetition recites cannot be told from the floor" in verdict
     quoted = re.search(r"^> .*(?:\n> .*)*", (results_page.PAGE.parent / "quickstart.md").read_text(), re.MULTILINE)[0]
     of_tfidf = re.sub(r"\[\d\]", "", verdict).partition(" Repetition recites")[0]
     assert " ".join(quoted.replace("> ", "").split()) == of_tfidf

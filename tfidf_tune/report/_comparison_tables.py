@@ -78,7 +78,12 @@ def comparison_tables(
             "The same on a second text (task tfidf_other_ppl).",
         ),
         (
-            *("summarization", "Summarization", {one.phrase: one for one in SUMMARY_MEASURES}, "Articles"),
+            *(
+                "summarization",
+                "Summarization",
+                {one.label.removeprefix("Summary "): one for one in SUMMARY_MEASURES},
+                "Articles",
+            ),
             "CNN/DailyMail; means of F-measures in percent.",
         ),
         (

@@ -10,7 +10,7 @@ from tfidf_tune.analysis.intervals import VERDICTS, direction
 from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._membership import membership_table
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, not_compared, verdict, with_membership
+from tfidf_tune.report._verdict import Change, Outcome, floor_text, summary, verdict
 from tfidf_tune.report._wording import (
     LMS_EXPLAINED,
     NEAR_EXPLAINED,
@@ -69,7 +69,6 @@ _CAPTION = (
     "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
     "operating point lie outside."
 )
-_FEW = 4  # up to so many objectives, all have their numbers in a sentence
 
 
 def frontier_report(results: Results, *, baseline: str | None = None, references: Sequence[str] = ()) -> Report:
@@ -87,39 +86,42 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     found = trace_frontiers(results, baseline=baseline, references=references)
     models = dict.fromkeys(one.model for one in results.checkpoints)
     several, notes = len(models) > 1, Footnotes()
-    outcomes = [
-        _outcome(one, found, one.model if several else "", notes)
-        for one in found.differences[found.differences["at"] == "operating points"].itertuples()
-        if one.reference == found.references[0]
-    ]
+    differences = found.differences[found.differences["at"] == "operating points"]
+    differences = differences.sort_values("verdict", key=lambda said: said.map(VERDICTS.index), kind="stable")
+    outcomes: dict[str, list[Outcome]] = {reference: [] for reference in found.references}
+    for one in differences.itertuples():
+        outcomes[one.reference].append(_outcome(one, found, one.model if several else "", notes))
+    with_baseline, *others = outcomes.values()
     if len(found.differences) > 1:
-        outcomes = [replace(one, marks=one.marks + notes.mark(SEVERAL_COMPARISONS)) for one in outcomes]
-    statements, figures = [], []
-    compared = found.references[not is_summed_up(outcomes) :]
+        with_baseline = [replace(one, marks=one.marks + notes.mark(SEVERAL_COMPARISONS)) for one in with_baseline]
+    statements = [f"Against {own[0].baseline}, each at its operating point: {summary(own)}." for own in others if own]
+    figures = []
     for number, model in enumerate(models, start=1):
         points = found.points[found.points["model"] == model]
-        differences = found.differences[found.differences["model"] == model]
-        texts = (*_verdicts(differences, compared), *_front(points), *_doubts(points, notes))
+        texts = (*_front(points), *_doubts(points, notes))
         statements += [f"{model}: {text}" if several else text for text in texts]
         if points["operating"].any():
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
             title = f"LMS against held-out perplexity{of_model}"
-            figures.append(Figure(name, title, frontier_drawing(model, points), _caption(points)))
+            caption = f"{_LINES if points.groupby('objective').size().max() > 1 else ''}{_CAPTION}"
+            figures.append(Figure(name, title, frontier_drawing(model, points), caption))
     have = {str(name): own.tolist() for name, own in found.points.groupby("model", sort=False)["objective"]}
     operating = _operating_points(found, notes)
     likelihoods, detectable = _likelihoods(results, found, notes)
-    outcomes = [with_membership(one, one.setting or next(iter(models)), detectable) for one in outcomes]
-    tables = (
-        operating,
-        likelihoods,
-        *_differences(found, notes),
-        _points(found, notes),
-    )
+    with_baseline = [
+        replace(
+            one,
+            detectable={
+                name: auc for (model, name), auc in detectable.items() if model == (one.setting or next(iter(models)))
+            },
+        )
+        for one in with_baseline
+    ]
+    tables = (operating, likelihoods, *_differences(found, notes), _points(found, notes))
+    first_line = verdict(with_baseline, have, found.references[0]) if with_baseline else _nothing_compared(found, notes)
     return Report(
         title="Recitation against perplexity",
-        verdict=verdict(outcomes) + not_compared(have, found.references[0])
-        if outcomes
-        else _nothing_compared(found, notes),
+        verdict=first_line,
         statements=statements,
         tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=figures,
@@ -134,44 +136,41 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     )
 
 
-def _caption(points: "pd.DataFrame") -> str:
-    return f"{_LINES if points.groupby('objective').size().max() > 1 else ''}{_CAPTION}"
-
-
 def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outcome:
     """Describe a difference at the operating points."""
     operating = found.points[found.points["operating"] & (found.points["model"] == one.model)].set_index("objective")
-    floors = [_below_floor(operating.loc[name]) for name in (one.objective, one.reference)]
+    floors = {name: _below_floor(operating.loc[name]) for name in (one.objective, one.reference)}
+    reached = {name: ends for name, ends in floors.items() if ends}
+    why = "the baseline recites nothing" if math.isfinite(one.lms) else "a run diverged"
+    recited: Change | str = f"{one.objective} is not compared with {one.reference}: {why}"
+    if not math.isnan(one.reduction):
+        recited = _change(-100 * one.reduction, one.lms_low, one.lms_high, one.lms_p, " tokens", one.num_pairs)
+    cost: Change | str = "the change of the perplexity is undefined, since a run diverged"
+    if not math.isnan(one.perplexity):
+        ends = one.perplexity_low, one.perplexity_high
+        cost = _change(one.perplexity, *ends, one.perplexity_p, " %", one.num_pairs)
     return Outcome(
         one.objective,
         one.reference,
-        _estimate(-100 * one.reduction, one.lms, one.lms_low, one.lms_high, one.lms_p, " tokens", one.num_pairs),
-        _estimate(
-            *(one.perplexity, one.perplexity, one.perplexity_low, one.perplexity_high, one.perplexity_p),
-            *(" %", one.num_pairs),
-        ),
-        floor=floors[0],
-        baseline_floor=floors[1],
-        few_for_floor=0 if math.isnan(operating.loc[one.objective, "control_lms"]) else None,
+        recited,
+        cost,
+        kind=one.verdict,
+        floors=reached,
+        unknown_floor="no controls" if math.isnan(operating.loc[one.objective, "control_lms"]) else "",
         setting=setting,
-        marks=notes.mark(_INTERVALS, *([_BOUND] if any(floors) else [])),
+        marks=notes.mark(_INTERVALS, *([_BOUND] if reached else [])),
     )
 
 
-def _estimate(
-    percent: float, value: float, low: float, high: float, p_value: float, suffix: str, num_pairs: int
-) -> Change:
-    if math.isnan(percent):
-        return Change(percent, None, "the baseline recites nothing" if math.isfinite(value) else "a run diverged")
-    equal = not any((round(percent, 1), *(round(end, 2) for end in (low, high) if not math.isnan(end))))
+def _change(percent: float, low: float, high: float, p_value: float, suffix: str, num_pairs: int) -> Change:
     if math.isnan(low):
-        return Change(percent, None, f"no interval: {_pairs(num_pairs)}", equal)
+        return Change(percent, None, f"no interval: {num_pairs} pair{'s' * (num_pairs != 1)} of seeds")
     shown = direction(low, high, p_value)
     ends = (-high, -low) if shown < 0 else (low, high)
     evidence = f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}"
     if shown != direction(low, high, 0):
         evidence += f"; {NOT_CORRECTED}"
-    return Change(percent, shown, evidence, equal)
+    return Change(percent, shown, evidence)
 
 
 def _below_floor(point: Any) -> tuple[float, float] | None:
@@ -207,37 +206,6 @@ def _lead(results: Results) -> str:
         f"Runs of {models} under {objectives} objective{'s' * (objectives > 1)}{through}, at their last checkpoint; "
         f"{counted}. {LMS_EXPLAINED}."
     )
-
-
-def _verdicts(differences: "pd.DataFrame", references: Sequence[str]) -> list[str]:
-    statements = []
-    for reference in references:
-        against = differences[(differences["reference"] == reference) & (differences["at"] == "operating points")]
-        pairs = set(against["num_pairs"])
-        shown = "" if len(pairs) > 1 else f" ({_pairs(*pairs)})" if pairs else ""
-        found = []
-        for said in VERDICTS:
-            # Of many objectives, the sentence has the numbers of the best only.
-            brief = len(against) > _FEW and said not in VERDICTS[:2]
-            same = against[against["verdict"] == said].itertuples()
-            names = [one.objective if brief else _change(one, with_pairs=len(pairs) > 1) for one in same]
-            found += [f"{said}: {joined(names)}"] if names else []
-        if found:
-            statements.append(f"Against {reference}, each at its operating point{shown}: {'; '.join(found)}.")
-    return statements
-
-
-def _change(one: Any, *, with_pairs: bool) -> str:
-    """For example "Goldfish (LMS -86.0 %, perplexity +1.2 %)"."""
-    percent = {"LMS": -100 * one.reduction, "perplexity": one.perplexity}
-    # Adding 0 avoids "-0.0".
-    changes = [f"{name} {round(value, 1) + 0.0:+.1f} %" for name, value in percent.items() if not math.isnan(value)]
-    changes += [_pairs(one.num_pairs)] if with_pairs else []
-    return f"{one.objective} ({', '.join(changes)})" if changes else one.objective
-
-
-def _pairs(number: int) -> str:
-    return f"{number} pair{'s' * (number != 1)} of seeds"
 
 
 def _front(points: "pd.DataFrame") -> list[str]:

@@ -56,6 +56,11 @@ def joined(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def percent_text(percent: float) -> str:
+    """Write a change: "+5.0 %"; never "-0.0 %"."""
+    return f"{round(percent, 1) + 0.0:+.1f} %"
+
+
 def span(low: float, high: float, *, decimals: int, suffix: str = "") -> str:
     """Write a range: "34.9 % to 71.1 %"; ends that look alike once."""
     ends = (round(end, decimals) + 0.0 for end in (low, high))  # no "-0.0"
@@ -77,11 +82,6 @@ def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str =
 def at_progress(progress: int, comma: str = "") -> str:
     """Name a checkpoint: " at 50 % of training", with a comma before it or not; nothing at the end of training."""
     return "" if progress == 100 else f"{comma} at {progress} % of training"
-
-
-def too_few(num_units: int, unit: str) -> str:
-    """Say that there are too few units for a verdict."""
-    return f"too few {unit}s to judge: {num_units} instead of {MIN_UNITS}"
 
 
 def why_no_interval(one: Any) -> str:

@@ -44,14 +44,14 @@ PASSAGE_NLL = Measure("passage_nll", "target", "NLL of targets", "NLL of the tar
 PERPLEXITY = Measure("nll", "block", "Perplexity", "perplexity", exponential=True)
 OTHER_PERPLEXITY = Measure("other_nll", "block", "Other perplexity", "perplexity on other text", exponential=True)
 SUMMARY_MEASURES = (
-    Measure("rouge1", "article", "Summary ROUGE-1", "ROUGE-1"),
-    Measure("rouge2", "article", "Summary ROUGE-2", "ROUGE-2"),
-    Measure("rouge_l", "article", "Summary ROUGE-L", "ROUGE-L"),
-    Measure("bertscore_f1", "article", "Summary BERTScore-F1", "BERTScore-F1"),
+    Measure("rouge1", "article", "Summary ROUGE-1", "ROUGE-1 of summaries"),
+    Measure("rouge2", "article", "Summary ROUGE-2", "ROUGE-2 of summaries"),
+    Measure("rouge_l", "article", "Summary ROUGE-L", "ROUGE-L of summaries"),
+    Measure("bertscore_f1", "article", "Summary BERTScore-F1", "BERTScore-F1 of summaries"),
 )
 ANSWER_MEASURES = (
-    Measure("exact_match", "question", "Answer EM", "exact match"),
-    Measure("f1", "question", "Answer F1", "F1"),
+    Measure("exact_match", "question", "Answer EM", "exact match of answers"),
+    Measure("f1", "question", "Answer F1", "F1 of answers"),
 )
 COMPARED = (LMS, PREFIX_MATCH, ROUGE_L, PERPLEXITY, OTHER_PERPLEXITY, *SUMMARY_MEASURES, *ANSWER_MEASURES)
 BY_LABEL = {measure.label: measure for measure in COMPARED}
