@@ -104,12 +104,12 @@ def test_incomplete_and_damaged_weights_are_refused(request, copy, kind, file_na
     with pytest.raises(ValueError, match="damaged weights file"):
         load_model(folder)
     (folder / file_name).unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no weights \(.*or"):
+    with pytest.raises(FileNotFoundError, match=r"has no weights \(.*\*"):
         load_model(folder)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(adapter, copy, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"No folder .*checkpoint_10pct"):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint_10pct has neither config\.json"):
         load_model(tmp_path / "checkpoint_10pct")
     with pytest.raises(FileNotFoundError, match=r"has neither config\.json nor adapter_config\.json"):
         load_model(tmp_path)

@@ -51,10 +51,10 @@ def test_steps_are_those_of_a_plain_loop_and_the_model_stays_as_it_was(llama, re
 
 def test_what_cannot_be_measured_is_refused(unseen):
     for settings, message in (
-        ({"prefix_length": 52}, "'control-0' has no token after its first 52: lower prefix_length"),
+        ({"prefix_length": 52}, "'control-0' has 52 tokens of prompt and 0 to recite"),
         (
             {"prefix_length": 20, "max_new_tokens": 13},
-            "'control-0' has 20 tokens of prompt and 13 to recite, more than the model's 32 positions: lower",
+            "'control-0' has 20 tokens of prompt and 13 to recite, .* the model's 32 positions: lower",
         ),
         ({"max_steps": -1}, "max_steps must be .* at least 0, got -1"),
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),

@@ -164,7 +164,7 @@ def test_bad_settings_are_refused_by_name(llama, probe_file, tmp_path):
         ({"num_beams": 1}, "num_beams must be a whole number of at least 2, got 1"),
         ({"top_k": 5}, "temperature and top_k are settings of sampling: give num_samples too"),
         ({"temperature": 0.0, "num_samples": 2}, "temperature is 0.0: logits are divided by it, .* above 0"),
-        ({"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2: .*leave out one of the two"),
+        ({"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2: leave out one of the two"),
     ):
         with pytest.raises(ValueError, match=message):
             documents(pretrained=str(llama), prompts="token_ids", probe_file=str(probe_file), **settings)

@@ -85,8 +85,12 @@ def greedy_continuations(
     for step in range(decoding.num_steps):
         output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if cache is None:
-            cache = output.past_key_values
-            _reserve(cache, decoding.num_positions)
+            cache, capacity = output.past_key_values, decoding.num_positions
+            if isinstance(cache, DynamicCache):  # other kinds of caches and layers stay as they are
+                cache.layers = [
+                    _ReservedLayer(layer, capacity) if type(layer) is DynamicLayer and layer.is_initialized else layer
+                    for layer in cache.layers
+                ]
         ids_bs = decoding.append(output.logits[:, -1:].argmax(dim=-1))
         if eos_id is not None:
             ended |= (ids_bs[:, 0] == eos_id) & (num_left_b <= step)
@@ -140,22 +144,11 @@ class Decoding:
         ]
 
 
-def _reserve(cache: Any, capacity: int) -> None:
-    """Reserve memory for ``capacity`` tokens, prompts included, in those layers of a cache that grow with the text.
-
-    The cache is changed in place; other kinds of layers and caches stay as they are.
-    """
-    if isinstance(cache, DynamicCache):
-        cache.layers = [
-            _ReservedLayer(layer, capacity) if type(layer) is DynamicLayer and layer.is_initialized else layer
-            for layer in cache.layers
-        ]
-
-
 class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
     """``keys`` and ``values`` of one attention layer, ``[b, h, s, d]``, are views of the filled part.
 
-    transformers' own layer copies all that it holds into new memory for each token.
+    transformers' own layer copies all that it holds into new memory for each token. This layer has memory for
+    ``capacity`` tokens.
     """
 
     def __init__(self, filled: DynamicLayer, capacity: int) -> None:

@@ -46,12 +46,14 @@ def load_model(
             base.
     """
     folder = Path(folder)
+    is_adapter = (folder / "adapter_config.json").is_file()
+    weights = "adapter_model.*" if is_adapter else "*.safetensors or *.bin"
+    if not (is_adapter or (folder / "config.json").is_file()):
+        raise FileNotFoundError(f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}")
+    if not any(path for pattern in weights.split(" or ") for path in folder.glob(pattern)):
+        raise FileNotFoundError(f"{folder} has no weights ({weights}). {_REMEDY}")
     try:
-        if (folder / "adapter_config.json").is_file():
-            model = _load_adapter(folder, base, dtype)
-        else:
-            _require(folder, "config.json", "*.safetensors", "*.bin")
-            model = _load_complete(folder, dtype)
+        model = _load_adapter(folder, base, dtype) if is_adapter else _load_complete(folder, dtype)
     except SafetensorError as error:
         raise ValueError(f"{folder} or its base has a damaged weights file: {error}. {_REMEDY}") from error
     return model.to(device)
@@ -60,12 +62,7 @@ def load_model(
 def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str | None]:
     """Return folder or hub name of the base model that a PEFT adapter folder names, and its revision.
 
-    Args:
-        folder (str | os.PathLike[str]): folder with ``adapter_config.json``.
-        remedy (str): end of the message of an error: how to name the base model.
-
-    Returns:
-        tuple[str, str | None]: ``base_model_name_or_path`` and ``revision``.
+    ``remedy`` ends the message of an error: how to name the base model.
 
     Raises:
         ValueError: If it names no base model, or a folder that does not exist.
@@ -113,7 +110,6 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
 def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torch.dtype | None) -> "PreTrainedModel":
     from peft import PeftModel
 
-    _require(folder, "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
     base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
     with warnings.catch_warnings():
         # PEFT initializes missing weights randomly and only warns.
@@ -124,12 +120,3 @@ def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torc
             return PeftModel.from_pretrained(_load_complete(base, dtype), folder)
         except UserWarning as warning:
             raise ValueError(f"{folder} lacks weights of its adapter: {warning} {_REMEDY}") from warning
-
-
-def _require(folder: Path, config: str, *weights: str) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"No folder {folder}. {_REMEDY}")
-    if not (folder / config).is_file():
-        raise FileNotFoundError(f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}")
-    if not any(path for pattern in weights for path in folder.glob(pattern)):
-        raise FileNotFoundError(f"{folder} has no weights ({' or '.join(weights)}). {_REMEDY}")

@@ -85,50 +85,37 @@ def probe(
         require_known_ids(model, np.asarray(passage.token_ids))
     model.eval()
     asked = [
-        (
-            passage,
-            prefix_length if passage.num_prompt is None else 0,
-            *passage.divide(prefix_length, max_new_tokens, offset),
-        )
+        (passage, prefix_length)
         for number, prefix_length in enumerate(prefix_lengths)
         for passage in passages
-        if passage.num_prompt is None or number == 0
+        if passage.num_prompt is None or number == 0  # a completion has one prompt
     ]
-    prompts, references = [one[2] for one in asked], [one[3] for one in asked]
-    lengths = [*map(len, references)]
+    divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
+    prompts, references = ([*parts] for parts in zip(*divided, strict=True))
     continuations = continue_prompts(
-        model, prompts, lengths, batch_size=batch_size, eos_id=tokenizer.eos_id, progress=progress
+        model, prompts, [*map(len, references)], batch_size=batch_size, eos_id=tokenizer.eos_id, progress=progress
     )
-    return [
-        compare_continuation(
+    samples = []
+    for (passage, length), reference, made in zip(asked, references, continuations, strict=True):
+        is_completion = passage.num_prompt is not None
+        sample = compare_continuation(
             passage_id=passage.id,
             kind=passage.kind,
-            offset=offset if prefix_length else 0,
-            prefix_length=prefix_length,
-            generated_ids=continuation,
+            offset=0 if is_completion else offset,
+            prefix_length=0 if is_completion else length,
+            generated_ids=made,
             reference_ids=reference,
-            generated_text=tokenizer.decode(continuation),
+            generated_text=tokenizer.decode(made),
             reference_text=tokenizer.decode(reference),
         )
-        for (passage, prefix_length, _, reference), continuation in zip(asked, continuations, strict=True)
-    ]
+        samples.append(sample)
+    return samples
 
 
 def compare_continuation(
     *, generated_ids: list[int], reference_ids: list[int], generated_text: str, reference_text: str, **asked: Any
 ) -> ProbeSample:
-    """Score a continuation against the true one.
-
-    Args:
-        generated_ids (list[int]): the continuation, see :class:`ProbeSample`.
-        reference_ids (list[int]): the true one.
-        generated_text (str): the continuation decoded.
-        reference_text (str): the true one decoded.
-        **asked (Any): "passage_id", "kind", "offset", "prefix_length" and "attack" of the sample.
-
-    Returns:
-        ProbeSample: the arguments and the scores.
-    """
+    """Score a continuation against the true one; the arguments are fields of :class:`ProbeSample`."""
     prefix_match = longest_prefix_match(generated_ids, reference_ids)
     return ProbeSample(
         **asked,
@@ -150,11 +137,8 @@ def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
 
     Prefix match, LMS, longest common subsequence, ROUGE-L and verbatim are the highest, the edit distance is the
     lowest; each may be that of another sample. Ids and text are those of the longest common subsequence.
-
-    Args:
-        samples (Sequence[ProbeSample]): of :func:`compare_continuation`, at least one.
     """
-    shown = max(samples, key=lambda sample: (sample.common_subsequence or 0, sample.lms))
+    shown = max(samples, key=lambda sample: (sample.common_subsequence, sample.lms))
     highest = ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence")
     scores: dict[str, Any] = {name: max(getattr(sample, name) for sample in samples) for name in highest}
     distances = [sample.edit_distance for sample in samples if sample.edit_distance is not None]

@@ -58,14 +58,10 @@ def relearning_steps(
     divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
     for passage, (prompt, continuation) in zip(passages, divided, strict=True):
         require_known_ids(model, np.asarray(passage.token_ids))
-        if not continuation:
+        if not continuation or (positions is not None and len(prompt) + len(continuation) > positions):
             raise ValueError(
-                f"Passage {passage.id!r} has no token after its first {prefix_length}: lower prefix_length."
-            )
-        if positions is not None and len(prompt) + len(continuation) > positions:
-            raise ValueError(
-                f"Passage {passage.id!r} has {len(prompt)} tokens of prompt and {len(continuation)} to recite, more "
-                f"than the model's {positions} positions: lower prefix_length or max_new_tokens."
+                f"Passage {passage.id!r} has {len(prompt)} tokens of prompt and {len(continuation)} to recite, not 1 "
+                f"or more within the model's {positions} positions: lower prefix_length or max_new_tokens."
             )
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
     own = [(weight.detach().clone(), weight.requires_grad) for weight in weights]

@@ -47,24 +47,12 @@ def weigh_blocks(
     order of the recipes' sampler. As in training, an incomplete last mini-batch is left out; a text that does not fill
     one is a mini-batch of its own.
 
-    Args:
-        blocks (IntArray): ``[n, s]`` token ids.
-        vocab_size (int): number of tokens of the tokenizer.
-        batch_size (int): sequences in a mini-batch. Default: 8
-        num_batches (int): mini-batches in the window, the current one included. Default: 16
-        max_weight (float | None): largest weight, at least 1. Default: None, no cap
-        shuffle (bool): shuffle the blocks, as the recipes do by default. Default: True
-        seed (int): of the shuffling. Default: 42
-
-    Returns:
-        pandas.DataFrame: a row for each token, in the order of the text: "block" (its number in the text, from 0),
-            "step" (mini-batch in which the block was weighted, from 1), "documents" (sequences in the window at that
-            step, its own mini-batch included), "id", "tf" (how often the token is a label of its block), "df"
-            (sequences of the window that contain it), "idf", and the column :data:`WEIGHTS` of each TF form. The first
-            token of a block is never a label: its "tf" is 0, and its "df", "idf" and weights have no meaning.
-
-    Raises:
-        ValueError: If the weighting refuses a setting.
+    ``blocks`` are ``[n, s]`` token ids, ``num_batches`` mini-batches in the window, the current one included. Returns a
+    row for each token, in the order of the text: "block" (its number in the text, from 0), "step" (mini-batch in which
+    the block was weighted, from 1), "documents" (sequences in the window at that step, its own mini-batch included),
+    "id", "tf" (how often the token is a label of its block), "df" (sequences of the window that contain it), "idf", and
+    the column :data:`WEIGHTS` of each TF form. The first token of a block is never a label: its "tf" is 0, and its
+    "df", "idf" and weights have no meaning.
     """
     batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
     longest = min(num_batches, len(batches))  # the rest of a longer window would stay empty
@@ -101,12 +89,8 @@ def weigh_blocks(
 def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
     """Compare the 10 most frequent tokens of the text, the 11th to 100th, the 101st to 1000th and the rest.
 
-    Args:
-        labels (pandas.DataFrame): rows of :func:`weigh_blocks` with a "tf" above 0.
-
-    Returns:
-        pandas.DataFrame: a row for each band with tokens: "frequency rank" ("11 to 100"), "% of tokens" and, for each
-            TF form, "% of weight, FORM".
+    ``labels`` are rows of :func:`weigh_blocks` with a "tf" above 0. Returns a row for each band with tokens: "frequency
+    rank" ("11 to 100"), "% of tokens" and, for each TF form, "% of weight, FORM".
     """
     order = labels.groupby("id").size().sort_values(ascending=False, kind="stable").index
     rank = labels["id"].map(pd.Series(range(1, len(order) + 1), index=order))
@@ -120,15 +104,7 @@ def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]:
-    """Decode tokens one by one, with their leading space; a part of a character is the replacement character.
-
-    Args:
-        tokenizer (HFTokenizer): the tokenizer.
-        token_ids (IntArray): ids of any shape.
-
-    Returns:
-        dict[int, str]: distinct id -> text.
-    """
+    """Decode distinct tokens, with their leading space; a part of a character is the replacement character."""
     # Decode each token after another one: decoders drop the space that SentencePiece puts before the first token.
     anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
     before = tokenizer.decode(anchor, skip_special_tokens=False)

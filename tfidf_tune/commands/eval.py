@@ -71,18 +71,16 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
         model: str = MODEL_NAME
 
         @classmethod
-        def load_yaml_config(cls, config_path: str) -> dict[str, Any]:
+        def load_yaml_config(cls, config_path: str) -> Any:
             try:
-                config: dict[str, Any] = theirs.load_yaml_config(config_path)
+                return theirs.load_yaml_config(config_path)
             except TypeError as error:
                 raise ValueError(str(error)) from error  # a message instead of a traceback
-            return config
 
         def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
             self.include_path = with_ours(self.include_path)  # type: ignore[has-type]
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
-            self.metadata = {"run": run_of(self.model_args)} | ours | self.metadata  # type: ignore[has-type]
-            manager = super().process_tasks(self.metadata)
+            manager = super().process_tasks({"run": run_of(self.model_args)} | ours | self.metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
             manager.load = lambda _: loaded
             return manager

@@ -7,7 +7,6 @@ from typing import Any
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 
 ATTACKS = ("greedy", "offset", "truncated", "noise", "chat", "sampling")
-GREEDY = "greedy"
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,14 @@ def planned_attacks(
     for name in names:
         require_choice("attacks", name, ATTACKS)
     if len(set(names)) < len(names) or not names:
-        raise ValueError(f"attacks must name each of {', '.join(ATTACKS)} at most once, and at least one: {names}")
+        raise ValueError(f"attacks are {list(names)}: name each at most once, and at least one of {', '.join(ATTACKS)}")
     check_at_least(0, offsets=min(offsets, default=0))
-    if "noise" in names:
-        require_number("prompt_noise", prompt_noise, 0, 1, "the share of a prompt's tokens to replace",
-                       reason="all of them", positive=True)  # fmt: skip
-    sampling = sampled(num_samples, temperature, top_k)
+    require_noise(prompt_noise, positive="noise" in names)
+    sampling = generation(num_samples, temperature, top_k)
     shortest, longest = min(prefix_lengths), max(prefix_lengths)
     half = longest // 2
     plans: dict[str, list[Attack]] = {
-        "greedy": [Attack(GREEDY, length) for length in sorted(set(prefix_lengths))],
+        "greedy": [Attack("greedy", length) for length in sorted(set(prefix_lengths))],
         "offset": [Attack("offset", shortest, offset) for offset in offsets],
         "truncated": [Attack("truncated", longest - half, half)] if half else [],
         "noise": [Attack("noise", longest, prompt_noise=prompt_noise)],
@@ -120,8 +117,23 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
     return covered
 
 
-def sampled(num_samples: int, temperature: float, top_k: int) -> dict[str, Any]:
-    """Return the field ``generation`` of a document whose passage is sampled, after a check."""
+def require_noise(prompt_noise: float, *, positive: bool = False) -> None:
+    """Refuse a share of a prompt's tokens that is out of range."""
+    meaning = "the share of a prompt's tokens to replace"
+    require_number("prompt_noise", prompt_noise, 0, 1, meaning, reason="all of them", positive=positive)
+
+
+def generation(num_samples: int | None, temperature: float, top_k: int, num_beams: int | None = None) -> dict[str, Any]:
+    """Return the field ``generation`` of a document whose passage is sampled or searched with beams; empty: greedy."""
+    if num_samples is not None and num_beams is not None:
+        raise ValueError(f"num_samples is {num_samples} and num_beams is {num_beams}: leave out one of the two")
+    if num_samples is None and (temperature, top_k) != (1, 0):
+        raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
+    if num_beams is not None:
+        check_at_least(2, num_beams=num_beams)
+        return {"num_beams": num_beams}
+    if num_samples is None:
+        return {}
     check_at_least(1, num_samples=num_samples)
     check_at_least(0, top_k=top_k)
     require_number(

@@ -119,13 +119,13 @@ def check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"
-    devices = ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
-    if kind in ("cuda", "mps"):  # the harness accepts other kinds only with a number
-        devices.insert(1, kind)
+    # The harness accepts the kind without a number for CUDA and MPS only.
+    devices = ["cpu", *([kind] if kind in ("cuda", "mps") else [])]
+    devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
     if device not in devices:
         raise ValueError(f"no device {device!r} on this machine: choose one of {', '.join(devices)}")
-    known = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    if dtype != "auto" and (dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)) not in known:
-        names = ", ".join(str(one).removeprefix("torch.") for one in known)
-        raise ValueError(f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, {names}")
+    possible = ("float32", "bfloat16", "float16", "float64")
+    named = getattr(torch, str(dtype).removeprefix("torch."), None)
+    if dtype != "auto" and named not in [getattr(torch, name) for name in possible]:
+        raise ValueError(f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, {', '.join(possible)}")
     check_at_least(1, batch_size=batch_size)

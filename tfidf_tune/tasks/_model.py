@@ -7,6 +7,7 @@ import zlib
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import BitsAndBytesConfig, GenerationConfig
 
 from tfidf_tune.analysis import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
@@ -79,21 +80,13 @@ class TokenIdRequests(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
-        return _divided(
-            requests,
-            lambda request: is_token_ids_request(request.args[0]),
-            lambda ours: self._continued(ours, disable_tqdm),
-            lambda others: super(TokenIdRequests, self).generate_until(others, disable_tqdm),
-        )
+        is_ours = [is_token_ids_request(request.args[0]) for request in requests]
+        return _divided(requests, is_ours, self._continued, super().generate_until, disable_tqdm)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Score continuations; those of token ids token by token, where :meth:`is_scored_by_token` says so."""
-        return _divided(
-            requests,
-            self.is_scored_by_token,
-            lambda ours: self._scored(ours, disable_tqdm),
-            lambda others: super(TokenIdRequests, self).loglikelihood(others, disable_tqdm),
-        )
+        is_ours = [self.is_scored_by_token(request) for request in requests]
+        return _divided(requests, is_ours, self._scored, super().loglikelihood, disable_tqdm)
 
     def _continued(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
         same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
@@ -116,7 +109,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         for indices, rows in zip(same.values(), self.continue_ids(asked, disable_tqdm), strict=True):
             eos = self.eot_token_id
             texts = [" ".join(map(str, row[: row.index(eos)] if eos in row else row)) for row in rows]
-            responses |= zip(indices, texts * (len(indices) // len(texts)), strict=True)
+            responses |= zip(indices, cycle(texts), strict=False)
         return [responses[index] for index in range(len(requests))]
 
     def _scored(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[tuple[float, bool]]:
@@ -128,27 +121,17 @@ class TokenIdRequests(LM):  # type: ignore[misc]
 
 def _divided(
     requests: Sequence[Instance],
-    is_ours: Callable[[Instance], bool],
-    answer: Callable[[list[Instance]], list[Any]],
-    answer_others: Callable[[list[Instance]], list[Any]],
+    is_ours: Sequence[bool],
+    answer: Callable[[list[Instance], bool], list[Any]],
+    answer_others: Callable[[list[Instance], bool], list[Any]],
+    disable_tqdm: bool,
 ) -> list[Any]:
     """Let two functions answer the requests that are theirs; return the answers in order."""
     answers: dict[int, Any] = {}
-    ours = [index for index, request in enumerate(requests) if is_ours(request)]
-    others = sorted(set(range(len(requests))) - set(ours))
-    for indices, function in ((ours, answer), (others, answer_others)):
-        if indices:
-            answers |= zip(indices, function([requests[index] for index in indices]), strict=True)
+    for ours, function in ((True, answer), (False, answer_others)):
+        if indices := [index for index, own in enumerate(is_ours) if own == ours]:
+            answers |= zip(indices, function([requests[index] for index in indices], disable_tqdm), strict=True)
     return [answers[index] for index in range(len(requests))]
-
-
-def _nf4() -> Any:
-    """Return the settings of 4-bit weights (NF4), or raise a ``ValueError`` without bitsandbytes."""
-    from transformers import BitsAndBytesConfig
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
 
 
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
@@ -175,7 +158,11 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         if peft and kwargs.get("delta"):
             raise ValueError("peft and delta cannot be used together: leave out one of them")
         if kwargs.pop("load_in_4bit", False):  # transformers 5 takes it in a config only
-            kwargs["quantization_config"] = _nf4()
+            if importlib.util.find_spec("bitsandbytes") is None:
+                raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
+            kwargs["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+            )
         super()._create_model(pretrained, revision=revision, peft=None, **kwargs)
         if not peft:
             return

@@ -53,27 +53,19 @@ def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str,
     of :func:`~tfidf_tune.tasks._prompts.prompt_settings` is added to each.
     """
     if num_lost := sum(not row["round_trip"] for row in rows):
-        remedies = ["`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` sends ids instead"]
-        if settings["add_bos_token"] is not False:
-            remedies.insert(0, "without add_bos_token=False in --model_args the tokenizer may add a BOS to each")
-        changed = f"{num_lost} of {len(rows)} {unit} change as text, the model sees different token ids"
-        logger.warning("%s: %s", changed, "; ".join(remedies))
+        bos = "without add_bos_token=False in --model_args the tokenizer may add a BOS to each; "
+        logger.warning(
+            "%d of %d %s change as text, the model sees different token ids: %s`tfidf-tune eval` or a tokenizer of "
+            "`tfidf-tune tasks --token-ids-tokenizer` sends ids instead",
+            num_lost, len(rows), unit, "" if settings["add_bos_token"] is False else bos,
+        )  # fmt: skip
     return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
 
 
 def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     """Replace an adapter's folder as ``pretrained`` by its base model, with ``peft`` and ``tokenizer`` of the folder.
 
-    Other arguments, and those that name ``peft`` already, are returned unchanged.
-
-    Args:
-        model_args (Mapping[str, Any]): of the harness's ``hf`` model.
-
-    Returns:
-        dict[str, Any]: the arguments.
-
-    Raises:
-        ValueError: If the adapter names no base model, or a folder that does not exist.
+    Other arguments of the harness's ``hf`` model, and those that name ``peft`` already, are returned unchanged.
     """
     arguments = dict(model_args)
     pretrained = arguments.get("pretrained")
@@ -95,11 +87,8 @@ def num_positions(metadata: Mapping[str, Any]) -> int | None:
     if not metadata.get("pretrained"):
         return None
     metadata = on_base_model(metadata)
-    config = AutoConfig.from_pretrained(
-        str(metadata["pretrained"]),
-        revision=metadata.get("revision") or "main",
-        trust_remote_code=metadata.get("trust_remote_code"),
-    )
+    more = {"revision": metadata.get("revision") or "main", "trust_remote_code": metadata.get("trust_remote_code")}
+    config = AutoConfig.from_pretrained(str(metadata["pretrained"]), **more)
     return getattr(config, "max_position_embeddings", None)
 
 

@@ -5,17 +5,17 @@ can still find it likelier than unseen text: then membership inference detects i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.analysis import (
     TokenLikelihoods,
-    check_passages,
     load_model,
     membership_scores,
     passage_scores,
@@ -24,10 +24,10 @@ from tfidf_tune.analysis import (
     true_positive_rate,
     zlib_score,
 )
-from tfidf_tune.data import Passage, read_probe_file
-from tfidf_tune.tasks._prompts import TokenIdPrompts, prompt_settings, prompts_of
+from tfidf_tune.data import Passage
+from tfidf_tune.tasks._prompts import TokenIdPrompts
 from tfidf_tune.tasks._task import check_length, num_positions, task_documents
-from tfidf_tune.tasks.memorization import named_probe_file, whole_numbers
+from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 
 def documents(
@@ -52,18 +52,22 @@ def documents(
     lengths = whole_numbers(prefix_lengths)
     check_at_least(1, prefix_lengths=min(lengths), max_new_tokens=max_new_tokens)
     check_at_least(0, offset=offset)
-    settings = prompt_settings(metadata)
-    passages = read_probe_file(named_probe_file(probe_file))
-    prompts = prompts_of(settings)
-    check_passages(prompts.tokenizer, passages, offset + max(lengths))
+    settings, prompts, passages = probed(metadata, probe_file, offset + max(lengths))
     longest = num_positions(metadata)
-    check_length(metadata, *max(_shortest(passage, offset + max(lengths)) for passage in passages))
+    needed = [  # tokens to score at least, and what to lower if they are too many
+        (offset + max(lengths) + 1, "offset or the prefix length")
+        if passage.num_prompt is None
+        else (passage.num_prompt + 1, f"the length of the prompt of {passage.id!r}")
+        for passage in passages
+    ]
+    check_length(metadata, *max(needed))
     rows = [
         _document(prompts, replace(passage, token_ids=passage.token_ids[:longest]), lengths, max_new_tokens, offset)
         for passage in passages
     ]
     if reference_model:
-        scored = token_likelihoods(_reference(reference_model), [row["token_ids"] for row in rows])
+        model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
+        scored = token_likelihoods(model, [row["token_ids"] for row in rows])
         for row, tokens in zip(rows, scored, strict=True):
             row["reference_nll"] = float(tokens.nll[row["num_given"] - 1 :].mean())
     return task_documents(rows, "passages", settings)
@@ -114,35 +118,25 @@ _AUC_METRICS = {
 
 def auc(values: Sequence[tuple[bool, float | None]]) -> float:
     """Return the AUC of scores, each with whether it is a target's; nan if a score or a kind is missing."""
-    targets, controls = _by_kind(values)
-    return roc_auc(targets, controls) if targets.size and controls.size else math.nan
+    return _separation(roc_auc, values)
 
 
 def true_positives(values: Sequence[tuple[bool, float | None]]) -> float:
     """Return the true positive rate at 1 % false positives; nan as :func:`auc`."""
-    targets, controls = _by_kind(values)
-    return float(true_positive_rate(targets, controls)) if targets.size and controls.size else math.nan
+    return _separation(true_positive_rate, values)
 
 
-def _by_kind(values: Sequence[tuple[bool, float | None]]) -> tuple[Any, Any]:
-    if any(score is None or not math.isfinite(score) for _, score in values):
-        return np.zeros(0), np.zeros(0)
-    targets, controls = (np.array([score for kind, score in values if kind == wanted]) for wanted in (True, False))
-    return targets, controls
-
-
-def _shortest(passage: Passage, end_of_prompts: int) -> tuple[int, str]:
-    """Return how many tokens have to be scored at least, and what to lower if they are too many."""
-    if passage.num_prompt is None:
-        return end_of_prompts + 1, "offset or the prefix length"
-    return passage.num_prompt + 1, f"the length of the prompt of {passage.id!r}"
+def _separation(measure: Callable[[Any, Any], Any], values: Sequence[tuple[bool, float | None]]) -> float:
+    targets, controls = ([score for kind, score in values if kind == wanted] for wanted in (True, False))
+    is_known = all(score is not None and math.isfinite(score) for _, score in values)
+    return float(measure(np.array(targets), np.array(controls))) if is_known and targets and controls else math.nan
 
 
 def _document(
     prompts: TokenIdPrompts, passage: Passage, lengths: Sequence[int], max_new_tokens: int, offset: int
 ) -> dict[str, Any]:
     is_completion = passage.num_prompt is not None
-    offset, num_given = (0, passage.num_prompt) if passage.num_prompt is not None else (offset, 1)
+    offset, num_given = (offset, 1) if passage.num_prompt is None else (0, passage.num_prompt)
     ids = passage.token_ids[offset:]
     starts = [(0, num_given)] if is_completion else [(length, length) for length in lengths]
     scored = prompts.scored_text(ids, num_given)
@@ -159,9 +153,3 @@ def _document(
         "score_tokens": True,
         **scored._asdict(),
     }
-
-
-def _reference(folder: str) -> Any:
-    import torch
-
-    return load_model(folder, device="cuda" if torch.cuda.is_available() else "cpu")

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.analysis import best_continuation, check_passages, compare_continuation
 from tfidf_tune.data import Passage, read_probe_file
 from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
-from tfidf_tune.tasks._attacks import Attack, chat_messages, sampled
+from tfidf_tune.tasks._attacks import Attack, chat_messages, generation, require_noise
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompt_settings, prompts_of
 from tfidf_tune.tasks._task import check_length, task_documents
 
@@ -59,17 +59,13 @@ def documents(
         check_at_least(1, prefix_lengths=length)
     check_at_least(0, offset=offset)
     check_at_least(1, max_new_tokens=max_new_tokens)
-    require_number(
-        "prompt_noise", prompt_noise, 0, 1, "the share of a prompt's tokens to replace", reason="all of them"
-    )
-    generation = _generation(num_samples, temperature, top_k, num_beams)
-    planned = [Attack("", length, offset, prompt_noise, generation) for length in lengths]
+    require_noise(prompt_noise)
+    how = generation(num_samples, temperature, top_k, num_beams)
+    planned = [Attack("", length, offset, prompt_noise, how) for length in lengths]
     if attacks is not None:
         planned = [Attack(**fields) for fields in attacks]
-    settings = prompt_settings(metadata)
-    passages = read_probe_file(named_probe_file(probe_file))
-    prompts = prompts_of(settings)
-    check_passages(prompts.tokenizer, passages, max(attack.offset + attack.prefix_length for attack in planned))
+    longest = max(attack.offset + attack.prefix_length for attack in planned)
+    settings, prompts, passages = probed(metadata, probe_file, longest)
     every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
     first = {attack.name: attack for attack in reversed(planned)}  # a completion is asked for once by each
     rows = [
@@ -143,29 +139,8 @@ def total(values: Sequence[float]) -> float:
     return float(sum(values))
 
 
-def _generation(num_samples: int | None, temperature: float, top_k: int, num_beams: int | None) -> dict[str, Any]:
-    """Return the field ``generation`` of documents; empty for greedy decoding."""
-    if num_samples is not None:
-        if num_beams is not None:
-            raise ValueError(
-                f"num_samples is {num_samples} and num_beams is {num_beams}: passages are continued by samples or by "
-                "beam search, leave out one of the two"
-            )
-        return sampled(num_samples, temperature, top_k)
-    if (temperature, top_k) != (1, 0):
-        raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
-    if num_beams is None:
-        return {}
-    check_at_least(2, num_beams=num_beams)
-    return {"num_beams": num_beams}
-
-
 def _document(
-    prompts: TokenIdPrompts,
-    passage: Passage,
-    attack: Attack,
-    max_new_tokens: int,
-    every_token: TokenArray,
+    prompts: TokenIdPrompts, passage: Passage, attack: Attack, max_new_tokens: int, every_token: TokenArray
 ) -> dict[str, Any]:
     offset, length = attack.offset, attack.prefix_length
     prompt_ids, reference_ids = passage.divide(length, max_new_tokens, offset)
@@ -212,11 +187,20 @@ def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
     return list(dict.fromkeys(lengths))
 
 
-def named_probe_file(probe_file: str | None) -> str:
-    """Return the probe file of the settings or the environment, or raise a ``ValueError``."""
-    if found := probe_file or os.environ.get(_PROBE_FILE_VARIABLE):
-        return found
-    raise ValueError(
-        f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}. Training "
-        "on the injected corpus writes one; `tfidf-tune probe make` makes one of your own text"
-    )
+def probed(
+    metadata: Mapping[str, Any], probe_file: str | None, num_prompt: int
+) -> tuple[dict[str, Any], TokenIdPrompts, list[Passage]]:
+    """Return the settings of prompts, the way to send them, and the passages, none shorter than the longest prompt.
+
+    The probe file is that of the settings or of the environment.
+    """
+    settings = prompt_settings(metadata)
+    if not (file := probe_file or os.environ.get(_PROBE_FILE_VARIABLE)):
+        raise ValueError(
+            f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}. "
+            "Training on the injected corpus writes one; `tfidf-tune probe make` makes one of your own text"
+        )
+    passages = read_probe_file(file)
+    prompts = prompts_of(settings)
+    check_passages(prompts.tokenizer, passages, num_prompt)
+    return settings, prompts, passages
