@@ -19,12 +19,7 @@ _LARGEST = 2**31 - 1
 
 
 def require_extras(command: str, *extras: str) -> None:
-    """End the process with one message if distributions of an extra are missing. Imports none of them.
-
-    Args:
-        command (str): the name of the command that needs the extras.
-        *extras (str): names of extras in ``pyproject.toml``.
-    """
+    """End the process with one message if distributions of the command's extras are missing. Imports none of them."""
     missing = {extra: absent for extra in extras if (absent := _missing(extra))}
     if missing:
         names = sorted(set[str]().union(*missing.values()))

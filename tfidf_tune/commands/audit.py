@@ -37,14 +37,6 @@ def main(arguments: list[str]) -> None:
 
     A second run with the same output folder uses the passages of the first, and is refused if they were chosen from
     other texts or with other options.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune audit``.
-
-    Raises:
-        FileNotFoundError: If a file or folder does not exist.
-        ValueError: If arguments, texts and model do not fit each other.
-        SystemExit: With code 1 if a measure is above its limit.
     """
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit",

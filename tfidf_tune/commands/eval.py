@@ -34,11 +34,7 @@ example:
 
 
 def main(arguments: list[str]) -> None:
-    """Run lm-evaluation-harness with our tasks included and, unless a model is named, our model.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune eval``: those of ``lm_eval``.
-    """
+    """Run lm-evaluation-harness with our tasks included and, unless a model is named, our model."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP)
         return

@@ -24,15 +24,7 @@ from tfidf_tune.commands._auditing import (
 
 
 def main(arguments: list[str]) -> None:
-    """Make a probe file, audit a model, or let it relearn.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune probe``.
-
-    Raises:
-        FileNotFoundError: If a file or folder does not exist.
-        ValueError: If arguments, text, model and probe file do not fit each other.
-    """
+    """Make a probe file, audit a model, or let it relearn."""
     parser = argparse.ArgumentParser(prog="tfidf-tune probe", description="Ask a model for its training text.")
     commands = parser.add_subparsers(required=True, metavar="make|audit|relearn")
     _add_make(commands.add_parser("make", help="choose passages of your own training text, duplicates first"))

@@ -8,11 +8,7 @@ from tfidf_tune.commands import require_extras
 
 
 def main(arguments: list[str]) -> None:
-    """Print the folder of our tasks, or write a tokenizer for prompts of token ids.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune tasks``.
-    """
+    """Print the folder of our tasks, or write a tokenizer for prompts of token ids."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune tasks",
         description='Print the folder of our tasks: lm_eval --include_path "$(tfidf-tune tasks)" ...',

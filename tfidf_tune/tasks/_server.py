@@ -56,17 +56,8 @@ class Server:
     statuses 408, 409, 429 and 5xx are tried again with growing pauses, as long as the server asks for by
     ``Retry-After``; an answer that does not fit its request is asked for again twice.
 
-    Args:
-        base_url (str): up to ``/v1``.
-        journal (str | None): file of the answers, JSON lines; what it has is not asked for again. Default: None
-        num_concurrent (int): requests at once. Default: 1
-        requests_per_minute (float | None): most requests. Default: None, no limit
-        timeout (float): seconds to wait for an answer. Default: 600
-        max_retries (int): of a request that fails. Default: 8
-        api_key_variable (str): name of the environment variable with the key. Default: "OPENAI_API_KEY"
-
-    Raises:
-        ValueError: If a setting is out of range.
+    ``base_url`` is up to ``/v1``, ``timeout`` in seconds; ``journal`` is a file of the answers, JSON lines, and what it
+    has is not asked for again.
     """
 
     def __init__(
@@ -103,11 +94,7 @@ class Server:
         self._known = _read_journal(self._journal)
 
     def answers(self, requests: Sequence[Request], description: str) -> list[Any]:
-        """Return the checked answers in the order of the requests.
-
-        Raises:
-            ConnectionError: If a request fails in spite of all retries; what was answered until then is in the journal.
-        """
+        """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite of all retries."""
         failed = threading.Event()
 
         def ask(request: Request) -> Any:
@@ -197,12 +184,8 @@ class ServerLM(LM):  # type: ignore[misc]
     """``--model tfidf-server``: asks ``/completions``, or ``/chat/completions`` for a document with ``messages``.
 
     Prompts of token ids are sent as ids, which some servers refuse; prompts of text as text. Answers are text.
-
-    Args:
-        model (str): its name at the server.
-        base_url (str): up to ``/v1``.
-        tokenizer (str): folder or hub id of the model's tokenizer, or of another one that the measures are counted in.
-        **server (Any): more for :class:`Server`.
+    ``tokenizer`` is that of the model, or another one that the measures are counted in; ``server`` is for
+    :class:`Server`.
     """
 
     def __init__(self, model: str, base_url: str, tokenizer: str, **server: Any) -> None:

@@ -37,11 +37,6 @@ def documents(
     """Make a document of each article; ``docs/evaluation.md`` describes the settings.
 
     Prompt and truncation are those of :func:`tfidf_tune.data.cnn_dailymail_dataset`.
-
-    Raises:
-        FileNotFoundError: If the source looks like a path and does not exist.
-        ValueError: If the source cannot be read, lacks a column or has no article with highlights, a setting is out
-            of range, or the model has too few positions.
     """
     max_new_tokens, max_source_tokens = cnn_dailymail_max_new_tokens, cnn_dailymail_max_source_tokens
     check_at_least(1, cnn_dailymail_max_new_tokens=max_new_tokens, cnn_dailymail_max_source_tokens=max_source_tokens)

@@ -43,11 +43,6 @@ def documents(
 
     Of a passage, the tokens after the first one from ``offset`` on are scored, of a completion those after its prompt;
     both as far as the model has positions.
-
-    Raises:
-        FileNotFoundError: If the probe file or the reference model does not exist.
-        ValueError: If no probe file is named, a setting is out of range, the passages are too short or of another
-            tokenizer, or the model has too few positions.
     """
     lengths = whole_numbers(prefix_lengths)
     check_at_least(1, prefix_lengths=min(lengths), max_new_tokens=max_new_tokens)

@@ -48,11 +48,6 @@ def documents(
     :class:`~tfidf_tune.tasks._attacks.Attack`, there is one of each passage and attack instead.
 
     ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
-
-    Raises:
-        FileNotFoundError: If the probe file does not exist.
-        ValueError: If no probe file is named, a setting is out of range, the passages are too short or of another
-            tokenizer, or the model has too few positions.
     """
     lengths = [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
     for length in lengths:

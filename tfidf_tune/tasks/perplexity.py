@@ -42,11 +42,6 @@ def documents(
     """Make a document of each block; ``docs/evaluation.md`` describes the settings.
 
     Blocks that have ``shared_tokens`` consecutive tokens in common with ``train_source`` are left out.
-
-    Raises:
-        FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a source cannot be read, it has no block, a setting is out of range, or the model has too few
-            positions.
     """
     check_at_least(2, block_size=block_size, shared_tokens=shared_tokens)
     if num_blocks is not None:
@@ -90,12 +85,7 @@ def other_documents(
     other_column: str = "text",
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make a document of each block of another text; the further settings are those of :func:`documents`.
-
-    Raises:
-        FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If ``other_source`` is not set; and as :func:`documents`.
-    """
+    """Make a document of each block of another text; the further settings are those of :func:`documents`."""
     if other_source is None:
         raise ValueError("tfidf_other_ppl needs other_source: a hub id, 'embedded' or a file with text that is unseen")
     shared = {key: value for key, value in metadata.items() if not key.startswith("wikitext2_")}

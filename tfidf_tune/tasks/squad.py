@@ -38,11 +38,6 @@ def documents(
     The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share ``squad_max_seq_len`` tokens,
     as in training. A context that is too long is truncated at its end, because an evaluation must not use the
     position of the answer.
-
-    Raises:
-        FileNotFoundError: If the source looks like a path and does not exist.
-        ValueError: If the source cannot be read, lacks a column or has no answered question, a setting is out of
-            range, or the model has too few positions.
     """
     check_at_least(1, squad_max_new_tokens=squad_max_new_tokens)
     check_at_least(squad_max_new_tokens + 1, squad_max_seq_len=squad_max_seq_len)
