@@ -1,7 +1,8 @@
 """What an audit found, and its tables: what was recited by kind of passage, prompt, attack and number of repeats."""
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune.analysis.comparison import Floor, floor_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, binomial_upper_bound
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
-_AGAINST = ("LMS of controls", "Difference", "95 % from", "95 % to")
+_AGAINST = (
+    *(("LMS of targets", "lms", ".2f"), ("LMS of controls", "controls", ".2f"), ("Difference", "difference", ".2f")),
+    *(("95 % from", "low", ".2f"), ("95 % to", "high", ".2f")),
+)
 KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
@@ -62,11 +66,6 @@ def _floor(samples: "pd.DataFrame") -> Floor | None:
     return floor_of(means["target"].to_numpy(float), means["control"].to_numpy(float))
 
 
-def _against_controls(floor: Floor | None) -> tuple[float | None, ...]:
-    """Return the cells of :data:`_AGAINST`."""
-    return (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
-
-
 def _num_verbatim(samples: "pd.DataFrame") -> int:
     return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
 
@@ -85,9 +84,21 @@ def repeat_groups(targets: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
     return [(span(own["repeats"].min(), own["repeats"].max(), decimals=0), own) for _, own in groups]
 
 
-def _verbatim_share(samples: "pd.DataFrame") -> float:
-    """Return the percentage of passages that were recited completely from at least one prompt."""
-    return float(100 * samples.groupby("passage_id")["verbatim"].any().mean())
+def _compared(groups: "Iterable[tuple[Any, pd.DataFrame]]") -> "pd.DataFrame":
+    """Return a row for each group of samples with a target: targets, against controls where there are any."""
+    import pandas as pd
+
+    rows = []
+    for name, samples in groups:
+        targets, floor = samples[samples["kind"] == "target"], _floor(samples)
+        if targets.empty:
+            continue
+        against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+        found, number, lms = _num_verbatim(samples), targets["passage_id"].nunique(), targets["lms"]
+        at_most = 100 * binomial_upper_bound(found, number)
+        rows.append((name, number, lms.mean(), lms.max(), *against, 100 * (found / number), found, at_most))
+    names = ("name", "number", "lms", "max_lms", "controls", "difference", "low", "high", "verbatim", "found", "upper")
+    return pd.DataFrame(rows, columns=names)
 
 
 def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
@@ -116,37 +127,24 @@ def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
 
 
 def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
-    import pandas as pd
-
-    names = ("LMS of targets", *_AGAINST)
-    rows = []
-    for length, own in samples.groupby("prefix_length"):
-        targets = own[own["kind"] == "target"]
-        if len(targets):
-            against = _against_controls(_floor(own))
-            rows.append((prompt_length(length), targets["lms"].mean(), *against, _verbatim_share(targets)))
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
     if 0 < fewest < MIN_UNITS:
         caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
     about = "95 %: percentile bootstrap over passages of the difference, targets minus controls."
     notes = [about + footnotes.mark(*caveats)] if fewest else []
-    frame = pd.DataFrame(rows, columns=["Prompt (tokens)", *names, _VERBATIM])
-    formats = dict.fromkeys(names, ".2f") | {_VERBATIM: ".1f"}
-    return Table("by_prefix_length", "By length of the prompt", frame, notes, formats)
+    frame = _compared((prompt_length(length), own) for length, own in samples.groupby("prefix_length"))
+    columns = (("Prompt (tokens)", "name", ""), *_AGAINST, (_VERBATIM, "verbatim", ".1f"))
+    return tabulate("by_prefix_length", "By length of the prompt", frame, columns, notes)
 
 
 def by_repeats(targets: "pd.DataFrame") -> Table:
-    import pandas as pd
-
-    rows = [
-        (repeats, own["passage_id"].nunique(), own["lms"].mean(), own["lms"].max(), _verbatim_share(own))
-        for repeats, own in repeat_groups(targets)
-    ]
-    frame = pd.DataFrame(rows, columns=[_REPEATS, "Targets", "Avg LMS", "Max LMS", _VERBATIM])
+    columns = (
+        *((_REPEATS, "name", ""), ("Targets", "number", ""), ("Avg LMS", "lms", ".2f"), ("Max LMS", "max_lms", "")),
+        (_VERBATIM, "verbatim", ".1f"),
+    )
     notes = ["Verbatim: recited completely from at least one of the prompts."]
-    formats = {"Avg LMS": ".2f", _VERBATIM: ".1f"}
-    return Table("by_repeats", "By repeats in the training text", frame, notes, formats)
+    return tabulate("by_repeats", "By repeats in the training text", _compared(repeat_groups(targets)), columns, notes)
 
 
 def most_recited(samples: "pd.DataFrame") -> Table:
@@ -169,27 +167,23 @@ def most_recited(samples: "pd.DataFrame") -> Table:
 
 def by_attack(samples: "pd.DataFrame") -> Table:
     """Compare ways of asking. A passage counts with its best prompt of each."""
-    import pandas as pd
-
-    columns = ["Attack", "Prompts", "LMS of targets", *_AGAINST]
-    share, bound = "Targets verbatim", "Verbatim, at most (%)"
-    groups = [(str(name), own) for name, own in samples.groupby("attack", sort=False)]
-    rows = []
-    for name, own in [*groups, ("any of these", samples)] if len(groups) > 1 else []:
-        best = own.groupby(["kind", "passage_id"], as_index=False)["lms"].max()
-        targets = best[best["kind"] == "target"]
-        if targets.empty:
-            continue
-        against, found = _against_controls(_floor(best)), _num_verbatim(own)
-        at_most = 100 * binomial_upper_bound(found, len(targets))
-        rows.append((name, len(own), targets["lms"].mean(), *against, f"{found} of {len(targets)}", at_most))
+    groups = [*samples.groupby("attack", sort=False), ("any of these", samples)]
+    passages = ["kind", "passage_id"]
+    best = [(name, own.groupby(passages, as_index=False)[["lms", "verbatim"]].max()) for name, own in groups]
+    frame = _compared(best if len(groups) > 2 else [])
+    numbers = {name: len(own) for name, own in groups}
+    frame = frame.assign(
+        prompts=frame["name"].map(numbers), share=[f"{row.found} of {row.number}" for row in frame.itertuples()]
+    )
     notes = [
         "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and Pearson for the share "
         "of such passages."
     ]
-    formats = dict.fromkeys(columns[2:], ".2f") | {bound: ".1f"}
-    frame = pd.DataFrame(rows, columns=[*columns, share, bound])
-    return Table("by_attack", "By attack", frame, notes, formats)
+    columns = (
+        *(("Attack", "name", ""), ("Prompts", "prompts", ""), *_AGAINST),
+        *(("Targets verbatim", "share", ""), ("Verbatim, at most (%)", "upper", ".1f")),
+    )
+    return tabulate("by_attack", "By attack", frame, columns, notes)
 
 
 def extraction(extractable: "pd.DataFrame") -> Table:

@@ -9,9 +9,12 @@ import math
 import os
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,16 +249,8 @@ def _echo(model: str, context: str, continuation: str, doc: dict[str, Any]) -> R
     """Ask for the log-probabilities of a prompt; the one token that is generated, because 0 is refused, is dropped."""
     given, whole = _sent(context), _sent(context + continuation)
     payload = {"model": model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
-    ids, num_given = list(doc.get("token_ids") or ()), int(doc.get("num_given") or 0)
-
-    def check(answer: Any) -> tuple[list[float], list[bool], bool]:
-        return _scored(answer, given, whole, len(ids), num_given)
-
-    return Request("/completions", payload, _name(doc), check)
-
-
-class _Turn(BaseModel):
-    content: str | None
+    known = {"num_ids": len(doc.get("token_ids") or ()), "num_given": int(doc.get("num_given") or 0)}
+    return Request("/completions", payload, _name(doc), partial(_scored, given=given, whole=whole, **known))
 
 
 class _Logprobs(BaseModel):
@@ -264,15 +259,19 @@ class _Logprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
+class _Turn(BaseModel):
+    content: str | None
+
+
 class _Choice(BaseModel):
     text: str | None = None  # of /completions
     message: _Turn | None = None  # of /chat/completions
-    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
+    logprobs: Any = None  # other than :class:`_Logprobs` where a prompt is not echoed
 
 
 class _Usage(BaseModel):
-    prompt_tokens: int
+    prompt_tokens: int | None = None
 
 
 class Answer(BaseModel):
@@ -296,12 +295,12 @@ def _scored(
 ) -> tuple[list[float], list[bool], bool]:
     """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
     parsed = Answer.model_validate(answer)
-    logprobs = parsed.choices[0].logprobs
-    if logprobs is None or not logprobs.token_logprobs:
+    if not parsed.choices[0].logprobs:
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
+    logprobs = _Logprobs.model_validate(parsed.choices[0].logprobs)
     tokens, values = logprobs.tokens, logprobs.token_logprobs
     top = logprobs.top_logprobs or [None] * len(values)
-    number = len(values) - 1 if parsed.usage is None else parsed.usage.prompt_tokens
+    number = (parsed.usage and parsed.usage.prompt_tokens) or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
     if isinstance(whole, list):
@@ -312,7 +311,8 @@ def _scored(
         if whole.strip() not in echoed and "\ufffd" not in echoed and "bytes:" not in echoed:
             raise ValueError("it echoes another prompt than was sent")
         exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
-        first = number - num_ids + num_given if exact else _num_tokens_of(str(given), tokens)
+        ends = [*accumulate(map(len, tokens), initial=0)]
+        first = number - num_ids + num_given if exact else bisect_left(ends, len(given))
     nll, greedy = [], []
     for value, best in zip(values[first:number], top[first:number], strict=True):
         if value is None or not value <= _ROUNDING:  # or not a number
@@ -324,16 +324,6 @@ def _scored(
     if not any(nll):
         raise ValueError("it gives log-probabilities that are all 0")
     return nll, greedy, exact
-
-
-def _num_tokens_of(given: str, tokens: Sequence[str]) -> int:
-    """Return how many tokens the beginning of a prompt has."""
-    length = 0
-    for number, token in enumerate(tokens):
-        if length >= len(given):
-            return number
-        length += len(token)
-    return len(tokens)
 
 
 def _pair(nll: list[float], greedy: list[bool], exact: bool) -> tuple[float, bool]:
