@@ -142,13 +142,16 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
         ("TFIDF", {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary$"),
         ("Goldfish", {"k": 1}, "k is 1: one token in k is left out of the loss, set it to 2 to 2147483648$"),
         # of another type
-        ("Goldfish", {"k": 2.5}, "k is 2.5, it has to be a whole number$"),
-        ("Goldfish", {"h": None}, "h is None, it has to be a whole number$"),
-        ("Goldfish", {"seed": True}, "seed is True, it has to be a whole number$"),
+        ("Goldfish", {"k": 2.5}, "k is 2.5: one token in k is left out of the loss, set it to a whole number"),
+        ("Goldfish", {"h": None}, "h is None: the hash is of the h tokens before a token, set it to a whole number"),
         ("Goldfish", {"strategy": 3}, "strategy is '3': possible are hash"),
-        ("MiLe", {"gamma": "1"}, "gamma is '1', it has to be a number$"),
+        ("MiLe", {"gamma": "1"}, "gamma is '1': it is the exponent of the weights, set it to a number"),
         ("Focal", {"gamma": float("nan")}, "gamma is nan, it has to be a finite number$"),
-        ("Repetition", {"alpha": [1.0]}, r"alpha is \[1.0\], it has to be a number$"),
+        (
+            "Repetition",
+            {"alpha": [1.0]},
+            r"alpha is \[1.0\]: weights fall by this power of the count, set it to a number",
+        ),
         # no such argument
         ("Goldfish", {"sed": 1}, "has no argument 'sed'; did you mean 'seed'[?]$"),
         ("Goldfish", {"gamma": 1.0}, "has no argument 'gamma'; possible are h, k, seed, strategy"),
@@ -168,7 +171,10 @@ def test_an_invalid_weighting_is_refused_in_one_message(name, arguments, message
         (weighted(TFIDF) | {"heads": "fused"}, ".* has no argument 'heads'; did you mean 'head'[?]$"),
         (weighted(TFIDF) | {"k": 3}, ".* has no argument 'k'; possible are accumulate_in_fp32, head, num_output_ch"),
         (weighted(TFIDF) | {"head": "triton"}, "head is 'triton': possible are fused, torch, chunked$"),
-        (weighted(TFIDF) | {"num_output_chunks": "8"}, "num_output_chunks is '8', it has to be a whole number"),
+        (
+            weighted(TFIDF) | {"num_output_chunks": "8"},
+            "num_output_chunks is '8': logits are split into so many chunks, set it to a whole number",
+        ),
         (OBJECTIVES["TF-IDF"] | {"num_chunks": 8}, ".* has no argument 'num_chunks'; did you mean 'num_output_chunks"),
         (OBJECTIVES["CE"] | {"options": {}}, ".* has no argument 'options'; possible are accumulate_in_fp32, head, "),
     ],

@@ -223,9 +223,9 @@ def test_a_run_does_not_begin_above_a_threshold_that_would_end_it(make_run):
     ("section", "message"),
     [
         ({"every_n_step": 5}, r"no key 'memorization_monitor.every_n_step'; did you mean 'every_n_steps'\?"),
-        ({"every_n_steps": 0}, "memorization_monitor.every_n_steps is 0, it has to be at least 1"),
-        ({"when_above": "end"}, "memorization_monitor.when_above is 'end', it has to be 'stop' or 'keep'"),
-        ({"stop_above": -1}, "memorization_monitor.stop_above is -1, it has to be at least 0"),
+        ({"every_n_steps": 0}, "memorization_monitor.every_n_steps is 0: Input should be greater than or equal to 1"),
+        ({"when_above": "end"}, "memorization_monitor.when_above is 'end': Input should be 'stop' or 'keep'"),
+        ({"stop_above": -1}, "memorization_monitor.stop_above is -1: Input should be greater than or equal to 0"),
         ({"stop_above": 30}, "memorization_monitor: stop_above is 30.0: .* from 0 to 24"),
         ({"prefix_length": 32}, "memorization_monitor: Passage 'target-0000' has 32 tokens, none after the first 32"),
         ({"probe_file": "absent.jsonl"}, "memorization_monitor: no such probe file: 'absent.jsonl'"),

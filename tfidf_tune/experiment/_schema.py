@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from tfidf_tune._checks import suggestion
 from tfidf_tune._files import config_path, experiment_path
 from tfidf_tune.training import SetupError, load_config, setup_errors
-from tfidf_tune.training._config import plainer
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Keys of a training config that the experiment sets, and by which of its own keys.
@@ -215,4 +214,4 @@ def _message(error: ValidationError) -> str:
         known = {key for section in sections for key in section.model_fields}
         return f"{where}: there is no such key{suggestion(str(problem['loc'][-1]), known)}"
     value = "" if isinstance(problem["input"], dict | _Section) else repr(problem["input"])
-    return ": ".join(filter(None, [where, value, plainer(problem["msg"].removeprefix("Value error, "))]))
+    return ": ".join(filter(None, [where, value, problem["msg"].removeprefix("Value error, ")]))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from tfidf_tune._checks import suggestion
@@ -22,21 +22,9 @@ from tfidf_tune.training._errors import SetupError, setup_errors
 logger = logging.getLogger(__name__)
 
 
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("it has to be a number, not a boolean")
-    return value
-
-
-def _no_float(value: Any) -> Any:
-    if isinstance(value, float):  # pydantic takes 2.0 for 2
-        raise ValueError("it has to be a whole number")
-    return value
-
-
-_Int = Annotated[int, BeforeValidator(_no_boolean), BeforeValidator(_no_float)]
+_Int = Annotated[int, Field(strict=True)]
 _Count = Annotated[_Int, Field(ge=1)]
-_Positive = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0)]
+_Positive = Annotated[float, Field(strict=True, gt=0)]
 # fp16 is missing: its gradients would need scaling.
 _FSDPDtype = Literal["bf16", "fp32"]
 
@@ -59,7 +47,7 @@ class MonitorConfig(BaseModel):
     """Most tokens that are generated and compared."""
     batch_size: _Count = 32
     """Passages in a forward pass."""
-    stop_above: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0)] | None = None
+    stop_above: Annotated[float, Field(strict=True, ge=0)] | None = None
     """Threshold for the mean LMS of the targets, in tokens."""
     when_above: Literal["stop", "keep"] = "stop"
     """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` continues, and the folder
@@ -154,7 +142,7 @@ class _LoRAArguments(BaseModel):
 
     lora_rank: _Count = 8
     lora_alpha: _Positive = 16
-    lora_dropout: Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, lt=1)] = 0.0
+    lora_dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -282,15 +270,6 @@ def _look_up(content: Any, key: str) -> Any:
     return content
 
 
-# Replacements in pydantic's messages.
-_WORDS = {
-    "Input should": "it has to",
-    "a valid integer": "a whole number",
-    "a valid string": "a text",
-    "a valid boolean": "true or false",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-}
 Schema = TypeVar("Schema", bound=FinetuneConfig)
 
 
@@ -309,12 +288,6 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             exist or does not take the arguments given.
     """
     fields = schema.model_fields
-    for key in map(str, cfg):
-        if key not in fields:
-            sections = [str(name) for name, part in cfg.items_ex(False) if OmegaConf.is_dict(part) and key in part]
-            hint = f"; did you mean '{sections[0]}.{key}'?" if sections else suggestion(key, fields)
-            hint = "; the recipe lora_finetune has it" if key in LoRAFinetuneConfig.model_fields else hint
-            raise SetupError(f"config: no key {key!r}{hint}")
     missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
     with setup_errors("config"):
         missing |= set(_missing_keys(OmegaConf.to_container(cfg, resolve=False)))
@@ -328,13 +301,6 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     check_components(checked)
     _validate(_LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
-
-
-def plainer(message: str) -> str:
-    """Replace the words of pydantic in a message by ours."""
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    return message
 
 
 def shards_model(cfg: FinetuneConfig) -> bool:
@@ -352,18 +318,26 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
         return schema.model_validate(content).model_dump()
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        message = plainer(problem["msg"].removeprefix("Value error, "))
-        if not problem["loc"]:
-            raise SetupError(f"config: {message}") from error
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+        message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            hint = suggestion(str(problem["loc"][-1]), MonitorConfig.model_fields)
-            raise SetupError(f"config: no key {name!r}{hint}") from error
-        if problem["type"] == "missing":
-            raise SetupError(f"config: missing {name}") from error
-        if name == "dtype" and problem["input"] == "fp16":
-            message += "; fp16 needs the recipe lora_finetune"
-        raise SetupError(f"config: {where}{name} is {problem['input']!r}, {message[0].lower()}{message[1:]}") from error
+            message = f"no key {name!r}{_hint(name, schema, content)}"
+        elif problem["type"] == "missing":
+            message = f"missing {name}"
+        elif name:
+            message = f"{where}{name} is {problem['input']!r}: {message}"
+            message += "; fp16 needs the recipe lora_finetune" if (name, problem["input"]) == ("dtype", "fp16") else ""
+        raise SetupError(f"config: {message}") from error
+
+
+def _hint(name: str, schema: type[BaseModel], content: dict[str, Any]) -> str:
+    """Suggest what an unknown key may be meant for."""
+    if name in LoRAFinetuneConfig.model_fields:
+        return "; the recipe lora_finetune has it"
+    if sections := [section for section, keys in content.items() if isinstance(keys, dict) and name in keys]:
+        return f"; did you mean '{sections[0]}.{name}'?"
+    section, _, key = name.rpartition(".")
+    return suggestion(key, MonitorConfig.model_fields if section else schema.model_fields)
 
 
 def _resolve_defaults(cfg: DictConfig) -> None:
