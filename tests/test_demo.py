@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from tfidf_tune.commands import demo
 from tfidf_tune.commands.experiment import main as experiment_command
-from tfidf_tune.experiment import _launcher
+from tfidf_tune.experiment import _run
 from tfidf_tune.results import import_results
 
 SMALL = """
@@ -31,7 +31,7 @@ def test_a_demo_of_six_steps_trains_evaluates_and_compares_its_objectives(tmp_pa
     """The command runs in this process, its jobs in forks."""
     (tmp_path / "small.yaml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))
+    monkeypatch.setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it would outlast the test
     printed = []
     for _ in range(2):

@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,7 +20,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_EXPERIMENTS = "experiments"
+_EXPERIMENTS = "experiments/"  # the beginning of their names
 # A hidden name with a UUID, as the functions below make them.
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
 
@@ -64,8 +64,14 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
     temporary.mkdir()
     try:
         yield temporary
-        if replace is not None:
-            _copy_other_files(folder, temporary, replaced=replace)
+        if replace is not None and folder.is_dir():
+            for path in folder.iterdir():
+                if (temporary / path.name).exists() or any(path.match(pattern) for pattern in replace):
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.copytree(path, temporary / path.name, symlinks=True)
+                else:
+                    shutil.copy2(path, temporary / path.name, follow_symlinks=False)
         for path in [*temporary.rglob("*"), temporary]:
             if not path.is_symlink():
                 sync_to_disk(path)
@@ -96,35 +102,30 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def atomic_update(folder: Path) -> Iterator[Callable[[str], AbstractContextManager[Path]]]:
-    """Add or replace files of a folder when the block ends without an error; otherwise the folder is not changed.
+def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
+    """Write files, by their names relative to a folder, to paths passed to their functions: all of them or none.
 
-    Yields a function that returns for a name relative to the folder the path to write to; an ``OSError`` in its block
-    names the final file. Files are moved from a temporary folder at the end, so that a full disk leaves the earlier
-    ones intact. After an error, a folder that is new and empty is removed.
+    They are moved from a temporary folder at the end, so that a full disk leaves the earlier ones intact. After an
+    error, which names the file, a folder that is new and empty is removed.
+
+    Raises:
+        OSError: If a file cannot be written.
     """
     is_new = not folder.exists()
     temporary = folder / f".update.{uuid.uuid4().hex}"
-    names: dict[str, None] = {}
-
-    @contextmanager
-    def new_file(name: str) -> Iterator[Path]:
-        path = temporary / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield path
-            sync_to_disk(path)
-        except OSError as error:
-            raise OSError(
-                f"{folder / name} could not be written ({error.strerror or error}), {folder} is left as it was: "
-                "make room, or choose another folder"
-            ) from error
-        names[name] = None
-
     try:
-        yield new_file
-        for name in names:
+        for name, write in files.items():
+            path = temporary / name
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write(path)
+                sync_to_disk(path)
+            except OSError as error:
+                raise OSError(
+                    f"{folder / name} could not be written ({error.strerror or error}), {folder} is left as it was: "
+                    "make room, or choose another folder"
+                ) from error
+        for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).replace(folder / name)
     finally:
@@ -179,16 +180,6 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)  # of a folder that another process has removed
 
 
-def _copy_other_files(source: Path, target: Path, *, replaced: Collection[str]) -> None:
-    for path in source.iterdir() if source.is_dir() else ():
-        if (target / path.name).exists() or any(path.match(pattern) for pattern in replaced):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, target / path.name, symlinks=True)
-        else:
-            shutil.copy2(path, target / path.name, follow_symlinks=False)
-
-
 def require_writable(what: str, path: Path) -> None:
     """Raise an OSError unless files can be written at or below a path; ``what`` names the option or key."""
     try:  # the only reliable test for root, network folders and the like
@@ -214,15 +205,20 @@ def remove_leftovers(folder: Path) -> None:
     """Remove temporary files and folders of this module that a killed process left in a folder."""
     for path in folder.glob(".*"):
         if is_leftover(path):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove_path(path)
 
 
 def is_leftover(path: Path) -> bool:
     """Return whether a file or folder has a temporary name of this module."""
     return _TEMPORARY_NAME.fullmatch(path.name) is not None
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, a link or a folder with its contents, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -254,23 +250,7 @@ def config_path(name: str) -> str:
     Raises:
         SetupError: If there is neither.
     """
-    folder = _configs()
-    packaged = folder / f"{name}.yaml"
-    if Path(name).is_file():
-        return name
-    if packaged.is_file():
-        return str(packaged)
-    names = sorted(
-        path.relative_to(folder).with_suffix("").as_posix()
-        for path in folder.rglob("*.yaml")
-        if path.parent.name != _EXPERIMENTS
-    )
-    raise SetupError(f"no config file {name}, and no config of that name; available are {', '.join(names)}")
-
-
-def shipped_experiments() -> dict[str, Path]:
-    """Return the files of the experiments that come with the package, sorted, by name."""
-    return {file.stem: file for file in sorted((_configs() / _EXPERIMENTS).glob("*.yaml"))}
+    return _find("config", name, _shipped_configs())
 
 
 def experiment_path(name: str) -> str:
@@ -279,14 +259,25 @@ def experiment_path(name: str) -> str:
     Raises:
         SetupError: If there is neither.
     """
+    shipped = shipped_experiments()
+    return _find("experiment", name, shipped | {_EXPERIMENTS + key: path for key, path in shipped.items()})
+
+
+def shipped_experiments() -> dict[str, Path]:
+    """Return the files of the experiments that come with the package, sorted, by name."""
+    named = _shipped_configs().items()
+    return {path.stem: path for name, path in named if name.startswith(_EXPERIMENTS)}
+
+
+def _shipped_configs() -> dict[str, Path]:
+    folder = Path(str(files("tfidf_tune.configs")))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def _find(kind: str, name: str, shipped: dict[str, Path]) -> str:
     if Path(name).is_file():
         return name
-    shipped = shipped_experiments()
-    bare = name.removeprefix(f"{_EXPERIMENTS}/")
-    if bare not in shipped:
-        raise SetupError(f"no file {name}, and no experiment of that name; available are {', '.join(shipped)}")
-    return str(shipped[bare])
-
-
-def _configs() -> Path:
-    return Path(str(files("tfidf_tune.configs")))
+    if name not in shipped:
+        names = [one for one in shipped if not one.startswith(_EXPERIMENTS)]
+        raise SetupError(f"no {kind} file {name}, and no {kind} of that name; available are {', '.join(names)}")
+    return str(shipped[name])

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tfidf_tune.data import hf_tokenizer, load_documents
-from tfidf_tune.experiment import _launcher
+from tfidf_tune.experiment import _run
 from tfidf_tune.results import read_results
 
 WORDS = [
@@ -205,7 +205,7 @@ def test_all_is_made_trained_evaluated_and_compared_once(inputs, tmp_path, monke
     monkeypatch.setattr(sys, "argv", ["smollm2.py", *small])
     monkeypatch.setattr(smollm2, "download", lambda folder: shutil.copytree(inputs, folder, dirs_exist_ok=True))
     monkeypatch.setattr(smollm2, "_PASSAGE_CHARACTERS", 700)
-    monkeypatch.setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))
+    monkeypatch.setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it would outlast the test
 
     smollm2.main()

@@ -15,7 +15,7 @@ import yaml
 from fork_jobs import ForkExecutor
 
 import tfidf_tune.tasks
-from tfidf_tune.experiment import _job, _launcher, _run
+from tfidf_tune.experiment import _job, _run
 
 # Keys of an experiment of two cells for each seed.
 SMALL = {"objectives": {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}, "milestones": [100]}
@@ -28,7 +28,7 @@ def install(setattr=setattr):
     setattr(_job, "run_recipe", run_recipe)
     setattr(_job, "make_start", make_start)
     setattr(tfidf_tune.tasks, "evaluate", evaluate)
-    setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))
+    setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))
     setattr(_run, "_report", lambda runs, experiment, folder: None)  # there are no results to compare
 
 

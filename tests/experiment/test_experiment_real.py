@@ -10,7 +10,7 @@ from fork_jobs import ForkExecutor
 
 from tfidf_tune.analysis import load_model, probe, token_perplexity
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
-from tfidf_tune.experiment import _launcher, load_experiment, print_cells, run_experiment
+from tfidf_tune.experiment import _run, load_experiment, print_cells, run_experiment
 from tfidf_tune.results import import_results
 
 
@@ -70,7 +70,7 @@ def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_w
     kill_when(lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), start_command, file, out)
     assert (second / "cell.json").is_file()
     assert not [*second.glob("trained.json"), *second.glob("checkpoint_*")]
-    monkeypatch.setattr(_launcher, "make_executor", lambda launcher, folder: ForkExecutor(folder))  # saves imports
+    monkeypatch.setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))  # saves imports
     done = state(first)
     assert {first / "trained.json", *first.glob("evaluation/*/part1/evaluated.json")} < done.keys()
 

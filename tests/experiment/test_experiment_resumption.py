@@ -297,7 +297,7 @@ def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:  # a run that is being emptied is unfinished from the start
-        patched.setattr(_cells, "_remove", interrupt)
+        patched.setattr(_cells, "remove_path", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stubbed(file, "overrides.batch_size=2", overwrite=True)
     assert stubbed(file) == ([], SMALL_CELLS)

@@ -146,14 +146,14 @@ def test_a_loss_that_gets_only_labels_is_refused():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"inputs_embeds": torch.zeros(1, 3, 2)}, "a training batch has no input_ids: set counted to 'labels'"),
+        ({"inputs_embeds": torch.zeros(1, 3, 2)}, "a training batch has no input_ids .* or set counted to 'labels'"),
         (
             {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.ones(1, 1, 3, 3)},
-            r"attention_mask, which says what is padding, is \(1, 1, 3, 3\), not of the shape of input_ids, \(1, 3\)",
+            r"input_ids of shape \(1, 3\) and as attention_mask, which says what is padding, \(1, 1, 3, 3\): pass",
         ),
         (
             {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": {"full": None}},
-            "attention_mask, which says what is padding, is dict, not of the shape",
+            "attention_mask, which says what is padding, dict: pass both in one shape",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from omegaconf import DictConfig
 
 from tfidf_tune._checks import differences
-from tfidf_tune._files import atomic_file
+from tfidf_tune._files import atomic_file, remove_path
 from tfidf_tune.training import milestone_name
 
 STARTS, REPORT, JOBS = "starts", "report", "jobs"  # folders of an experiment, which runs cannot have
@@ -144,7 +144,7 @@ class Run:
         _write(self.folder / _CELL, names)
         for path in self.folder.iterdir():
             if path.name != _CELL:
-                _remove(path)
+                remove_path(path)
 
     def finish_training(self, seconds: float, provenance: dict[str, Any]) -> None:
         _write(self.folder / _TRAINED, {"settings": self.settings, "seconds": seconds, "provenance": provenance})
@@ -152,7 +152,7 @@ class Run:
     def next_part(self, percent: int) -> Path:
         """Remove what an interrupted evaluation left, and return the folder of the next part."""
         for leftover in self.results(percent).glob(".*"):
-            _remove(leftover)
+            remove_path(leftover)
         numbers = [int(folder.name.removeprefix("part")) for folder in self.manifests(percent)]
         return self.results(percent) / f"part{max(numbers, default=0) + 1}"
 
@@ -173,10 +173,3 @@ class Run:
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     with atomic_file(path) as file:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

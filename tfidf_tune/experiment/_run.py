@@ -1,19 +1,38 @@
-"""Run an experiment from its file to its report."""
+"""Run an experiment from its file to its report: its jobs run through submitit, on this machine or a Slurm cluster."""
 
-from collections.abc import Sequence
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import submitit
+import torch
+from submitit.helpers import environment_variables
 
 from tfidf_tune._printing import say
-from tfidf_tune.experiment._cells import DONE, REPORT, Run
+from tfidf_tune.experiment._cells import DONE, JOBS, REPORT, Run
 from tfidf_tune.experiment._expand import expand
-from tfidf_tune.experiment._launcher import Failure, only_command, run_jobs
-from tfidf_tune.experiment._schema import Experiment
+from tfidf_tune.experiment._job import JOBS_LOCK, LOCK, work
+from tfidf_tune.experiment._progress import Failure, Progress
+from tfidf_tune.experiment._schema import Experiment, Launcher
+from tfidf_tune.training import SetupError
 
 if TYPE_CHECKING:
     from tfidf_tune.report import Report
     from tfidf_tune.results import Results
+
+_THREADS = "OMP_NUM_THREADS"
+# A progress bar adds a line to a log every 30 seconds.
+_SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
+_MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
+# Options of submitit for every kind of cluster; those of Slurm have a prefix.
+_GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
 
 
 def run_experiment(
@@ -30,7 +49,7 @@ def run_experiment(
             and GPUs. Default: None, 1 on this machine, all runs on a cluster.
 
     Returns:
-        list[Failure]: the cells that failed.
+        list[Failure]: the cells that failed; only the cells that depend on them were skipped.
 
     Raises:
         ValueError: If the experiment is invalid, cells were made with different settings, or ``jobs`` is below 1.
@@ -44,13 +63,13 @@ def run_experiment(
         with only_command(out) as jobs_lock:
             for run in runs:
                 run.check_folder()
-            if problems := [line for run in runs for line in run.all_changes()]:
+            if changed := _changed(runs):
                 if not overwrite:
-                    raise ValueError(_changed(problems))
+                    raise ValueError(changed)
                 for run in runs:
                     run.discard_changed()
             say(f"All files are in {out}.")
-            failures = run_jobs(runs, out, jobs_lock, experiment.launcher, retries=retries, jobs=jobs)
+            failures = _run_jobs(runs, out, jobs_lock, experiment.launcher, retries=retries, jobs=jobs)
             _report(runs, experiment, out / REPORT)
     except KeyboardInterrupt:
         say("\ninterrupted; the same command continues from here")
@@ -66,27 +85,28 @@ def print_cells(experiment: Experiment) -> None:
     say("\n".join(f"{title:<{width}}  {state}" for title, state in lines))
     done = sum(state == DONE for _, state in lines)
     say(f"\n{done} of {len(lines)} cells are done in {experiment.output_dir}.")
-    if problems := [line for run in runs for line in run.all_changes()]:
-        say(f"\n{_changed(problems)}")
+    if changed := _changed(runs):
+        say(f"\n{changed}")
 
 
-def _changed(problems: Sequence[str]) -> str:
-    listed = "\n".join(f"  {problem}" for problem in problems)
-    return (
+def _changed(runs: Sequence[Run]) -> str:
+    """Return a message if cells were made with different settings, else an empty text."""
+    listed = "\n".join(f"  {line}" for run in runs for line in run.all_changes())
+    return listed and (
         f"some cells were made with different settings:\n{listed}\n"
         "choose another output_dir, or restore the settings; --overwrite discards these cells and repeats them"
     )
 
 
 def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
-    """Write and print the report of the evaluated runs: a frontier if there are learning rates, else a comparison."""
+    """Write and print the report of the evaluated runs."""
+    from tfidf_tune.report import terminal_text
+    from tfidf_tune.results import import_results
+
     evaluated = [run.folder for run in runs if any(run.manifests(percent) for percent in run.evaluations)]
     if not evaluated:
         say("\nNothing was evaluated, so there is no report.")
         return
-    from tfidf_tune.report import terminal_text
-    from tfidf_tune.results import import_results
-
     try:
         report = _write_report(import_results(evaluated), experiment, folder)
     except ValueError as error:  # a single run, for example; its cells are done
@@ -98,6 +118,7 @@ def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
 
 
 def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "Report":
+    """Write a frontier if there are learning rates, else a comparison."""
     from tfidf_tune.report import comparison_report, frontier_report, write_report
 
     if experiment.learning_rates is None:
@@ -107,3 +128,119 @@ def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "
         report = frontier_report(results, references=[name for name in experiment.references if name in done])
     write_report(report, folder, results=results)
     return report
+
+
+@contextmanager
+def only_command(folder: Path) -> Iterator[int]:
+    """Lock the folder of an experiment. When the block or this process ends, its local jobs are ended.
+
+    Yields:
+        int: descriptor of a lock that jobs share; they wait until this process unlocks it.
+
+    Raises:
+        BlockingIOError: If another command, or a job of an earlier one, is using the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as lock, (folder / JOBS_LOCK).open("a") as jobs_lock:
+        try:
+            for file in (lock, jobs_lock):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"another experiment, or a job of one that has ended, is using {folder}: wait for it to end"
+            ) from error
+        scripts = sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
+        jobs = [submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh")) for path in scripts]
+        if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
+            raise BlockingIOError(
+                f"jobs of an earlier command may still be queued or running: {', '.join(left)}. Wait for them, or end "
+                f"them by `scancel {' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
+            )
+        try:
+            yield jobs_lock.fileno()
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # jobs wait for this to end themselves
+            fcntl.flock(jobs_lock, fcntl.LOCK_EX)  # they hold it until they have ended
+
+
+def _run_jobs(
+    runs: list[Run], folder: Path, jobs_lock: int, launcher: Launcher, *, retries: int, jobs: int | None
+) -> list[Failure]:
+    """Run all pending cells and return the failures; folder and lock are those of :func:`only_command`."""
+    is_local = launcher.name == "local"
+    progress = Progress(runs, folder / JOBS / "journals", retries)
+    if not progress.to_do:
+        return []
+    num_jobs = min(len(progress.to_do), jobs or (1 if is_local else len(runs)))
+    shutil.rmtree(folder / JOBS, ignore_errors=True)
+    fcntl.flock(jobs_lock, fcntl.LOCK_UN)
+    progress.begin(num_jobs, shows_logs=is_local and num_jobs == 1)
+    executor = make_executor(launcher, folder / JOBS)
+    gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
+    environment = dict(_SPARSE_BARS)
+    if is_local and num_jobs > 1 and _THREADS not in os.environ:
+        num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        environment[_THREADS] = str(max(1, num_cpus // num_jobs))
+    running: dict[int, tuple[submitit.Job[None], list[int]]] = {}  # by slot: a job and the runs that it may do
+    try:
+        while True:
+            for slot in set(range(num_jobs)) - running.keys():
+                numbers = progress.waiting()
+                if not is_local:  # one run, because of the time limit; a local job saves imports by doing several
+                    submitted = [number for _, numbers_of_job in running.values() for number in numbers_of_job]
+                    numbers = [number for number in numbers if number not in submitted][:1]
+                if numbers:
+                    local = (folder.absolute(), gpus[slot]) if is_local else ()
+                    arguments = ({number: runs[number] for number in numbers}, progress.folder.absolute(), retries)
+                    with environment_variables(**environment), _without_ctrl_c():
+                        running[slot] = executor.submit(work, *arguments, *local), numbers
+            if not running:
+                return progress.failures()
+            time.sleep(0.1 if is_local else 2.0)
+            ended = [slot for slot, (job, _) in running.items() if job.done()]
+            progress.update()
+            for slot in ended:
+                progress.end_job(*running.pop(slot))
+    finally:
+        if not is_local:  # local jobs end with the lock
+            for job, _ in running.values():
+                job.cancel(check=False)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Block SIGINT, also for processes started here: it goes to all processes of a terminal, and this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
+    """Make the executor of a launcher; raise a ``SetupError`` if Slurm is not available or lacks an option."""
+    options: dict[str, Any] = {"timeout_min": _MINUTES_OF_A_LOCAL_JOB}
+    if launcher.name == "slurm":
+        given = {"job_name": "tfidf-tune"} | launcher.model_dump(exclude={"name"}, exclude_none=True)
+        options = {key if key in _GENERIC_OPTIONS else f"slurm_{key}": value for key, value in given.items()}
+    try:
+        executor = submitit.AutoExecutor(folder, cluster=launcher.name)
+        executor.update_parameters(stderr_to_stdout=True, **options)
+    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
+        raise SetupError(f"experiment: launcher: {str(error).splitlines()[0]}") from error
+    return executor
+
+
+def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
+    """Share the GPUs of this machine among jobs: return ``CUDA_VISIBLE_DEVICES`` of each, None for all GPUs.
+
+    Each job has ``per_job`` of them, by default an equal share. Jobs share GPUs if there are too few for all.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = list(map(str, range(torch.cuda.device_count()))) if given is None else list(filter(None, given.split(",")))
+    if per_job is None and (num_jobs == 1 or not gpus):
+        return [given] * num_jobs
+    count = per_job or max(1, len(gpus) // num_jobs)
+    if count > len(gpus):
+        raise SetupError(f"experiment: launcher: gpus_per_node is {count}, but this machine has {len(gpus)} GPUs")
+    return [",".join(gpus[(job * count + index) % len(gpus)] for index in range(count)) for job in range(num_jobs)]

@@ -54,9 +54,9 @@ def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
 
     Prompt tuning puts virtual tokens in front of the ``s`` tokens of the inputs. They have no labels.
     """
-    if inputs.get("shift_labels") is None:
-        return shift_labels(_pad(inputs["labels"], num_positions, IGNORE_INDEX))
-    return _pad(inputs["shift_labels"], num_positions, IGNORE_INDEX)
+    shifted = inputs.get("shift_labels")
+    labels = _pad(inputs["labels"] if shifted is None else shifted, num_positions, IGNORE_INDEX)
+    return shift_labels(labels) if shifted is None else labels
 
 
 def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: bool, first_pass: bool) -> TokenBatch:
@@ -86,19 +86,14 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
 def _unpadded_tokens(inputs: Mapping[str, Any]) -> Tensor:
     tokens: Tensor | None = inputs.get("input_ids")
     mask: Any = inputs.get("attention_mask")
-    if tokens is None:
-        raise ValueError(
-            "the weighting counts all tokens, but a training batch has no input_ids: set counted to 'labels'"
-        )
-    if mask is None:
-        return tokens
-    if getattr(mask, "shape", None) != tokens.shape:
+    if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
+        ids = "no input_ids" if tokens is None else f"input_ids of shape {tuple(tokens.shape)}"
         found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"the weighting counts all tokens, but attention_mask, which says what is padding, is {found}, not of the "
-            f"shape of input_ids, {tuple(tokens.shape)}: pass such a mask, or set counted to 'labels'"
+            f"the weighting counts all tokens, but a training batch has {ids} and as attention_mask, which says what "
+            f"is padding, {found}: pass both in one shape, or set counted to 'labels'"
         )
-    return tokens.masked_fill(mask == 0, IGNORE_INDEX)
+    return tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
 
 
 def _pad(tensor: Tensor, num_positions: int, value: int) -> Tensor:

@@ -23,72 +23,61 @@ def check_class(trainer: type) -> None:
 
 def check_arguments(args: Any) -> None:
     """Raise a ``ValueError`` for settings that a weighted loss would ignore, before the Trainer is built."""
-    if args is None:
-        return
-    if args.label_smoothing_factor != 0:
-        raise ValueError(
-            f"label_smoothing_factor is {args.label_smoothing_factor}, which the weighted loss does not support: "
-            "set it to 0"
-        )
-    if getattr(args, "loss_type", "nll") != "nll":
-        raise ValueError(f"loss_type is {args.loss_type!r}, which knows no weights: set it to 'nll'")
+    for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
+        value = getattr(args, name, neutral)
+        if value != neutral:
+            raise ValueError(f"{name} is {value!r}, which knows no weights: set it to {neutral!r}")
 
 
 def check_trainer(trainer: Any, *, fused_head: bool) -> None:
     """Raise a ``ValueError`` if a Trainer, built already, has settings or a model that are not supported."""
-    args, model = trainer.args, trainer.model
-    if trainer.compute_loss_func is not None:
-        raise ValueError("compute_loss_func is set, but the weighted loss takes its place: leave it out")
+    args, model, model_name = trainer.args, trainer.model, type(trainer.model).__name__
     liger = args.liger_kernel_config or {}
-    if args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
-        raise ValueError(
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    problem = None
+    if trainer.compute_loss_func is not None:
+        problem = "compute_loss_func is set, but the weighted loss takes its place: leave it out"
+    elif args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
+        problem = (
             "use_liger_kernel is set with Liger's own loss, which knows no weights: set liger_kernel_config to "
             '{"fused_linear_cross_entropy": False, "cross_entropy": False}'
         )
-    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
-    if parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
-        raise ValueError(
+    elif parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
+        problem = (
             "context or sequence parallelism is on: a process has only a part of each sequence, but weights need whole "
             "ones; set cp_size and sp_size to 1"
         )
-    if args.n_gpu > 1:
-        raise ValueError(
+    elif args.n_gpu > 1:
+        problem = (
             f"one process would use {args.n_gpu} GPUs by DataParallel, which is not supported: start a process for "
             "each GPU with torchrun or accelerate launch, or set CUDA_VISIBLE_DEVICES to one"
         )
-    config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder model, whose labels are not shifted: token weights are for "
-            "causal language models"
+    elif getattr(getattr(model, "config", None), "is_encoder_decoder", False) or _output_layer(model) is None:
+        problem = (
+            f"{model_name} is an encoder-decoder model or has no output layer over a vocabulary: token weights are for "
+            "causal language models, see AutoModelForCausalLM"
         )
-    if _output_layer(model) is None:
-        raise ValueError(
-            f"{type(model).__name__} has no output layer over a vocabulary: token weights are for causal language "
-            "models, see AutoModelForCausalLM"
-        )
-    if fused_head:
-        _check_fused_head(trainer, model)
-
-
-def _check_fused_head(trainer: Trainer, model: Any) -> None:
-    base, head = base_model(model), _output_layer(model)
-    problem = None
-    if "logits_to_keep" not in inspect.signature(base.forward).parameters:
-        problem = f"{type(base).__name__} has no argument logits_to_keep"
-    elif trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
-        problem = "the output layer is sharded over processes"
-    elif type(head) is not nn.Linear:  # with an adapter, or quantized
-        problem = f"the output layer is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
-    elif getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
-        problem = f"{type(base).__name__} caps its logits"
+    elif fused_head and (reason := _why_not_fused(trainer, model)):
+        problem = f"fused_head is True, but {reason}: set it to False"
     if problem is not None:
-        raise ValueError(f"fused_head is True, but {problem}: set it to False")
+        raise ValueError(problem)
+
+
+def _why_not_fused(trainer: Trainer, model: Any) -> str | None:
+    base, head = base_model(model), _output_layer(model)
+    if "logits_to_keep" not in inspect.signature(base.forward).parameters:
+        return f"{type(base).__name__} has no argument logits_to_keep"
+    if trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
+        return "the output layer is sharded over processes"
+    if type(head) is not nn.Linear:  # with an adapter, or quantized
+        return f"the output layer is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
+    if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        return f"{type(base).__name__} caps its logits"
+    return None
 
 
 def _output_layer(model: Any) -> Any:
-    find = getattr(model, "get_output_embeddings", None)
-    return None if find is None else find()
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def base_model(model: Any) -> Any:

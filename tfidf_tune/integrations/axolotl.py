@@ -9,6 +9,7 @@ num_batches: 16
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,23 +138,18 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
 
 
 def _build_weighting(token_weighting: str, token_weighting_args: Mapping[str, Any] | None = None) -> TokenWeighting:
-    weighting = WEIGHTINGS.get(token_weighting) or _imported(token_weighting)
+    weighting: Any = WEIGHTINGS.get(token_weighting)
+    if weighting is None:
+        with suppress(ImportError, AttributeError, ValueError):
+            weighting = get_cls_from_module_str(token_weighting)
+    if not (isinstance(weighting, type) and issubclass(weighting, TokenWeighting)):
+        raise ValueError(
+            f"token_weighting is {token_weighting!r}: possible are {', '.join(WEIGHTINGS)}, or the dotted path of a "
+            "subclass of tfidf_tune.weighting.TokenWeighting"
+        )
     arguments = dict(token_weighting_args or {})
     _check_arguments("token_weighting_args", weighting, arguments)
     return weighting(**arguments)
-
-
-def _imported(path: str) -> type[TokenWeighting]:
-    try:
-        found = get_cls_from_module_str(path)
-    except (ImportError, AttributeError, ValueError):
-        found = None
-    if not (isinstance(found, type) and issubclass(found, TokenWeighting)):
-        raise ValueError(
-            f"token_weighting is {path!r}: possible are {', '.join(WEIGHTINGS)}, or the dotted path of a subclass of "
-            "tfidf_tune.weighting.TokenWeighting"
-        )
-    return found
 
 
 def _check_arguments(key: str, target: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

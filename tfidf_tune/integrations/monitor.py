@@ -185,46 +185,38 @@ class _TransformersModel:
 def _tokenizer_of(trainer: "Trainer") -> HFTokenizer:
     """Return the trainer's tokenizer with the fingerprint that probe files have."""
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    if tokenizer is None:
+    if getattr(tokenizer, "eos_token_id", None) is None:
         raise ValueError(
-            "the trainer has no tokenizer to compare the probe file with: give it the one of the model, "
-            "processing_class=tokenizer"
+            f"the trainer's processing_class is {type(tokenizer).__name__}, to compare the probe file with: give it "
+            "the tokenizer of the model, with an eos_token"
         )
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no EOS: set tokenizer.eos_token")
     return HFTokenizer(tokenizer)
 
 
 def _check_model(model: "PreTrainedModel", probe: MemorizationProbe) -> None:
     """Refuse a model that the probe cannot be measured on, before training."""
-    config = model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"{type(model).__name__} has an encoder and a decoder: memorization is measured on causal language models"
-        )
-    if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
-        raise ValueError(
-            "memorization is not measured under prompt tuning and its relatives, which prepend virtual tokens: use "
-            "LoRA or another method of PEFT"
-        )
-    model_class = type(base_model(model))
+    config, model_class = model.config.get_text_config(), type(base_model(model))
     known = inspect.signature(model_class.forward).parameters  # TRL replaces that of the instance
-    if missing := [name for name in ("past_key_values", "logits_to_keep") if name not in known]:
-        raise ValueError(
-            f"{model_class.__name__} takes no {' and no '.join(missing)}: memorization is measured on models "
-            "that generate text with a KV cache"
-        )
-    if probe.max_token_id >= config.vocab_size:
-        raise ValueError(
+    limit = getattr(config, "max_position_embeddings", None)
+    problem = None
+    if model.config.is_encoder_decoder:
+        problem = f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
+    elif any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
+        problem = "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of PEFT"
+    elif missing := {"past_key_values", "logits_to_keep"} - known.keys():
+        problem = f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates with a KV cache"
+    elif probe.max_token_id >= config.vocab_size:
+        problem = (
             f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to {config.vocab_size - 1}: "
             "take the tokenizer that belongs to the model"
         )
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and probe.num_positions > limit:
-        raise ValueError(
+    elif limit is not None and probe.num_positions > limit:
+        problem = (
             f"a prompt and its continuation have up to {probe.num_positions} tokens, the model has {limit} positions: "
             "lower max_new_tokens or prefix_length"
         )
+    if problem is not None:
+        raise ValueError(f"memorization cannot be measured: {problem}")
 
 
 def _report(state: "TrainerState", message: str) -> None:

@@ -107,25 +107,24 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 logits are not those of the output layer (with ``fused_head``), or the Trainer does not ask the model
                 for the loss.
         """
-        if not (model.training and torch.is_grad_enabled()):
-            if not self._model_takes_num_items:
-                num_items_in_batch = None
-            return super().compute_loss(
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-            )
-        require_labels(inputs)
-        if self._is_first_batch:
-            check_first_batch(inputs, needs_tokens=self.weighting.needs_tokens)
-        weighted = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
+        used: Any = model
+        if model.training and torch.is_grad_enabled():
+            require_labels(inputs)
+            if self._is_first_batch:
+                check_first_batch(inputs, needs_tokens=self.weighting.needs_tokens)
+            used = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
+        elif not self._model_takes_num_items:
+            num_items_in_batch = None
         result = super().compute_loss(
-            weighted, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            used, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
-        if not weighted.is_used:
-            raise ValueError(
-                f"a base of {type(self).__name__} computes the loss itself, so that the weights would be ignored: use "
-                "a trainer that takes the loss from the model"
-            )
-        self._is_first_batch = False
+        if isinstance(used, _WeightedModel):
+            if not used.is_used:
+                raise ValueError(
+                    f"a base of {type(self).__name__} computes the loss itself, so that the weights would be ignored: "
+                    "use a trainer that takes the loss from the model"
+                )
+            self._is_first_batch = False
         return result
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
@@ -268,9 +267,7 @@ class _WeightStatistics:
     def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the statistics over all processes since the last call, and start again; empty without a token.
 
-        Args:
-            gather (Callable[[Tensor], Tensor]): joins the tensors ``[1, n]`` of all processes along the first
-                dimension.
+        ``gather`` joins the tensors ``[1, n]`` of all processes along the first dimension.
         """
         num_valid, cross_entropy, weights, deviations = gather(self._sums[None]).sum(0).tolist()
         largest = gather(self._largest[None]).max().item()

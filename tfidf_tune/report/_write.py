@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tfidf_tune._files import atomic_update, is_leftover
+from tfidf_tune._files import is_leftover, update_files
 from tfidf_tune.report._document import Report, finite
 from tfidf_tune.report._figures import draw
 from tfidf_tune.report._html import html_page
@@ -58,10 +58,7 @@ def write_report(
     files |= {name: partial(_write_text, text) for name, text in texts.items()} | dict(more or {})
     if results is not None:
         files["results.jsonl"] = partial(write_results, results)
-    with atomic_update(folder) as new_file:
-        for name, write in files.items():
-            with new_file(name) as path:
-                write(path)
+    update_files(folder, files)
     for name in older:
         (folder / name).unlink(missing_ok=True)
 
