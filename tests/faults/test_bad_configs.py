@@ -173,7 +173,12 @@ LORA = [
     value("model.lora_attn_modules", [], r"config: model: Must pass one or more of .*'q_proj', .*lora_mod", lora=True),
     value("model.lora_attn_modules", ["o_proj"], r"names 'o_proj', .*possible are k_proj, output_proj", lora=True),
     value("model.use_dora", True, r"DoRALinear; only LoRA is supported", lora=True),
-    value("model.quantize_base", True, r"NF4 takes .* a multiple of 16384 weights .*set it to False", lora=True),
+    value(
+        "model.quantize_base",
+        True,
+        r"NF4 takes multiples of 16384 weights of a layer: set model\.quantize_base=False",
+        lora=True,
+    ),
 ]
 
 COMMANDS = [

@@ -39,7 +39,7 @@ def to_peft_names(family, values, hf_config):
 def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
     tiny, family = MODELS[name], FAMILIES[MODELS[name].model_type]
     hf_model = tiny.build_hf()
-    hf_config = hf_model.config.to_dict()
+    hf_config = hf_model.config
     model = tiny.build(lora=True, **flags)
     model.load_state_dict(family.hf_to_tune(hf_model.state_dict(), hf_config), strict=False)
     randomize_adapters(model)
@@ -76,7 +76,7 @@ def test_nf4_is_the_model_of_the_weights_that_it_stands_for(name, dtype):
     """Logits and the adapters' gradients against a plain base that has the dequantized weights."""
     tiny, family = MODELS[name], FAMILIES[MODELS[name].model_type]
     hf_model, flags = tiny.build_hf(256), everywhere(name)
-    weights = family.hf_to_tune(hf_model.state_dict(), hf_model.config.to_dict())
+    weights = family.hf_to_tune(hf_model.state_dict(), hf_model.config)
     with set_default_dtype(dtype):
         quantized, plain = tiny.build(256, lora=True, quantize_base=True, **flags), tiny.build(256, lora=True, **flags)
     for key, value in quantized.named_parameters():

@@ -38,7 +38,7 @@ def build_model(name, *, lora):
     hf_model = tiny.build_hf()
     model = tiny.build(lora=lora)
     family = FAMILIES[tiny.model_type]
-    model.load_state_dict(family.hf_to_tune(hf_model.state_dict(), hf_model.config.to_dict()), strict=not lora)
+    model.load_state_dict(family.hf_to_tune(hf_model.state_dict(), hf_model.config), strict=not lora)
     if lora:
         generator = torch.Generator().manual_seed(1)
         for parameter in get_adapter_params(model).values():

@@ -27,7 +27,7 @@ def loaded(name: str) -> nn.Module:
     tiny = MODELS[name]
     hf_model = tiny.build_hf()
     model = tiny.build()
-    model.load_state_dict(FAMILIES[tiny.model_type].hf_to_tune(hf_model.state_dict(), hf_model.config.to_dict()))
+    model.load_state_dict(FAMILIES[tiny.model_type].hf_to_tune(hf_model.state_dict(), hf_model.config))
     return model
 
 

@@ -102,7 +102,7 @@ def test_a_real_size_has_the_weights_of_the_published_architecture(name):
         hf_model = transformers.AutoModelForCausalLM.from_config(hf_config)
     family = FAMILIES[published["model_type"]]
 
-    converted = family.hf_to_tune(hf_model.state_dict(), hf_config.to_dict())
+    converted = family.hf_to_tune(hf_model.state_dict(), hf_config)
 
     assert {key: value.shape for key, value in converted.items()} == {
         key: value.shape for key, value in model.state_dict().items()
@@ -111,7 +111,7 @@ def test_a_real_size_has_the_weights_of_the_published_architecture(name):
     assert count == sum(value.numel() for value in hf_model.parameters())
     tolerance = 0 if isinstance(num_parameters, int) else 0.05
     assert count == pytest.approx(num_parameters, rel=tolerance, abs=0)
-    assert [s for s in family.settings(model, hf_config.to_dict()) if s[1] != s[2]] == []
+    assert [s for s in family.settings(model, hf_config) if s[1] != s[2]] == []
     assert model.max_seq_len == published.get("max_position_embeddings", published.get("n_positions"))
 
 

@@ -159,7 +159,7 @@ def watched_saves(monkeypatch):
                 if not is_adapter(key)
             }
             config = self.transformers_config
-            seen["base"] = FAMILIES[config.model_type].tune_to_hf(weights, config.to_dict())
+            seen["base"] = FAMILIES[config.model_type].tune_to_hf(weights, config)
             save(self, model, folder)
 
         monkeypatch.setattr(HFCheckpointer, method, watch)

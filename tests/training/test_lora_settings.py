@@ -17,7 +17,7 @@ from tfidf_tune.training import Run, SetupError, build_model
          "names 'out_proj', .*possible are k_proj, output_proj, q_proj, v_proj$"),
         ("llama3_2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tied to the embeddings"),
         ("qwen2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tie_word_embeddings"),
-        ("gpt_neox", {"quantize_base": True}, "is True: NF4 takes linear layers of a multiple of 16384"),
+        ("gpt_neox", {"quantize_base": True}, "torchao's NF4 takes multiples of 16384 weights, not 64 x 192"),
         ("gptj", {"embed_dim": 256, "num_heads": 3, "quantize_base": True},  # not blamed on NF4
          r"embed_dim \(256\) must be divisible by num_heads \(3\)$"),
     ],

@@ -2,15 +2,14 @@
 
 from tfidf_tune.models._auto import FAMILIES, auto, lora_auto
 from tfidf_tune.models._bitsandbytes import dequantize_4bit, is_4bit, quantize_as_4bit, scales_of_4bit
-from tfidf_tune.models._blocks import LinearFactory, with_lora
-from tfidf_tune.models._causal_lm import NF4_MULTIPLE, HFCausalLM, build_hf, has_own_code
-from tfidf_tune.models._family import HFConfig, ModelFamily, StateDict
+from tfidf_tune.models._blocks import NF4_MULTIPLE, LinearFactory, with_lora
+from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, has_own_code
+from tfidf_tune.models._family import ModelFamily, StateDict
 
 __all__ = [
     "FAMILIES",
     "NF4_MULTIPLE",
     "HFCausalLM",
-    "HFConfig",
     "LinearFactory",
     "ModelFamily",
     "StateDict",

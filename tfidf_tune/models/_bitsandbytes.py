@@ -12,32 +12,30 @@ from transformers.pytorch_utils import Conv1D
 _BLOCK = 64
 
 
-def nf4_linear(name: str, module: nn.Module) -> nn.Module:
-    """Return the layer that takes the place of a linear layer, on its device.
+def nf4_linear(name: str, module: Any, reason: str) -> nn.Module:
+    """Return the layer that takes the place of a linear layer, on its device; ``reason`` says why not torchao's.
 
     Raises:
         ValueError: If bitsandbytes is not installed, or the layer does not have whole blocks of weights per output.
     """
+    weight, is_transposed = module.weight, isinstance(module, Conv1D)
+    out_dim, in_dim = weight.T.shape if is_transposed else weight.shape
     try:
         from bitsandbytes.nn import Linear4bit  # an optional extra
     except ImportError as error:
         raise ValueError(
-            f"{error}: pip install bitsandbytes (or 'tfidf-tune[bitsandbytes]'), or set model.quantize_base=False"
+            f"{reason}, and {error}: pip install 'tfidf-tune[bitsandbytes]', or set model.quantize_base=False"
         ) from error
-
-    source: Any = module
-    weight = source.weight
-    out_dim, in_dim = weight.T.shape if isinstance(module, Conv1D) else weight.shape
     if in_dim % _BLOCK:  # bitsandbytes 0.50.2 dequantizes such weights wrongly on CPUs with AVX-512
         raise ValueError(
-            f"{name} has {in_dim} inputs, and bitsandbytes' NF4 is used for multiples of {_BLOCK} only: set "
+            f"{reason}, and bitsandbytes' NF4 takes multiples of {_BLOCK} inputs, not {in_dim} of {name}: set "
             "model.quantize_base=False"
         )
-    has_bias = source.bias is not None
+    has_bias = module.bias is not None
     layer: Any = Linear4bit(in_dim, out_dim, has_bias, weight.dtype, quant_type="nf4", device=weight.device)
     # Evaluation would otherwise reorder the weights for a kernel in bf16 that computes no gradients.
     layer.support_avx512bf16_for_cpu = False
-    layer.weight = _quantize(weight, is_transposed=isinstance(module, Conv1D))
+    layer.weight = _quantize(weight, is_transposed=is_transposed)
     return layer  # type: ignore[no-any-return]
 
 

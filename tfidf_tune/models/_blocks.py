@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from torchtune.modules import (
 from torchtune.modules.peft import LoRALinear
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+NF4_MULTIPLE = 64 * 256
+"""Weights of an NF4 block, times the blocks that share a scaler: torchao's defaults."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,18 @@ class LinearFactory:
         return self._linear(in_dim, out_dim, bias, self.apply_lora_to_output, False)
 
     def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
-        if not lora:
-            plain: nn.Module = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
-            return plain
-        adapted: nn.Module = LoRALinear(
-            in_dim, out_dim, self.lora_rank, self.lora_alpha, self.lora_dropout, use_bias=bias, quantize_base=quantize
-        )
-        return adapted
+        if quantize and in_dim * out_dim % NF4_MULTIPLE:
+            raise ValueError(
+                f"torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x {out_dim} of a layer: set "
+                "quantize_base to False"
+            )
+        layer: nn.Module
+        if lora:
+            settings = self.lora_rank, self.lora_alpha, self.lora_dropout
+            layer = LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize)
+        else:
+            layer = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
+        return layer
 
 
 PLAIN = LinearFactory()
@@ -81,21 +89,21 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
         :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
     """
-    lora = dict(inspect.signature(LinearFactory).parameters)
+    lora, own = (dict(inspect.signature(each).parameters) for each in (LinearFactory, builder))
     lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
-    own = [each for each in inspect.signature(builder).parameters.values() if each.name != "linear"]
+    del own["linear"]
 
+    @wraps(builder)
     def build(**arguments: Any) -> TransformerDecoder:
-        settings = {name: arguments.pop(name) for name in lora if name in arguments}
+        settings = {name: arguments.pop(name) for name in lora.keys() & arguments.keys()}
         return builder(**arguments, linear=LinearFactory(**settings))
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
-    build.__module__ = builder.__module__
     build.__doc__ = (
         f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
         ":class:`~tfidf_tune.models.LinearFactory`."
     )
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own)]
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own.values())]
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         parameters, return_annotation=TransformerDecoder
     )
@@ -106,11 +114,6 @@ class _ConfiguredRotary:
     """Rotary embeddings with the frequencies that transformers computes from a checkpoint's config.
 
     Put before a class of torchtune, which builds its table from ``theta`` and rotates.
-
-    Args:
-        config (PreTrainedConfig): with ``rope_parameters``.
-        dim (int): dimensions of a head.
-        max_seq_len (int): rows of the table.
     """
 
     def __init__(self, config: PreTrainedConfig, dim: int, max_seq_len: int) -> None:
@@ -166,17 +169,7 @@ class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore
     """
 
     def forward(self, x: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Run the layer.
-
-        Args:
-            x (Tensor): ``[b, s, d]``.
-            mask (Any): see torchtune's ``MultiHeadAttention``. Default: None, causal.
-            input_pos (Tensor | None): positions of the tokens. Default: None, in order.
-            **kwargs (Any): ignored inputs of other layers.
-
-        Returns:
-            Tensor: ``[b, s, d]``.
-        """
+        """Run the layer on ``[b, s, d]``; see torchtune's ``TransformerSelfAttentionLayer``."""
         normalized = self.sa_norm(x)
         attention = self.attn(normalized, normalized, mask=mask, input_pos=input_pos)
         mlp_input = normalized if isinstance(self.mlp_norm, nn.Identity) else self.mlp_norm(x)

@@ -13,12 +13,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
 from tfidf_tune.models._bitsandbytes import nf4_linear
+from tfidf_tune.models._blocks import NF4_MULTIPLE
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-# Weights of an NF4 block, blocks that share a scaler: torchao's defaults.
-NF4_MULTIPLE = 64 * 256
 
 _PREFIX = "hf."
 _HEAD = "output."
@@ -116,7 +114,9 @@ class HFCausalLM(nn.Module):
         Returns:
             Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was replaced by.
         """
-        where = {} if input_pos is None else self._attention(input_pos)
+        where: dict[str, Any] = {} if input_pos is None else {"position_ids": input_pos}
+        if input_pos is not None and self._packs_by == "mask":
+            where["attention_mask"] = self._mask(input_pos)
         if past_key_values is not None:
             where["past_key_values"] = past_key_values
         hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **where).logits
@@ -124,15 +124,12 @@ class HFCausalLM(nn.Module):
             return list(hidden.tensor_split(self.num_output_chunks, dim=1)) if self.num_output_chunks else hidden
         return self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()
 
-    def _attention(self, input_pos: Tensor) -> dict[str, Any]:
-        return {"position_ids": input_pos} if self._packs_by == "positions" else self._masked(input_pos)
-
-    def _masked(self, input_pos: Tensor) -> dict[str, Any]:
-        """Return positions ``[b, s]`` and a mask ``[b, 1, s, s]``, 0 within a document and very negative elsewhere."""
+    def _mask(self, input_pos: Tensor) -> Tensor:
+        """Return a mask ``[b, 1, s, s]`` of positions ``[b, s]``: 0 within a document, very negative elsewhere."""
         documents = (input_pos == 0).cumsum(dim=1)
         may_attend = (documents[:, :, None] == documents[:, None]).tril()[:, None]
         mask = torch.zeros(may_attend.shape, dtype=self.tok_embeddings.weight.dtype, device=input_pos.device)
-        return {"position_ids": input_pos, "attention_mask": mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)}
+        return mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)
 
     def check_causality(self) -> None:
         """Refuse a model whose logits depend on later tokens.
@@ -164,26 +161,21 @@ class HFCausalLM(nn.Module):
         rows = torch.cat([tokens, behind_another])
         positions = torch.cat([torch.arange(4), torch.arange(6)]).expand(2, -1).to(tokens.device)
         alone = torch.cat([self._logits(tokens[:, :4]), self._logits(tokens[:, 4:])], dim=1)
-        ways = ("positions",) if self._has_windows() else ("positions", "mask")
+        config: Any = self.hf.config
+        window = getattr(config, "sliding_window", None) or self.max_seq_len
+        # A mask would replace the window of layers that have one.
+        has_windows = {*(getattr(config, "layer_types", None) or ["windows"])} != {"full_attention"}
+        ways = ("positions",) if has_windows and window < self.max_seq_len else ("positions", "mask")
+        tolerance = max(1e-3, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
         for self._packs_by in ways:
             try:
                 packed = self._logits(rows, positions)
             except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
                 continue
-            if _are_equal(packed[:, 4:]) and self._differ_by_rounding(packed[:1], alone):
+            differences = (packed[:1] - alone).abs().max() / alone.abs().max()
+            if _are_equal(packed[:, 4:]) and differences <= tolerance:
                 return
         raise ValueError(f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows unpacked")
-
-    def _has_windows(self) -> bool:
-        """Return whether a layer has a sliding window shorter than the rows; a mask would replace it."""
-        config: Any = self.hf.config
-        window = getattr(config, "sliding_window", None) or self.max_seq_len
-        layer_types = getattr(config, "layer_types", None)
-        return window < self.max_seq_len and (layer_types is None or {*layer_types} != {"full_attention"})
-
-    def _differ_by_rounding(self, found: Tensor, expected: Tensor) -> bool:
-        tolerance = max(1e-3, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
-        return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
     def _sample(self, num_tokens: int) -> Tensor:
         tokens = torch.arange(1, num_tokens + 1, device=next(self.parameters()).device)[None]
@@ -253,26 +245,23 @@ def quantize(hf: PreTrainedModel) -> str:
         for name, module in hf.get_submodule(layer).named_modules()
         if isinstance(module, (nn.Linear, Conv1D))
     }
-    reason = next(filter(None, map(_not_of_torchao, linear, linear.values())), "")
+    reason = ""
+    for name, module in linear.items():
+        if isinstance(module, Conv1D):
+            reason = reason or f"{name} is a Conv1D, which torchao has no NF4 form of"
+        elif module.weight.numel() % NF4_MULTIPLE:
+            reason = (
+                reason
+                or f"{name} has {module.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
+            )
     for name, module in linear.items():
         if reason:
-            try:
-                new = nf4_linear(name, module)
-            except ValueError as error:
-                raise ValueError(f"quantize_base is True, but {reason}, and {error}") from error
+            new = nf4_linear(name, module, f"quantize_base is True, but {reason}")
         else:
             has_bias, weight = module.bias is not None, module.weight
             new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, weight.device, weight.dtype)
         hf.set_submodule(name, new)
     return reason
-
-
-def _not_of_torchao(name: str, module: Any) -> str:
-    if isinstance(module, Conv1D):
-        return f"{name} is a Conv1D, which torchao has no NF4 form of"
-    if module.weight.numel() % NF4_MULTIPLE:
-        return f"{name} has {module.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
-    return ""
 
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:

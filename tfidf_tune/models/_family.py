@@ -13,29 +13,28 @@ from transformers import PreTrainedConfig
 from tfidf_tune.models._blocks import LinearFactory
 
 StateDict = dict[str, Tensor]
-HFConfig = Mapping[str, Any]
-
-_HEAD = "output"
 
 
 class ModelFamily(ABC):
     """Translation between torchtune's names and shapes and those of one Hugging Face architecture.
 
     Conversions work key by key, so a state dict may come in parts (shard by shard), and on meta tensors, by which a
-    checkpoint is compared with a model before anything is loaded. A family is mostly data; :meth:`settings` and the two
-    layout methods hold what is not a name.
+    checkpoint is compared with a model before anything is loaded. A family is mostly data; :meth:`settings` and
+    :meth:`to_layout` hold what is not a name. Each ``config`` is the checkpoint's, as transformers reads it.
 
     Attributes:
         modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
             If a module has several names, files have the first, transformers (and so PEFT) the last.
         lora_targets (ClassVar[Mapping[str, str]]): torchtune's names of linear layers -> PEFT's ``target_modules``.
         norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
+        norm_eps (ClassVar[str]): the config's name of the epsilon of norms.
         ignored (ClassVar[tuple[str, ...]]): ends of names in older checkpoints that are not weights.
     """
 
     modules: ClassVar[Mapping[str, str]]
     lora_targets: ClassVar[Mapping[str, str]]
     norm_weight: ClassVar[str] = "weight"
+    norm_eps: ClassVar[str]
     ignored: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -46,12 +45,8 @@ class ModelFamily(ABC):
             ValueError: If torchtune's modules cannot represent it; the message says why.
         """
 
-    def hf_to_tune(self, state_dict: StateDict, config: HFConfig) -> StateDict:
+    def hf_to_tune(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert (a part of) a Hugging Face state dict to torchtune's names and layout.
-
-        Args:
-            state_dict (StateDict): Hugging Face's names and layout.
-            config (HFConfig): the checkpoint's config, with all defaults.
 
         Returns:
             StateDict: torchtune's; without a head that is tied to the embeddings.
@@ -66,28 +61,28 @@ class ModelFamily(ABC):
             module, _, parameter = key.rpartition(".")
             pattern, layer = _without_layer(module)
             if pattern not in self.modules:
-                raise ValueError(f"'{key}' is not a weight of the architecture '{config.get('model_type')}'")
+                raise ValueError(f"'{key}' is not a weight of the architecture '{config.model_type}'")
             name = self.modules[pattern].format(layer)
-            if name == _HEAD and config["tie_word_embeddings"]:
+            if name == "output" and config.tie_word_embeddings:
                 continue
             if name.endswith("norm") and parameter == "weight":
                 parameter = self.norm_weight
-            converted[f"{name}.{parameter}"] = self.to_tune_layout(name, value, config)
+            converted[f"{name}.{parameter}"] = self.to_layout(name, value, config, of_hf=False)
         return converted
 
-    def tune_to_hf(self, state_dict: StateDict, config: HFConfig) -> StateDict:
+    def tune_to_hf(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert (a part of) a torchtune state dict to Hugging Face's names and layout."""
         return {
-            self.hf_name(key): self.to_hf_layout(key.rpartition(".")[0], value, config)
+            self.hf_name(key): self.to_layout(key.rpartition(".")[0], value, config, of_hf=True)
             for key, value in state_dict.items()
         }
 
-    def tune_to_peft(self, state_dict: StateDict, config: HFConfig) -> StateDict:
+    def tune_to_peft(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
 
         Args:
             state_dict (StateDict): ``....lora_a.weight`` and ``....lora_b.weight`` by torchtune's names.
-            config (HFConfig): the checkpoint's config, with all defaults.
+            config (PreTrainedConfig): the checkpoint's config.
 
         Returns:
             StateDict: PEFT's; the rows of B are ordered like those of the weight.
@@ -95,7 +90,7 @@ class ModelFamily(ABC):
         converted: StateDict = {}
         for key, value in state_dict.items():
             name, matrix, _ = key.rsplit(".", 2)
-            value = self.to_hf_layout(name, value, config) if matrix == "lora_b" else value
+            value = self.to_layout(name, value, config, of_hf=True) if matrix == "lora_b" else value
             matrix = {"lora_a": "lora_A", "lora_b": "lora_B"}[matrix]
             converted[f"base_model.model.{self._hf_modules(name)[-1]}.{matrix}.weight"] = value
         return converted
@@ -105,38 +100,37 @@ class ModelFamily(ABC):
         return [self.lora_targets[name] for name in module_names]
 
     def hf_name(self, name: str) -> str:
-        """Translate the name of a weight into Hugging Face's; unknown names are returned unchanged."""
-        return next(iter(self.hf_names(name)), name)
-
-    def hf_names(self, name: str) -> list[str]:
-        """List Hugging Face's names of a weight, the one in files first; empty if the architecture lacks it."""
+        """Translate the name of a weight into Hugging Face's in files; unknown names are returned unchanged."""
         module, _, parameter = name.rpartition(".")
         if parameter == self.norm_weight and module.endswith("norm"):
             parameter = "weight"
-        return [f"{theirs}.{parameter}" for theirs in self._hf_modules(module)]
+        theirs = self._hf_modules(module)
+        return f"{theirs[0]}.{parameter}" if theirs else name
 
-    def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
-        """Reorder the rows of a module's weight or bias for torchtune; ``name`` is torchtune's."""
+    def to_layout(self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool) -> Tensor:
+        """Reorder the rows of the weight, bias or LoRA B of torchtune's module ``name`` for the other side."""
         return value
 
-    def to_hf_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
-        """Reorder the rows of a module's weight, bias or LoRA B for Hugging Face; ``name`` is torchtune's."""
-        return value
-
-    def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
+    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
         """Yield (name, value in the checkpoint, value in the model) of settings that do not show in shapes."""
-        yield "tie_word_embeddings", config["tie_word_embeddings"], isinstance(model.output, TiedLinear)
-        yield "quantization_config", config.get("quantization_config"), None
         attention: Any = model.get_submodule("layers.0.attn")
         mlp: Any = model.get_submodule("layers.0.mlp")
-        heads, activation = (
-            next(name for name in names if name in config)
-            for names in (("num_attention_heads", "n_head"), ("hidden_act", "activation_function"))
-        )
-        yield heads, config[heads], attention.num_heads
-        yield activation, _SYNONYMS.get(config[activation], config[activation]), _activation_name(mlp.activation)
+        norm: Any = model.norm
+        yield "tie_word_embeddings", config.tie_word_embeddings, isinstance(model.output, TiedLinear)
+        yield "num_attention_heads", config.num_attention_heads, attention.num_heads
+        name = "hidden_act" if hasattr(config, "hidden_act") else "activation_function"
+        activation = getattr(config, name)
+        yield name, _SYNONYMS.get(activation, activation), _activation_name(mlp.activation)
+        rotary = getattr(attention.pos_embeddings, "rotary", attention.pos_embeddings)
+        # A config without a choice stands for transformers' constants.
+        theirs = getattr(config, "rope_parameters", None) or {"rope_theta": 10_000.0, "rope_type": "default"}
+        yield "rope_base", float(theirs["rope_theta"]), float(rotary.base)
+        # torchtune's classes do not name their type; only Llama 3's is scaled.
+        ours = getattr(rotary, "rope_type", "llama3" if hasattr(rotary, "scale_factor") else "default")
+        yield "rope type", theirs["rope_type"], ours
+        yield "norm_eps", float(getattr(config, self.norm_eps)), float(norm.eps)
 
-    def differing_settings(self, model: nn.Module, config: HFConfig) -> list[str]:
+    def differing_settings(self, model: nn.Module, config: PreTrainedConfig) -> list[str]:
         """Describe the settings of :meth:`settings` that differ; numbers are equal to six digits."""
         return [
             f"{name} is {theirs} in the checkpoint, {ours} in the model"

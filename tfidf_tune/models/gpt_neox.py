@@ -20,7 +20,7 @@ from tfidf_tune.models._blocks import (
     gpt_decoder,
     with_lora,
 )
-from tfidf_tune.models._family import HFConfig, ModelFamily
+from tfidf_tune.models._family import ModelFamily
 
 
 class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
@@ -65,17 +65,7 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         self.pos_embeddings = pos_embeddings
 
     def forward(self, x: Tensor, y: Tensor, *, mask: Any = None, input_pos: Tensor | None = None) -> Tensor:
-        """Attend.
-
-        Args:
-            x (Tensor): ``[b, s, d]``.
-            y (Tensor): the same as ``x``: self-attention has one input.
-            mask (Any): boolean ``[b, s, s]`` or a BlockMask, True where attended to. Default: None, causal.
-            input_pos (Tensor | None): positions of the tokens. Default: None, in order.
-
-        Returns:
-            Tensor: ``[b, s, d]``.
-        """
+        """Attend within ``x`` of ``[b, s, d]``, which is also ``y``; see torchtune's ``MultiHeadAttention``."""
         b, s, d = x.shape
         # [b, s, n_h, 3 * h_d] -> three of [b, s, n_h, h_d]
         q, k, v = self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
@@ -210,6 +200,7 @@ class GPTNeoXFamily(ModelFamily):
         "w2": "dense_4h_to_h",
         "output": "lm_head",
     }
+    norm_eps = "layer_norm_eps"
     ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
     def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
@@ -236,18 +227,13 @@ class GPTNeoXFamily(ModelFamily):
             linear=linear,
         )
 
-    def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield rotary embedding, norms and residual in addition to what every family has."""
+    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the rotated part and the residual in addition to what every family has."""
         yield from super().settings(model, config)
-        rope_config = config["rope_parameters"]
-        head_dim = config["hidden_size"] // config["num_attention_heads"]
-        rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
-        yield "rotary dimensions of a head", int(head_dim * rope_config["partial_rotary_factor"]), rotary.dim
-        yield "rope_base", float(rope_config["rope_theta"]), float(rotary.base)
-        yield "rope type", rope_config["rope_type"], "default"
         layer: Any = model.get_submodule("layers.0")
-        yield "norm_eps", float(config["layer_norm_eps"]), float(layer.sa_norm.eps)
-        yield "use_parallel_residual", config["use_parallel_residual"], isinstance(layer, ParallelSelfAttentionLayer)
+        rotated = config.hidden_size // config.num_attention_heads * config.rope_parameters["partial_rotary_factor"]
+        yield "rotary dimensions of a head", int(rotated), layer.attn.pos_embeddings.rotary.dim
+        yield "use_parallel_residual", config.use_parallel_residual, isinstance(layer, ParallelSelfAttentionLayer)
 
 
 __all__ = ["GPTNeoXAttention", "GPTNeoXFamily", "gpt_neox", "lora_gpt_neox", "lora_pythia", "pythia"]

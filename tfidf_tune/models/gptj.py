@@ -11,7 +11,7 @@ from torchtune.modules import MultiHeadAttention, RotaryPositionalEmbeddings, Tr
 from transformers import PreTrainedConfig
 
 from tfidf_tune.models._blocks import PLAIN, LinearFactory, PartialRotaryEmbeddings, gpt_decoder, with_lora
-from tfidf_tune.models._family import HFConfig, ModelFamily
+from tfidf_tune.models._family import ModelFamily
 
 
 def gptj(
@@ -109,6 +109,7 @@ class GPTJFamily(ModelFamily):
         "w2": "mlp.fc_out",
         "output": "lm_head",
     }
+    norm_eps = "layer_norm_epsilon"
     ignored = (".attn.bias", ".attn.masked_bias")
 
     def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
@@ -133,14 +134,11 @@ class GPTJFamily(ModelFamily):
             linear=linear,
         )
 
-    def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield rotary embedding and norms in addition to what every family has."""
+    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the rotated part in addition to what every family has."""
         yield from super().settings(model, config)
         rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
-        yield "rotary_dim", config["rotary_dim"], rotary.dim
-        yield "rope_base", 10_000.0, float(rotary.base)  # fixed in transformers
-        norm: Any = model.norm
-        yield "norm_eps", float(config["layer_norm_epsilon"]), float(norm.eps)
+        yield "rotary_dim", config.rotary_dim, rotary.dim
 
 
 __all__ = ["GPTJFamily", "gptj", "gptj_6b", "lora_gptj", "lora_gptj_6b"]

@@ -5,7 +5,8 @@ Llama-2 7B and 13B are torchtune's own ``llama2_7b``, ``llama2_13b`` and their `
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torchtune.models.gemma.gemma_norm_embedding import GemmaNormEmbeddings
@@ -29,20 +30,7 @@ from tfidf_tune.models._blocks import (
     LinearFactory,
     with_lora,
 )
-from tfidf_tune.models._family import HFConfig, ModelFamily, activation
-
-# https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
-_TINYLLAMA_1_1B: dict[str, Any] = {
-    "vocab_size": 32_000,
-    "num_layers": 22,
-    "num_heads": 32,
-    "num_kv_heads": 4,
-    "embed_dim": 2048,
-    "max_seq_len": 2048,
-    "intermediate_dim": 5632,
-    "attn_dropout": 0.0,
-    "norm_eps": 1e-5,
-}
+from tfidf_tune.models._family import ModelFamily, activation
 
 
 def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
@@ -54,7 +42,20 @@ def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
     Returns:
         TransformerDecoder: the model, randomly initialised.
     """
-    return llama2(**_TINYLLAMA_1_1B) if linear == PLAIN else lora_llama2(**asdict(linear), **_TINYLLAMA_1_1B)
+    builder = llama2 if linear == PLAIN else partial(lora_llama2, **asdict(linear))
+    # https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
+    model: TransformerDecoder = builder(
+        vocab_size=32_000,
+        num_layers=22,
+        num_heads=32,
+        num_kv_heads=4,
+        embed_dim=2048,
+        max_seq_len=2048,
+        intermediate_dim=5632,
+        attn_dropout=0.0,
+        norm_eps=1e-5,
+    )
+    return model
 
 
 lora_tinyllama_1_1b = with_lora(tinyllama_1_1b)
@@ -98,6 +99,7 @@ class LlamaFamily(ModelFamily):
         "output": "lm_head",
     }
     norm_weight = "scale"
+    norm_eps = "rms_norm_eps"
     ignored = (".rotary_emb.inv_freq",)
 
     def __init__(self, *, rotates_halves: bool = False, is_gemma: bool = False, qkv_bias: bool | None = None) -> None:
@@ -112,14 +114,15 @@ class LlamaFamily(ModelFamily):
         Raises:
             ValueError: If its rotary embeddings change with the length, or its activation is not supported.
         """
-        values = config.to_dict()
         _check_rope(config, max_seq_len)
-        dim, num_heads, num_kv_heads = values["hidden_size"], values["num_attention_heads"], _num_kv_heads(values)
-        head_dim, inner, eps = _head_dim(values), values["intermediate_size"], values["rms_norm_eps"]
-        attention_bias, mlp_bias = bool(values.get("attention_bias")), bool(values.get("mlp_bias"))
+        dim, num_heads, num_kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        head_dim, inner = _head_dim(config), config.intermediate_size
+        attention_bias = bool(getattr(config, "attention_bias", False))
         qkv_bias, output_bias = (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
+        mlp_bias = bool(getattr(config, "mlp_bias", False))
         rotary = ConfiguredHalvesRotaryEmbeddings if self._rotates_halves else ConfiguredRotaryEmbeddings
         pos_embeddings = rotary(config, head_dim, max_seq_len)
+        norm = partial(self._norm, dim, eps=config.rms_norm_eps)
         layers = [
             TransformerSelfAttentionLayer(
                 attn=MultiHeadAttention(
@@ -133,77 +136,61 @@ class LlamaFamily(ModelFamily):
                     output_proj=linear.attention("output_proj", num_heads * head_dim, dim, bias=output_bias),
                     pos_embeddings=pos_embeddings,
                     max_seq_len=max_seq_len,
-                    attn_dropout=values.get("attention_dropout") or 0.0,
+                    attn_dropout=config.attention_dropout or 0.0,
                 ),
                 mlp=FeedForward(
                     gate_proj=linear.mlp(dim, inner, bias=mlp_bias),
                     down_proj=linear.mlp(inner, dim, bias=mlp_bias),
                     up_proj=linear.mlp(dim, inner, bias=mlp_bias),
-                    activation=activation(values["hidden_act"]),
+                    activation=activation(config.hidden_act),
                 ),
-                sa_norm=self._norm(dim, eps=eps),
-                mlp_norm=self._norm(dim, eps=eps),
+                sa_norm=norm(),
+                mlp_norm=norm(),
             )
-            for _ in range(values["num_hidden_layers"])
+            for _ in range(config.num_hidden_layers)
         ]
-        embeddings = self._embeddings(values["vocab_size"], dim)
-        is_tied = values["tie_word_embeddings"]
+        embeddings = self._embeddings(config.vocab_size, dim)
         return TransformerDecoder(
             tok_embeddings=embeddings,
             layers=layers,
             max_seq_len=max_seq_len,
             num_heads=num_heads,
             head_dim=head_dim,
-            norm=self._norm(dim, eps=eps),
-            output=TiedLinear(embeddings) if is_tied else linear.output(dim, values["vocab_size"], bias=False),
+            norm=norm(),
+            output=TiedLinear(embeddings)
+            if config.tie_word_embeddings
+            else linear.output(dim, config.vocab_size, bias=False),
         )
 
-    def to_tune_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
-        """Reorder q's and k's rows from halves to adjacent pairs."""
-        return self._reorder(name, value, config, (2, -1))
-
-    def to_hf_layout(self, name: str, value: Tensor, config: HFConfig) -> Tensor:
-        """Reorder q's and k's rows from adjacent pairs to halves."""
-        return self._reorder(name, value, config, (-1, 2))
-
-    def settings(self, model: nn.Module, config: HFConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield heads, rotary embedding, norms and attention window in addition to what every family has."""
-        yield from super().settings(model, config)
-        attention: Any = model.get_submodule("layers.0.attn")
-        yield "num_key_value_heads", _num_kv_heads(config), attention.num_kv_heads
-        yield "head_dim", _head_dim(config), attention.head_dim
-        rope: Any = attention.pos_embeddings
-        rope_config = config["rope_parameters"]
-        yield "rope_base", float(rope_config["rope_theta"]), float(rope.base)
-        is_scaled = hasattr(rope, "scale_factor")
-        rope_type = getattr(rope, "rope_type", "llama3" if is_scaled else "default")
-        yield "rope type", rope_config["rope_type"], rope_type
-        if is_scaled and rope_config["rope_type"] == "llama3":
-            yield "rope scale_factor", float(rope_config["factor"]), float(rope.scale_factor)
-            yield "rope low_freq_factor", float(rope_config["low_freq_factor"]), float(rope.low_freq_factor)
-            yield "rope high_freq_factor", float(rope_config["high_freq_factor"]), float(rope.high_freq_factor)
-            yield (
-                "rope original_max_position_embeddings",
-                rope_config["original_max_position_embeddings"],
-                rope.old_context_len,
-            )
-        rotates_halves = isinstance(rope, Qwen2RotaryPositionalEmbeddings)
-        yield "rotary layout", _layout_name(self._rotates_halves), _layout_name(rotates_halves)
-        norm: Any = model.norm
-        yield "norm", self._norm.__name__, type(norm).__name__
-        yield "norm_eps", float(config["rms_norm_eps"]), float(norm.eps)
-        yield "use_bidirectional_attention", bool(config.get("use_bidirectional_attention")), False  # Gemma's
-        window = config.get("sliding_window")
-        max_seq_len: Any = model.max_seq_len
-        # torchtune's models have no window, which is the same if no sequence is longer than it
-        yield "sliding_window", window if window is not None and window < max_seq_len else None, None
-
-    def _reorder(self, name: str, value: Tensor, config: HFConfig, parts: tuple[int, int]) -> Tensor:
+    def to_layout(self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool) -> Tensor:
+        """Reorder q's and k's rows between halves, Hugging Face's, and adjacent pairs."""
         if self._rotates_halves or not name.endswith(("q_proj", "k_proj")):
             return value
         # [heads, 2, head_dim / 2, ...] in halves, [heads, head_dim / 2, 2, ...] in pairs
-        by_head = value.reshape(-1, *(size if size > 0 else _head_dim(config) // 2 for size in parts), *value.shape[1:])
+        pairs = _head_dim(config) // 2
+        by_head = value.reshape(-1, *((pairs, 2) if of_hf else (2, pairs)), *value.shape[1:])
         return by_head.transpose(1, 2).reshape(value.shape)
+
+    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
+        """Yield heads, rotary embedding, norms and attention window in addition to what every family has."""
+        yield from super().settings(model, config)
+        attention: Any = model.get_submodule("layers.0.attn")
+        yield "num_key_value_heads", config.num_key_value_heads, attention.num_kv_heads
+        yield "head_dim", _head_dim(config), attention.head_dim
+        rope: Any = attention.pos_embeddings
+        theirs = config.rope_parameters
+        if hasattr(rope, "scale_factor") and theirs["rope_type"] == "llama3":
+            yield "rope factor", float(theirs["factor"]), float(rope.scale_factor)
+            yield "rope low_freq_factor", float(theirs["low_freq_factor"]), float(rope.low_freq_factor)
+            yield "rope high_freq_factor", float(theirs["high_freq_factor"]), float(rope.high_freq_factor)
+            original = "original_max_position_embeddings"
+            yield f"rope {original}", theirs[original], rope.old_context_len
+        yield "rotary halves", self._rotates_halves, isinstance(rope, Qwen2RotaryPositionalEmbeddings)
+        yield "norm", self._norm.__name__, type(model.norm).__name__
+        yield "use_bidirectional_attention", bool(getattr(config, "use_bidirectional_attention", False)), False  # Gemma
+        window, max_seq_len = getattr(config, "sliding_window", None), cast(int, model.max_seq_len)
+        # torchtune's models have no window, which is the same if no sequence is longer than it
+        yield "sliding_window", window if window is not None and window < max_seq_len else None, None
 
 
 def _check_rope(config: PreTrainedConfig, max_seq_len: int) -> None:
@@ -219,16 +206,8 @@ def _check_rope(config: PreTrainedConfig, max_seq_len: int) -> None:
         raise ValueError("only a part of each head is rotated")
 
 
-def _num_kv_heads(config: HFConfig) -> int:
-    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
-
-
-def _head_dim(config: HFConfig) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
-def _layout_name(rotates_halves: bool) -> str:
-    return "halves" if rotates_halves else "adjacent pairs"
+def _head_dim(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 __all__ = ["LlamaFamily", "lora_tinyllama_1_1b", "tinyllama_1_1b"]

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from tfidf_tune._files import looks_like_path
-from tfidf_tune.models import HFConfig, build_hf
+from tfidf_tune.models import build_hf
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import first_line, listed
 
@@ -51,12 +50,6 @@ class BaseCheckpoint:
     folder: Path
     config: PreTrainedConfig
     weight_files: list[Path]
-
-    @cached_property
-    def hf_config(self) -> HFConfig:
-        """Return the config with all defaults as plain values."""
-        config: HFConfig = self.config.to_dict()
-        return config
 
 
 def find_checkpoint(checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool) -> BaseCheckpoint:

@@ -108,7 +108,7 @@ class _TorchtuneModel(Implementation):
         skeleton, unused = check_files(base)
         # The embedding stands for a tied output layer, and is where a model of another kind has a layer of its own.
         theirs = {
-            name: tuple(value.shape) for name, value in family.hf_to_tune(skeleton.state_dict(), base.hf_config).items()
+            name: tuple(value.shape) for name, value in family.hf_to_tune(skeleton.state_dict(), base.config).items()
         }
         ours = {
             name: tuple(value.shape) for name, value in parameters_by_name(self.model).items() if not is_adapter(name)
@@ -119,7 +119,7 @@ class _TorchtuneModel(Implementation):
             if not name.endswith(family.ignored)
         ]
         if theirs.keys() ^ ours.keys() <= {"output.weight"}:  # otherwise the model may lack these settings
-            problems += family.differing_settings(self.model, base.hf_config)
+            problems += family.differing_settings(self.model, base.config)
         limit = getattr(base.config, "max_position_embeddings", None)
         if limit is not None and getattr(self.model, "max_seq_len", 0) > limit:
             problems.append(f"max_seq_len is {limit} in the checkpoint, {self.model.max_seq_len} in the model")
@@ -150,7 +150,7 @@ class _TorchtuneModel(Implementation):
             for key, weight in tqdm(read_weights(file).items(), **bar):
                 # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
                 hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
-                for name, value in family.hf_to_tune(hf_weight, base.hf_config).items():
+                for name, value in family.hf_to_tune(hf_weight, base.config).items():
                     _require_finite(f"{file}: weight {key}", value)
                     yield name, to_nf4(value) if name in quantized else value
 
@@ -165,7 +165,7 @@ class _TorchtuneModel(Implementation):
             part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
             if lora is not None:
                 part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
-            yield _family_of(base).tune_to_hf(part, base.hf_config)
+            yield _family_of(base).tune_to_hf(part, base.config)
 
     def write(self, base: BaseCheckpoint, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         meta = {name: value for part in self.parts(base, "meta") for name, value in part.items()}
@@ -175,7 +175,7 @@ class _TorchtuneModel(Implementation):
         from peft import LoraConfig  # slow to import, which would delay setup errors
 
         lora, family = LoRASettings.require(self.model), _family_of(base)
-        return family.tune_to_peft(_adapter_weights(self.model), base.hf_config), LoraConfig(
+        return family.tune_to_peft(_adapter_weights(self.model), base.config), LoraConfig(
             task_type="CAUSAL_LM",
             r=lora.rank,
             lora_alpha=lora.alpha,

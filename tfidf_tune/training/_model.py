@@ -46,12 +46,10 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
         try:
             model: nn.Module = instantiate(cfg, "model", **_handed_over(cfg, checkpointer))
         except SetupError as error:
-            if "block size" not in str(error):  # torchao's words
+            if "block size" not in str(error):  # torchao's words, which do not name the setting
                 raise
-            raise SetupError(
-                f"{error}. model.quantize_base is True: NF4 takes linear layers of a multiple of {NF4_MULTIPLE} "
-                "weights (64 x 256); set it to False for a model of this size"
-            ) from error
+            remedy = f"NF4 takes multiples of {NF4_MULTIPLE} weights of a layer: set model.quantize_base=False"
+            raise SetupError(f"{error.args[0].strip()}; {remedy}") from error
     if "lora_attn_modules" in cfg.model:
         with setup_errors("config: model"):
             check_lora_targets(model, cfg.model.lora_attn_modules)
