@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import digest, file_sha256, looks_like_path
@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 SampleBy = Literal["line", "paragraph", "document"]
-SAMPLE_BY = ("line", "paragraph", "document")
 _SHORT_DOCUMENT = 30  # tokens
 _ROWS_TOGETHER = 16  # faster than one by one; few, because a row may have megabytes
 
@@ -75,19 +74,16 @@ def load_documents(
             text or holds a text that is too long; if ``sample_by`` is unknown. Errors in the contents are raised while
             reading.
     """
-    require_choice("sample_by", sample_by, SAMPLE_BY)
-    rows = _checked_rows(_rows(source, name, split, sample_by), source, {column: str})
-    return _texts(rows, source, column)
+    return _texts(load_rows(source, {column: str}, name=name, split=split, sample_by=sample_by), source, column)
 
 
 def _texts(rows: Iterable[dict[str, Any]], source: str, column: str) -> Iterator[str]:
-    """Yield the texts that are not empty, and warn of rows that have none, as those of files with mixed columns."""
     num_rows, num_missing = 0, 0
     for num_rows, row in enumerate(rows, start=1):  # noqa: B007
         num_missing += row[column] is None
         if text := (row[column] or "").strip():
             yield text
-    if num_missing:
+    if num_missing:  # a row of a file with mixed columns has None where it lacks a column
         logger.warning(f"{source}: {num_missing:,} of {num_rows:,} rows have nothing in column {column!r}: left out")
 
 
@@ -115,21 +111,75 @@ def load_rows(
         FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: As for :func:`load_documents`, or if a column is missing or has another type.
     """
-    return _checked_rows(_rows(source, name, split, sample_by), source, columns)
+    require_choice("sample_by", sample_by, get_args(SampleBy))
+    if source == EMBEDDED:
+        rows: Iterator[_PlacedRow] = ((EMBEDDED, embedded_row(document)) for document in embedded_documents(split))
+    elif is_local(source):
+        rows = _rows_of_files(local_files(source), sample_by)
+    else:
+        failure = (
+            f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
+            "check these names and the connection, or name a local file."
+        )
+        rows = _streamed(failure, source, "row", source, name, split=split)
+    return _checked(rows, source, columns)
+
+
+def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    for place, row in rows:
+        for column, kind in columns.items():
+            if column not in row:
+                raise ValueError(
+                    f"{source!r} has no column {column!r}, only {sorted(row)}: name another source, or another column "
+                    "where it can be chosen"
+                )
+            if row[column] is not None and not isinstance(row[column], kind):
+                raise ValueError(
+                    f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not "
+                    f"{'text' if kind is str else kind.__name__}: name another column or source; it has {sorted(row)}"
+                )
+            check_length(row[column], place)
+        yield row
+
+
+def _rows_of_files(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
+    # One file at a time, so that an error names the file.
+    for file in files:
+        reader = _reader(file)
+        options = {"sample_by": sample_by} if reader == "text" else {}
+        encoding = "" if reader == "parquet" else " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)"
+        failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
+        # `data_files` are patterns, so the name is escaped.
+        data_files = [glob.escape(str(file))]
+        unit = options.get("sample_by", "row")
+        yield from _streamed(failure, str(file), unit, reader, data_files=data_files, split="train", **options)
+        if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
+            raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
+
+
+def _streamed(failure: str, where: str, unit: str, *args: Any, **options: Any) -> Iterator[_PlacedRow]:
+    from datasets import load_dataset
+
+    number = 0
+    # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile: 800 GB).
+    try:
+        for columns in load_dataset(*args, **options, streaming=True).iter(_ROWS_TOGETHER):
+            for values in zip(*columns.values(), strict=True):
+                number += 1
+                yield f"{where!r}, {unit} {number}", dict(zip(columns, values, strict=True))
+    except MemoryError as error:
+        raise ValueError(
+            f"{where!r}: memory ran out after {unit} {number}, one of the next may be very long: split it into several"
+        ) from error
+    except Exception as error:  # every format and the hub have their own error types
+        raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
-    """Log a warning if the lines of a text file are too short for documents: a median below 30 tokens.
-
-    Args:
-        source (str): the source; nothing is logged for other formats.
-        sample_by (Literal["line", "paragraph", "document"]): how it was read.
-        lengths (Sequence[int]): tokens of each document that was read.
-    """
-    if sample_by != "line" or not lengths or not is_local(source):
+    """Log a warning if a text file was read by lines and the median of their lengths is below 30 tokens."""
+    if sample_by != "line" or not lengths or not is_local(source) or _reader(local_files(source)[0]) != "text":
         return
-    middle = median(lengths)
-    if middle < _SHORT_DOCUMENT and all(_reader(file) == "text" for file in local_files(source)):
+    if (middle := median(lengths)) < _SHORT_DOCUMENT:
         logger.warning(
             f"{source}: each line is a document, {len(lengths):,} with a median of {middle:g} tokens. If lines belong "
             "together, set sample_by to paragraph (they end at an empty line) or document (a file is one)"
@@ -153,82 +203,16 @@ def source_fingerprint(
     if source == EMBEDDED:
         return digest([EMBEDDED, embedded_documents(split), column])
     if is_local(source):
-        files = [(_format(file), file_sha256(file)) for file in local_files(source)]
-        is_divided = sample_by != "line" and _reader(local_files(source)[0]) == "text"
-        return digest(["local", files, column, *([sample_by] if is_divided else [])])
+        files = local_files(source)
+        hashes = [(_format(file), file_sha256(file)) for file in files]
+        is_divided = sample_by != "line" and _reader(files[0]) == "text"
+        return digest(["local", hashes, column, *([sample_by] if is_divided else [])])
     return digest(["hub", source, name, split, column])
-
-
-def _rows(source: str, name: str | None, split: str, sample_by: SampleBy = "line") -> Iterable[_PlacedRow]:
-    if source == EMBEDDED:
-        return _placed(EMBEDDED, "row", map(embedded_row, embedded_documents(split)))
-    if is_local(source):
-        return _local_rows(local_files(source), sample_by)
-    failure = (
-        f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
-        "check these names and the connection, or name a local file."
-    )
-    return _placed(source, "row", _streamed(failure, source, name, split=split))
-
-
-def _local_rows(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
-    # One file at a time, so that an error names the file.
-    for file in files:
-        reader = _reader(file)
-        options = {"sample_by": sample_by} if reader == "text" else {}
-        encoding = "" if reader == "parquet" else " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)"
-        failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
-        # `data_files` are patterns, so the name is escaped.
-        rows = _streamed(failure, reader, data_files=[glob.escape(str(file))], split="train", **options)
-        yield from _placed(str(file), options.get("sample_by", "row"), rows)
-        if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
-            raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
-
-
-def _streamed(failure: str, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
-    from datasets import load_dataset
-
-    # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile: 800 GB).
-    try:
-        for columns in load_dataset(*args, **kwargs, streaming=True).iter(_ROWS_TOGETHER):
-            for values in zip(*columns.values(), strict=True):
-                yield dict(zip(columns, values, strict=True))
-    except MemoryError:
-        raise
-    except Exception as error:  # every format and the hub have their own error types
-        raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
-
-
-def _placed(where: str, unit: str, rows: Iterable[dict[str, Any]]) -> Iterator[_PlacedRow]:
-    number = 0
-    try:
-        for number, row in enumerate(rows, start=1):
-            yield f"{where!r}, {unit} {number}", row
-    except MemoryError as error:
-        raise ValueError(
-            f"{where!r}: memory ran out after {unit} {number}, one of the next may be very long: split it into several"
-        ) from error
-
-
-def _checked_rows(rows: Iterable[_PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
-    for place, row in rows:
-        if missing := [column for column in columns if column not in row]:
-            raise ValueError(
-                f"{source!r} has no column {', '.join(map(repr, missing))}, only {sorted(row)}: "
-                "name another source, or another column where it can be chosen"
-            )
-        for column, kind in columns.items():
-            if not isinstance(row[column], kind | None):
-                raise ValueError(
-                    f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not "
-                    f"{'text' if kind is str else kind.__name__}: name another column or source; it has {sorted(row)}"
-                )
-            check_length(row[column], place)
-        yield row
 
 
 def check_length(value: Any, place: str) -> None:
     """Raise a ValueError for a text that is too long to be tokenized."""
+    # A character has at most 4 bytes.
     if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
