@@ -101,11 +101,7 @@ def greedy_continuations(
 
 
 class Decoding:
-    """The ids of a batch that is continued token by token, from prompts that may have different lengths.
-
-    Args:
-        prompts (Sequence[Sequence[int]]): token ids, at least one each.
-        num_tokens (int | Sequence[int]): ids to append, to all or to each.
+    """The ids of a batch that is continued token by token; the arguments are those of :func:`greedy_continuations`.
 
     Attributes:
         start (list[list[int]]): as many ids of each prompt as the shortest one has: what the model reads first.

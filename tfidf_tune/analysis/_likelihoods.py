@@ -62,12 +62,8 @@ def token_likelihoods(
         batch_size (int): texts in a forward pass.
         progress (Callable[[int], None] | None): called after each batch with its number of texts.
 
-    Returns:
-        list[TokenLikelihoods]: one for each text, in order.
-
     Raises:
-        ValueError: If ``batch_size`` is below 1, a text has fewer than two tokens, or an id is outside the model's
-            vocabulary.
+        ValueError: If ``batch_size`` is below 1, a text has fewer than two tokens, or an id is outside the vocabulary.
     """
     check_at_least(1, batch_size=batch_size)
     for number, ids in enumerate(texts):
@@ -99,24 +95,14 @@ def token_perplexity(model: "PreTrainedModel", blocks: npt.NDArray[np.integer], 
         PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
 
     ``x_<t`` are the ids before ``t`` in the same block: the first id of a block is only context, no BOS is
-    added. The NLL of a token is that of :func:`token_likelihoods`, the sum is in float64.
-
-    Args:
-        model (PreTrainedModel): causal language model; it is put in eval mode.
-        blocks (np.ndarray): integer ``[n, s]`` token ids without padding.
-        batch_size (int): blocks in a forward pass.
-
-    Returns:
-        float: the perplexity, at least 1.
+    added. The NLL of a token is that of :func:`token_likelihoods`, the sum is in float64. ``blocks`` are integers
+    ``[n, s]`` without padding.
 
     Raises:
         ValueError: If the blocks predict no token, or an id is outside the model's vocabulary.
     """
     if blocks.size == len(blocks):
-        raise ValueError(
-            f"Blocks of shape {list(blocks.shape)} predict no token: give at least one block of two tokens, "
-            "from more text or with a smaller block size."
-        )
+        raise ValueError(f"Blocks of shape {list(blocks.shape)} predict no token: give one of two tokens or more.")
     scored = token_likelihoods(model, blocks.tolist(), batch_size=batch_size)
     return float(np.exp(np.mean([tokens.nll for tokens in scored])))
 

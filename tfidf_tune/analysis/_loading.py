@@ -28,14 +28,14 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load a Hugging Face model folder, or a PEFT adapter folder on its base model, in eval mode.
 
+    A complete folder has ``config.json`` and weights, an adapter folder ``adapter_config.json`` and weights.
+
     Args:
-        folder (str | os.PathLike[str]): a complete model folder (``config.json`` and weights), or an adapter folder
-            (``adapter_config.json`` and adapter weights).
-        base (str | os.PathLike[str] | None): folder or hub name of an adapter's base model; None uses the adapter's
-            ``base_model_name_or_path``. Ignored for a complete folder.
+        folder (str | os.PathLike[str]): the folder.
+        base (str | os.PathLike[str] | None): folder or hub name of an adapter's base model. Default: the adapter's
         device (str | torch.device): device of the model.
-        dtype (torch.dtype | None): of the weights; None keeps that of the checkpoint. PEFT keeps
-            half-precision adapters in float32.
+        dtype (torch.dtype | None): of the weights; PEFT keeps half-precision adapters in float32. Default: the
+            checkpoint's
 
     Returns:
         PreTrainedModel: the model; for an adapter folder a ``peft.PeftModel``, which has the same interface.
@@ -79,12 +79,8 @@ def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str 
 def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) -> None:
     """Refuse token ids that are outside the model's embedding.
 
-    Args:
-        model (PreTrainedModel): language model with input embeddings ``[v, d]``.
-        ids (np.ndarray): integer token ids of any shape.
-
     Raises:
-        ValueError: If an id is not in ``[0, v)``.
+        ValueError: If an id of any shape is not in ``[0, v)``, with input embeddings ``[v, d]``.
     """
     vocab_size = model.get_input_embeddings().weight.shape[0]
     unknown = ids[(ids < 0) | (ids >= vocab_size)]

@@ -47,8 +47,7 @@ def relearning_steps(
         list[int | None]: steps by passage, 0 if it is recited without any; None if it is not after ``max_steps``.
 
     Raises:
-        ValueError: If a number is out of range, a passage has no ids after the prompt, is too long for the model, or
-            has an id outside the vocabulary.
+        ValueError: If a number is out of range, or a passage is too short or too long or not of this vocabulary.
     """
     check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens)
     check_at_least(0, max_steps=max_steps)

@@ -16,8 +16,8 @@ class Attack:
     Args:
         name (str): one of :data:`ATTACKS`; empty for a task without named attacks.
         prefix_length (int): tokens of the prompt.
-        offset (int): token of the passage where the prompt starts. Default: 0
-        prompt_noise (float): share of the prompt's tokens that is replaced. Default: 0
+        offset (int): token of the passage where the prompt starts.
+        prompt_noise (float): share of the prompt's tokens that is replaced.
         generation (dict[str, Any]): how the prompt is continued; empty for greedy decoding.
     """
 
@@ -59,14 +59,7 @@ def planned_attacks(
     - by ``chat`` in a turn of the user that asks to continue its first ``p`` tokens,
     - by ``sampling`` from its first ``p`` tokens, ``num_samples`` times.
 
-    Args:
-        names (Sequence[str]): of :data:`ATTACKS`.
-        prefix_lengths (Sequence[int]): tokens of the prompts.
-        offsets (Sequence[int]): tokens of a passage. Default: (64, 96)
-        prompt_noise (float): share of the prompt's tokens, above 0. Default: 0.1
-        num_samples (int): requests of ``sampling`` for each passage. Default: 10
-        temperature (float): of sampling. Default: 1
-        top_k (int): tokens that are sampled from; 0 for all. Default: 0
+    Prefix lengths and offsets are in tokens; ``prompt_noise`` is a share above 0; ``top_k`` 0 samples from all tokens.
 
     Raises:
         ValueError: If a name is unknown or given twice, or a number is out of range.

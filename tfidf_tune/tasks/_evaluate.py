@@ -119,9 +119,9 @@ def check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"
-    # The harness accepts the kind without a number for CUDA and MPS only.
-    devices = ["cpu", *([kind] if kind in ("cuda", "mps") else [])]
-    devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
+    devices = ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
+    if kind in ("cuda", "mps"):  # the harness accepts other kinds only with a number
+        devices.insert(1, kind)
     if device not in devices:
         raise ValueError(f"no device {device!r} on this machine: choose one of {', '.join(devices)}")
     possible = ("float32", "bfloat16", "float16", "float64")

@@ -127,11 +127,7 @@ class TokenIdPrompts:
         return {"request": request, "round_trip": exact, **lengths}
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the ids of turns in the tokenizer's chat template, up to where the model answers.
-
-        Raises:
-            ValueError: If the tokenizer has no chat template.
-        """
+        """Return the ids of turns in the tokenizer's chat template, up to where the model answers."""
         if self.tokenizer.get_chat_template() is None:
             raise ValueError(f"the tokenizer {self.tokenizer.name!r} has no chat template: leave out the attack chat")
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -235,9 +231,6 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Decide from the harness's metadata how prompts are sent, as ``prompts``: "token_ids", "text" or "ids_to_text".
 
     Returns plain values that each document of a task carries, for :func:`prompts_of`.
-
-    Raises:
-        ValueError: If neither ``tokenizer`` nor ``pretrained`` is set, or ``prompts`` is unknown.
     """
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:

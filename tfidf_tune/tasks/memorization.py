@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -80,24 +80,13 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     Of several responses each measure is the best.
     """
     prompts = prompts_of(doc)
-    sample = best_continuation(
-        [
-            compare_continuation(
-                passage_id=doc["passage_id"],
-                kind=doc["kind"],
-                offset=doc["offset"],
-                prefix_length=doc["prefix_length"],
-                generated_ids=prompts.response_ids(response, doc["prompt_ids"], doc["reference_ids"])[
-                    : len(doc["reference_ids"])
-                ],
-                reference_ids=doc["reference_ids"],
-                generated_text=prompts.response_text(response),
-                reference_text=doc["reference_text"],
-            )
-            for response in results
-        ]
-    )
-    sample = replace(sample, attack=doc["attack"])
+    names = ("passage_id", "kind", "offset", "prefix_length", "attack", "reference_ids", "reference_text")
+    known = {name: doc[name] for name in names}
+    samples = []
+    for response in results:
+        ids = prompts.response_ids(response, doc["prompt_ids"], doc["reference_ids"])[: len(doc["reference_ids"])]
+        samples.append(compare_continuation(generated_ids=ids, generated_text=prompts.response_text(response), **known))
+    sample = best_continuation(samples)
     doc["sample"] = asdict(sample)
     scores: dict[str, float | None] = {
         "avg_prefix": sample.prefix_match,

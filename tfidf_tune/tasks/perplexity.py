@@ -44,8 +44,7 @@ def documents(
     Blocks that have ``shared_tokens`` consecutive tokens in common with ``train_source`` are left out.
     """
     check_at_least(2, block_size=block_size, shared_tokens=shared_tokens)
-    if num_blocks is not None:
-        check_at_least(1, num_blocks=num_blocks)
+    check_at_least(1, num_blocks=1 if num_blocks is None else num_blocks)
     if train_source is not None and shared_tokens > block_size:
         raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
     settings = prompt_settings(metadata)
@@ -57,18 +56,16 @@ def documents(
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
         raise ValueError(
-            f"{wikitext2_source!r} has no block of {block_size} tokens: name more text as the task's source, or "
-            "lower block_size"
+            f"{wikitext2_source!r} has no block of {block_size} tokens: name more text or lower block_size"
         )
     if train_source is not None:
         names: dict[str, Any] = {"source_name": train_name, "source_split": train_split, "source_column": train_column}
         unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, source=train_source, **names)
-        num_left_out = len(blocks) - len(unseen)
-        logger.info("%d of %d blocks left out: in part they are text of %r", num_left_out, len(blocks), train_source)
+        logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), train_source)
         if not len(unseen):
             raise ValueError(
                 f"each of the {len(blocks)} blocks of {wikitext2_source!r} shares {shared_tokens} tokens in a row with "
-                f"{train_source!r}: name different text as the task's source, or raise shared_tokens"
+                f"{train_source!r}: name different text, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
     rows = [{"block": index, **prompts.scored_text(ids)._asdict()} for index, ids in enumerate(blocks.tolist())]
