@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from torch.utils.data import DistributedSampler, TensorDataset
+from torch.utils.data import DistributedSampler
 
 from tfidf_tune.weighting import (
     IGNORE_INDEX,
@@ -71,12 +71,8 @@ def weigh_blocks(
             **{name: values.double() for name, values in weights.items()},
         }
         shape = (len(rows), blocks.shape[1])
-        of_blocks: dict[str, Any] = {
-            "block": rows[:, None],
-            "step": step,
-            "documents": int(window.num_documents),
-            "id": blocks[rows],
-        }
+        documents = int(window.num_documents)
+        of_blocks: dict[str, Any] = {"block": rows[:, None], "step": step, "documents": documents, "id": blocks[rows]}
         # The label at position i is token i + 1.
         parts.append(
             {name: np.broadcast_to(values, shape) for name, values in of_blocks.items()}
@@ -138,10 +134,8 @@ def shown_tokens(
 
 def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
     """Return the numbers of the blocks in each mini-batch of the first epoch."""
-    numbers = TensorDataset(torch.arange(num_blocks))
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True
-    )
+    numbers: Any = range(num_blocks)
+    sampler: Any = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True)
     order = np.array(list(sampler))
     num_complete = num_blocks // batch_size
     return np.split(order[: num_complete * batch_size], num_complete) if num_complete else [order]

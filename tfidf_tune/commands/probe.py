@@ -8,19 +8,7 @@ from pathlib import Path
 
 from tfidf_tune._files import atomic_file, require_writable
 from tfidf_tune._printing import say
-from tfidf_tune.commands import whole_number
-from tfidf_tune.commands._auditing import (
-    add_asking,
-    add_choosing,
-    ask,
-    choose_passages,
-    model_arguments,
-    plan_asking,
-    probe_spec,
-    report,
-    report_folder,
-    require_model,
-)
+from tfidf_tune.commands import audit, whole_number
 
 
 def main(arguments: list[str]) -> None:
@@ -41,7 +29,7 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", required=True, help="of the model: a folder or hub id")
     add("--output", required=True, type=Path, help="the probe file to write, .jsonl")
     add("--overwrite", action="store_true", help="replace the output if it exists")
-    add_choosing(parser)
+    audit.add_choosing(parser)
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +39,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     add("--results", type=Path, help="instead of MODEL: results that lm_eval wrote of one model")
     add("--probe-file", type=Path, help="of `probe make`, or of a training run")
     add("--tokenizer", help="default: the model's")
-    add_asking(parser)
+    audit.add_asking(parser)
 
 
 def _add_relearn(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +61,7 @@ def _make(options: argparse.Namespace) -> None:
     output = _new_file(options.output)
     if output.exists() and not options.overwrite:
         raise ValueError(f"{output} exists already: name another file, or replace it by --overwrite")
-    choose_passages(options, probe_spec(options), options.tokenizer, output)
+    audit.choose_passages(options, audit.probe_spec(options), options.tokenizer, output)
     say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
 
 
@@ -92,19 +80,19 @@ def _audit(options: argparse.Namespace) -> None:
     if (options.model is None) == (options.results is None) or (options.model and options.probe_file is None):
         raise ValueError("name either a MODEL to evaluate and its --probe-file, or the --results of a model")
     if options.model is not None:
-        require_model(options.model)
-    folder, bounds = report_folder(options, options.model or options.results)
+        audit.require_model(options.model)
+    folder, bounds = audit.report_folder(options, options.model or options.results)
     if options.results is not None:
         results = options.results.expanduser()
     else:
-        asking, probe_file = plan_asking(options, folder), options.probe_file.expanduser()
-        results = ask(asking, len(read_probe_file(probe_file)), probe_file, folder / "evaluation")
-    report(results, folder, bounds, show_passages=options.show_passages, as_json=options.json)
+        asking, probe_file = audit.plan_asking(options, folder), options.probe_file.expanduser()
+        results = audit.ask(asking, len(read_probe_file(probe_file)), probe_file, folder / "evaluation")
+    audit.report(results, folder, bounds, show_passages=options.show_passages, as_json=options.json)
 
 
 def _relearn(options: argparse.Namespace) -> None:
     output = _new_file(options.output)
-    require_model(options.model)
+    audit.require_model(options.model)
     import torch
     from tqdm import tqdm
 
@@ -112,7 +100,7 @@ def _relearn(options: argparse.Namespace) -> None:
     from tfidf_tune.data import hf_tokenizer, read_probe_file
     from tfidf_tune.tasks._evaluate import check_model_settings
 
-    names, passages = model_arguments(options), read_probe_file(options.probe_file.expanduser())
+    names, passages = audit.model_arguments(options), read_probe_file(options.probe_file.expanduser())
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_model_settings("float32", device, 1)
     check_passages(hf_tokenizer(names.get("tokenizer", names["pretrained"])), passages, options.prefix_length)

@@ -1,7 +1,7 @@
 """Reports: tables, figures and pages."""
 
 from tfidf_tune.report._audit import audit_report
-from tfidf_tune.report._audit_measures import Bound, parse_bounds
+from tfidf_tune.report._audit_tables import Bound, parse_bounds
 from tfidf_tune.report._comparison import comparison_report
 from tfidf_tune.report._document import Continuation, Example, Figure, Report, Table
 from tfidf_tune.report._figures import frontier_drawing

@@ -7,28 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
-from tfidf_tune.report._audit_measures import (
-    EXTRACTION_PAIRS,
-    SCHEMA_VERSION,
-    Bound,
-    Check,
-    Measure,
-    audit_measures,
-    check_bounds,
-)
-from tfidf_tune.report._audit_tables import (
-    KINDS,
-    Found,
-    best_samples,
-    by_attack,
-    by_prefix_length,
-    by_repeats,
-    extractable_targets,
-    extraction,
-    most_recited,
-    repeat_groups,
-    targets_and_controls,
-)
+from tfidf_tune.report import _audit_tables as audit
 from tfidf_tune.report._document import SHARED_MARK, Continuation, Example, Figure, Report, Section
 from tfidf_tune.report._examples import excerpt, shared_pieces
 from tfidf_tune.report._figures import lms_distribution
@@ -44,6 +23,7 @@ from tfidf_tune.report._wording import (
 )
 from tfidf_tune.results import Checkpoint, Results
 
+_SCHEMA_VERSION = "1.0"
 _NUM_EXAMPLES = 3
 _EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
 _HOW = {
@@ -84,7 +64,7 @@ _EXCERPTS = (
 )
 
 
-def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passages: bool = False) -> Report:
+def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_passages: bool = False) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
 
     Averages are over the prompts of the first attack, the greedy one if there is one.
@@ -107,26 +87,26 @@ def audit_report(results: Results, *, bounds: Sequence[Bound] = (), show_passage
             "tfidf_memorization with a probe file"
         )
     at, notes = probed[-1], Footnotes()
-    found = Found(results, at)
+    found = audit.Found(results, at)
     name = _name(found.checkpoint)
     verdict, statements = _verdict(found, name, notes), _statements(found, notes)
     likelihoods, detectable = membership_table(results.scores, [({"Model": name}, [at])], notes)
     for (model,), auc in detectable.items():
         verdict += f" Membership stays detectable: {model} ({auc})."
-    measures = audit_measures(found, results.scores, at, likelihoods.frame, bounds)
-    checks = check_bounds(measures, bounds)
+    measures = audit.audit_measures(found, results.scores, at, likelihoods.frame, bounds)
+    checks = audit.check_bounds(measures, bounds)
     if checks:
         exceeded = [str(check) for check in checks if check.exceeded]
         verdict += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
         statements.insert(0, f"Limits: {'; '.join(map(str, checks))}.")
     tables = (
-        targets_and_controls(found, notes),
-        by_attack(found.samples),
-        extraction(extractable_targets(results.scores, at, EXTRACTION_PAIRS)),
+        audit.targets_and_controls(found, notes),
+        audit.by_attack(found.samples),
+        audit.extraction(results.scores, at),
         likelihoods,
-        by_prefix_length(found.plain, notes),
-        by_repeats(found.targets),
-        most_recited(found.samples),
+        audit.by_prefix_length(found.plain, notes),
+        audit.by_repeats(found.targets),
+        audit.most_recited(found.samples),
     )
     lms = {"target": found.targets["lms"].tolist(), "control": found.controls["lms"].tolist()}
     distribution = Figure(
@@ -158,7 +138,7 @@ def _name(checkpoint: Checkpoint) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 
 
-def _lead(found: Found) -> str:
+def _lead(found: audit.Found) -> str:
     checkpoint = found.checkpoint
     trained = checkpoint.title if checkpoint.is_identified else checkpoint.model
     when = f", at {checkpoint.progress} % of training" if checkpoint.progress < 100 else ""
@@ -169,7 +149,7 @@ def _lead(found: Found) -> str:
     )
 
 
-def _verdict(found: Found, name: str, notes: Footnotes) -> str:
+def _verdict(found: audit.Found, name: str, notes: Footnotes) -> str:
     """Say whether targets are recited more than controls, with the interval of the difference."""
     floor, num_verbatim = found.floor, found.num_verbatim
     known = [_BASE_MODEL] if num_verbatim else []
@@ -196,7 +176,7 @@ def _verdict(found: Found, name: str, notes: Footnotes) -> str:
     return f"{text}; {num_verbatim} of {found.num_targets} targets {verb} recited verbatim.{notes.mark(*known)}"
 
 
-def _statements(found: Found, notes: Footnotes) -> list[str]:
+def _statements(found: audit.Found, notes: Footnotes) -> list[str]:
     floor, targets, num_targets, verbatim = found.floor, found.targets, found.num_targets, found.num_verbatim
     averages = f"Average LMS: {found.lms:.2f} tokens of the targets"
     if floor is not None:
@@ -217,7 +197,7 @@ def _statements(found: Found, notes: Footnotes) -> list[str]:
     if len(means) > 1:
         by_length = ", ".join(f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items())
         statements.append(f"By length of the prompt, average LMS of the targets: {by_length} tokens.")
-    groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in repeat_groups(targets)]
+    groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in audit.repeat_groups(targets)]
     if len(groups) > 1:
         statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
     if lost := found.checkpoint.lost_prompts:
@@ -228,9 +208,9 @@ def _statements(found: Found, notes: Footnotes) -> list[str]:
     return statements
 
 
-def _examples(found: Found, *, show_passages: bool) -> list[Example]:
+def _examples(found: audit.Found, *, show_passages: bool) -> list[Example]:
     """Show the targets that are recited most and, for the floor, the control that is."""
-    best = {kind: best_samples(found.samples, kind) for kind in KINDS}
+    best = {kind: audit.best_samples(found.samples, kind) for kind in audit.KINDS}
     examples = []
     for row in [*best["target"][:_NUM_EXAMPLES].itertuples(), *best["control"][:1].itertuples()]:
         sample = row.sample
@@ -250,7 +230,7 @@ def _examples(found: Found, *, show_passages: bool) -> list[Example]:
 
 
 def _summary(
-    found: Found, name: str, verdict: str, measures: dict[str, Measure], checks: Sequence[Check]
+    found: audit.Found, name: str, verdict: str, measures: dict[str, audit.Measure], checks: Sequence[audit.Check]
 ) -> dict[str, Any]:
     """Return what `audit.json` has; docs/audit.md describes it."""
     excess = found.floor and found.floor.excess
@@ -265,11 +245,11 @@ def _summary(
             "prefix_length": int(row.prefix_length),
             "repeats": None if row.repeats != row.repeats else int(row.repeats),
         }
-        for kind in KINDS
-        for row in best_samples(found.samples, kind).itertuples()
+        for kind in audit.KINDS
+        for row in audit.best_samples(found.samples, kind).itertuples()
     ]
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": _SCHEMA_VERSION,
         "made_by": f"tfidf-tune {version('tfidf-tune')}",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "model": name,
@@ -286,7 +266,7 @@ def _summary(
     }
 
 
-def _provenance(found: Found) -> dict[str, str]:
+def _provenance(found: audit.Found) -> dict[str, str]:
     checkpoint, samples = found.checkpoint, found.samples
     return {
         "Checkpoint": checkpoint.checkpoint,
@@ -304,7 +284,7 @@ def _provenance(found: Found) -> dict[str, str]:
     }
 
 
-def _method_and_limits(found: Found, *, show_passages: bool, has_likelihoods: bool) -> Section:
+def _method_and_limits(found: audit.Found, *, show_passages: bool, has_likelihoods: bool) -> Section:
     """Say what an audit did and what its result does not say, for readers who decide about a model."""
     lengths = " and ".join(map(str, found.prompt_lengths))
     ways = "; ".join(f"{name}: {_HOW[name]}" for name in found.attacks)

@@ -186,11 +186,11 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if is_token_ids_request(context):
-            ids = parse_token_ids(context), parse_token_ids(continuation)
-            self.check_ids(ids[0] + ids[1], num_new=0)
-            return ids
-        encoded: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
-        return encoded
+            pair = parse_token_ids(context), parse_token_ids(continuation)
+            self.check_ids(pair[0] + pair[1], num_new=0)
+        else:
+            pair = super()._encode_pair(context, continuation)
+        return pair
 
     @property
     def _num_together(self) -> int:

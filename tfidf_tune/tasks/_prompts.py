@@ -101,15 +101,6 @@ class Prompt(NamedTuple):
     exact: bool
 
 
-class ScoredText(NamedTuple):
-    """A request for the log-likelihood of the ids after those given, as fields of a task's document."""
-
-    request: str
-    continuation: str
-    num_predictions: int  # tokens of the continuation for the model
-    round_trip: bool  # whether the model predicts exactly the ids after those given, given exactly those before
-
-
 @dataclass(frozen=True)
 class TokenIdPrompts:
     """Numbers, for our model or the pass-through tokenizer."""
@@ -133,11 +124,14 @@ class TokenIdPrompts:
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return ids
 
-    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
-        """Return the request for the log-likelihood of ids given the first ones."""
+    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> dict[str, Any]:
+        """Return the request for the log-likelihood of ids given the first ones, as fields of a task's document.
+
+        ``num_predictions`` are the scored tokens as the model sees them; ``round_trip`` is whether it sees these ids.
+        """
         continuation = " " + " ".join(map(str, ids[num_given:]))
-        num_predictions = len(ids) - num_given
-        return ScoredText(token_ids_request(ids[:num_given]), continuation, num_predictions, round_trip=True)
+        sent = {"request": token_ids_request(ids[:num_given]), "continuation": continuation}
+        return {**sent, "num_predictions": len(ids) - num_given, "round_trip": True}
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
         """Return the ids of a continuation."""
@@ -171,7 +165,7 @@ class TextPrompts(TokenIdPrompts):
         # The server renders the turns; a model without one gets the words.
         return self.tokenizer.encode(messages[-1]["content"], add_bos=False, add_eos=False)
 
-    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> ScoredText:
+    def scored_text(self, ids: Sequence[int], num_given: int = 1) -> dict[str, Any]:
         text = self._text(ids)
         # The harness needs a context that is not empty and does not end in a space.
         for number in range(num_given, len(ids)):
@@ -181,12 +175,9 @@ class TextPrompts(TokenIdPrompts):
         else:
             raise ValueError(f"a block of {len(ids)} tokens reads {text[:80]!r}: it leaves no text to predict")
         given, scored = self._seen(context), self._seen(text)
-        return ScoredText(
-            context,
-            text[len(context) :],
-            num_predictions=len(scored) - len(given),
-            round_trip=scored == list(ids) and given == list(ids[:num_given]),
-        )
+        is_exact = scored == list(ids) and given == list(ids[:num_given])
+        sent = {"request": context, "continuation": text[len(context) :]}
+        return {**sent, "num_predictions": len(scored) - len(given), "round_trip": is_exact}
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
         # A continuation tokenized by itself can start with another token than after its prompt, and SentencePiece drops

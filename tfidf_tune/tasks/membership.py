@@ -134,7 +134,6 @@ def _document(
     offset, num_given = (offset, 1) if passage.num_prompt is None else (0, passage.num_prompt)
     ids = passage.token_ids[offset:]
     starts = [(0, num_given)] if is_completion else [(length, length) for length in lengths]
-    scored = prompts.scored_text(ids, num_given)
     return {
         "passage_id": passage.id,
         "kind": passage.kind,
@@ -146,5 +145,5 @@ def _document(
         "text": prompts.tokenizer.decode(ids[num_given:] if is_completion else ids),
         "spans": [[prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts],
         "score_tokens": True,
-        **scored._asdict(),
+        **prompts.scored_text(ids, num_given),
     }

@@ -68,7 +68,7 @@ def documents(
                 f"{train_source!r}: name different text, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
-    rows = [{"block": index, **prompts.scored_text(ids)._asdict()} for index, ids in enumerate(blocks.tolist())]
+    rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.
     check_length(metadata, max(row["num_predictions"] for row in rows), "block_size")
     return task_documents(rows, "blocks", settings)
