@@ -112,7 +112,7 @@ LLAMA3_ROPE = {
             {"hidden_act": "gelu"},
             "is gelu in the checkpoint, silu in the model\n.*\nmake `model`",
         ),
-        ({}, {"quantization_config": {"quant_method": "gptq"}}, "is quantized \\(quantization_config: gptq\\)"),
+        ({}, {"quantization_config": {"quant_method": "gptq"}}, "is quantized \\(quantization_config: .*gptq"),
         ({}, {"rope_parameters": LLAMA3_ROPE}, "rope type is llama3 in the checkpoint, default in the model"),
         ({}, None, "weights and config.json .* do not match"),
     ],

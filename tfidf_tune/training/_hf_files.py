@@ -97,17 +97,15 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
         ValueError: If it is not of a causal language model with plain weights, or needs code that is not trusted.
     """
     if (folder / "adapter_config.json").is_file():
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model"
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(
             f"{folder} has adapter_config.json, so transformers takes it for an adapter of {base}: set "
-            f"checkpointer.checkpoint_dir={base} to train a new adapter, merge this one into its base (PEFT's "
-            "merge_and_unload), or remove adapter_config.json if the weights are those of a whole model"
+            f"checkpointer.checkpoint_dir={base}, merge the adapter into its base, or remove adapter_config.json"
         )
     values = read_json(folder / "config.json")
-    if (quantization := values.get("quantization_config")) is not None:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+    if quantization := values.get("quantization_config"):
         raise ValueError(
-            f"the checkpoint {folder} is quantized (quantization_config: {method}): name the original model; "
+            f"the checkpoint {folder} is quantized (quantization_config: {quantization}): name the original model; "
             "model.quantize_base=True quantizes it for LoRA"
         )
     try:
@@ -147,13 +145,9 @@ def _find_weight_files(folder: Path) -> list[Path]:
             if not weight_map or not isinstance(weight_map, dict):
                 raise ValueError(f"{folder / index} has no weight_map: download or write it again")
             names = sorted({str(name) for name in weight_map.values()})
-            if elsewhere := [name for name in names if Path(name).name != name]:
-                raise ValueError(
-                    f"{folder / index} names '{elsewhere[0]}', which is not a file of the same folder: download or "
-                    "write it again"
-                )
-            if missing := [name for name in names if not (folder / name).is_file()]:
-                raise FileNotFoundError(f"the checkpoint {folder} lacks {', '.join(missing)}, which {index} names")
+            for name in names:
+                if Path(name).name != name or not (folder / name).is_file():
+                    raise FileNotFoundError(f"{folder / index} names {name}, which is not a file of the same folder")
             return [folder / name for name in names]
         if (folder / single).is_file():
             return [folder / single]
@@ -242,26 +236,22 @@ def quiet(*, shows_bar: bool = False) -> Iterator[None]:
 
 def read_weights(file: Path) -> dict[str, Tensor]:
     """Map the weights of a file into memory; each is read from disk when it is used."""
-    if file.suffix == ".safetensors":
-        try:
-            weights: dict[str, Tensor] = load_file(file)
-            return weights
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged ({error}): download or write it again") from error
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        if file.suffix == ".safetensors":
+            content: dict[str, Tensor] = load_file(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise ValueError(
-            f"{file} is damaged, or in PyTorch's format before 1.6 ({type(error).__name__}): download it again, or "
-            "convert it to safetensors"
+            f"{file} is damaged ({type(error).__name__}: {first_line(error)}): download it again; a file of PyTorch "
+            "before 1.6 has to be converted to safetensors"
         ) from error
-    if not (isinstance(content, dict) and all(_is_weight(name, value) for name, value in content.items())):
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+        for name, value in content.items()
+    ):
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content
-
-
-def _is_weight(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
 
 
 def write_weights(

@@ -5,7 +5,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -52,6 +51,9 @@ _logger = logging.getLogger(__name__)
 class Implementation(ABC):
     """What recipes need of a model in a form that depends on its kind: files, checks, decoding with a KV cache."""
 
+    has_caches = True
+    """Whether :meth:`cached` is possible."""
+
     @abstractmethod
     def check(self, base: BaseCheckpoint) -> None:
         """Compare the model with a checkpoint, see :meth:`HFCheckpointer.check_model`."""
@@ -80,11 +82,6 @@ class Implementation(ABC):
     def check_packing(self) -> None:  # noqa: B027, torchtune's decoders take the mask of a packed row
         """Raise a ValueError if the model cannot keep documents of a row apart; as :meth:`check_causality`."""
 
-    @property
-    def has_caches(self) -> bool:
-        """Return whether :meth:`cached` is possible."""
-        return True
-
     @abstractmethod
     def cached(
         self, num_rows: int, num_positions: int, *, device: torch.device, dtype: torch.dtype
@@ -97,28 +94,27 @@ def implementation_of(model: nn.Module) -> Implementation:
     return _TransformersModel(model) if isinstance(model, HFCausalLM) else _TorchtuneModel(model)
 
 
-@dataclass(frozen=True)
 class _TorchtuneModel(Implementation):
     """A model of torchtune's modules, whose checkpoints a :class:`~tfidf_tune.models.ModelFamily` translates."""
 
-    model: Any
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.has_caches = hasattr(model, "setup_caches")
 
     def check(self, base: BaseCheckpoint) -> None:
         family = _family_of(base)
         skeleton, unused = check_files(base)
-        # The embedding stands for a tied output layer, and is where a model of another kind has a layer of its own.
-        theirs = {
-            name: tuple(value.shape) for name, value in family.hf_to_tune(skeleton.state_dict(), base.config).items()
-        }
-        ours = {
-            name: tuple(value.shape) for name, value in parameters_by_name(self.model).items() if not is_adapter(name)
-        }
+        converted = family.hf_to_tune(skeleton.state_dict(), base.config)
+        theirs = {name: tuple(value.shape) for name, value in converted.items()}
+        ours = {name: tuple(value.shape) for name, value in parameters_by_name(self.model).items()}
+        names = sorted(name for name in theirs.keys() | ours.keys() if not is_adapter(name))
         problems = [
             f"{name} is in the files, but not in the model of config.json"
             for name in unused
             if not name.endswith(family.ignored)
         ]
-        if theirs.keys() ^ ours.keys() <= {"output.weight"}:  # otherwise the model may lack these settings
+        if {name for name in names if name not in theirs or name not in ours} <= {"output.weight"}:
+            # A model with other layers may lack these settings.
             problems += family.differing_settings(self.model, base.config)
         limit = getattr(base.config, "max_position_embeddings", None)
         if limit is not None and getattr(self.model, "max_seq_len", 0) > limit:
@@ -126,7 +122,7 @@ class _TorchtuneModel(Implementation):
         problems += [
             f"{family.hf_name(name)} is {theirs.get(name, 'missing')} in the checkpoint, "
             f"{ours.get(name, 'missing')} in the model"
-            for name in sorted(theirs.keys() | ours.keys())
+            for name in names
             if theirs.get(name) != ours.get(name)
         ]
         if problems:
@@ -139,10 +135,7 @@ class _TorchtuneModel(Implementation):
     def load(
         self, base: BaseCheckpoint, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
     ) -> None:
-        family = _family_of(base)
-        quantized = {
-            name for name, value in parameters_by_name(self.model).items() if isinstance(local_tensor(value), NF4Tensor)
-        }
+        family, parameters = _family_of(base), parameters_by_name(self.model)
 
         def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
@@ -151,8 +144,7 @@ class _TorchtuneModel(Implementation):
                 # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
                 hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
                 for name, value in family.hf_to_tune(hf_weight, base.config).items():
-                    _require_finite(f"{file}: weight {key}", value)
-                    yield name, to_nf4(value) if name in quantized else value
+                    yield name, _in_the_form_of(parameters[name], value, f"{file}: weight {key}")
 
         for file in base.weight_files:
             assign_parameters(self.model, weights(file), storage_device)
@@ -182,10 +174,6 @@ class _TorchtuneModel(Implementation):
             lora_dropout=lora.dropout,
             target_modules=family.peft_target_modules(lora.module_names),
         )
-
-    @property
-    def has_caches(self) -> bool:
-        return hasattr(self.model, "setup_caches")
 
     @contextmanager
     def cached(
@@ -217,11 +205,11 @@ def _family_of(base: BaseCheckpoint) -> ModelFamily:
     return FAMILIES[model_type]
 
 
-@dataclass(frozen=True)
 class _TransformersModel(Implementation):
     """A model of transformers' own class, which transformers checks, loads and saves: whole in the host's memory."""
 
-    model: HFCausalLM
+    def __init__(self, model: HFCausalLM) -> None:
+        self.model = model
 
     def check(self, base: BaseCheckpoint) -> None:
         _, unused = check_files(base)
@@ -243,11 +231,7 @@ class _TransformersModel(Implementation):
                 if not is_adapter(name):
                     hf_name = self.model.hf_name(name)
                     value = loaded.get_parameter(hf_name).detach().to(device, dtype)
-                    _require_finite(f"{base.folder}: weight {hf_name}", value)
-                    if is_4bit(parameter):
-                        yield name, quantize_as_4bit(parameter, value)
-                    else:
-                        yield name, to_nf4(value) if isinstance(local_tensor(parameter), NF4Tensor) else value
+                    yield name, _in_the_form_of(parameter, value, f"{base.folder}: weight {hf_name}")
 
         assign_parameters(self.model, weights(), storage_device)
         # No checkpoint has the tables of rotary embeddings; transformers has computed them.
@@ -281,7 +265,6 @@ class _TransformersModel(Implementation):
         (folder / "generation_config.json").unlink(missing_ok=True)  # made up, where the checkpoint has none
 
     def adapter(self, base: BaseCheckpoint) -> "tuple[StateDict, LoraConfig]":
-        LoRASettings.require(self.model)
         config: Any = self.model.peft_config
         return {self.model.peft_name(name): value for name, value in _adapter_weights(self.model).items()}, config
 
@@ -303,9 +286,13 @@ def _adapter_weights(model: nn.Module) -> StateDict:
     return {name: whole_tensor(value).cpu() for name, value in parameters_by_name(model).items() if is_adapter(name)}
 
 
-def _require_finite(name: str, value: Tensor) -> None:
+def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
+    """Quantize a weight that was read if the parameter is; ``name`` is shown if the weight cannot be trained."""
     if not value.isfinite().all():
         raise SetupError(f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another dtype")
+    if is_4bit(parameter):
+        return quantize_as_4bit(parameter, value)
+    return to_nf4(value) if isinstance(local_tensor(parameter), NF4Tensor) else value
 
 
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
