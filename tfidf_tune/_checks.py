@@ -31,16 +31,16 @@ def check_at_least(lowest: int, **values: Any) -> None:
 
 
 def require_number(
-    name: str, value: Any, lowest: float, highest: float, meaning: str, *, reason: str, positive: bool = False
+    name: str, value: Any, lowest: float, highest: float, meaning: str, *, reason: str = "", positive: bool = False
 ) -> None:
     """Raise a ``ValueError`` with the argument's meaning unless it is a number from ``lowest`` to ``highest``.
 
-    The message gives the ``reason`` for the end of the range. If ``positive``, ``lowest`` is 0 and excluded.
+    The message gives the ``reason`` for the range. If ``positive``, ``lowest`` is 0 and excluded.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not lowest <= value <= highest or (positive and value == 0):
         limits = f"above 0, up to {highest:g}" if positive else f"from {lowest:g} to {highest:g}"
-        raise ValueError(f"{name} is {value!r}: {meaning}, set it to a number {limits} ({reason})")
+        raise ValueError(f"{name} is {value!r}: {meaning}, set it to a number {limits}{reason and f' ({reason})'}")
 
 
 def require_bool(name: str, value: Any) -> None:

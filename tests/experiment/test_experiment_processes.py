@@ -14,7 +14,7 @@ import tfidf_tune.tasks
 from tfidf_tune.experiment import _job, _run, load_experiment, run_experiment
 from tfidf_tune.experiment._cells import Start
 from tfidf_tune.experiment._expand import expand
-from tfidf_tune.experiment._progress import Progress, duration
+from tfidf_tune.experiment._progress import Progress
 from tfidf_tune.experiment._run import gpus_of_jobs
 from tfidf_tune.training import SetupError
 
@@ -95,25 +95,20 @@ def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp
     event(72, 2, "done", 0)  # (L: 2 + 2 s; unknown: (10 + 100 + 60) / 3 + 2 s) / 2
     tasks = "(tfidf_memorization_prefixes)"
     assert capsys.readouterr().out.splitlines() == [
-        "begun   S, CE, seed 0: training  (9 of 9 left, 0 s so far)",
-        "done    S, CE, seed 0: training in 10 s  (8 of 9 left, 10 s so far)",
-        f"begun   S, CE, seed 0: evaluating checkpoint_100pct {tasks}  (8 of 9 left, 10 s so far)",
-        f"done    S, CE, seed 0: evaluating checkpoint_100pct {tasks} in 2 s  (7 of 9 left, 12 s so far, about "
-        "1 min 26 s to go)",
-        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 26 s to go)",
-        "begun   L, CE, seed 0: training  (7 of 9 left, 12 s so far, about 1 min 26 s to go)",
+        "begun   S, CE, seed 0: training  (9 of 9 left, 0:00:00 so far)",
+        "done    S, CE, seed 0: training in 0:00:10  (8 of 9 left, 0:00:10 so far)",
+        f"begun   S, CE, seed 0: evaluating checkpoint_100pct {tasks}  (8 of 9 left, 0:00:10 so far)",
+        f"done    S, CE, seed 0: evaluating checkpoint_100pct {tasks} in 0:00:02  (7 of 9 left, 0:00:12 so far, "
+        "about 0:01:26 to go)",
+        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 0:00:12 so far, about 0:01:26 to go)",
+        "begun   L, CE, seed 0: training  (7 of 9 left, 0:00:12 so far, about 0:01:26 to go)",
         "        S, TF-IDF, seed 0: making",
-        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 52 s so far, about 1 min 20 s to go)",
+        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 0:00:52 so far, about 0:01:20 to go)",
         "    | why",
         f"    log: {runs[1].log(0)}",
-        "done    L, CE, seed 0: training in 1 min 00 s  (4 of 9 left, 1 min 12 s so far, about 31 s to go)",
+        "done    L, CE, seed 0: training in 0:01:00  (4 of 9 left, 0:01:12 so far, about 0:00:31 to go)",
     ]
     assert [failure.reason for failure in progress.failures()] == ["no luck"]
-
-
-def test_durations():
-    seconds = [59.4, 59.6, 185, 3599.7]
-    assert [*map(duration, seconds)] == ["59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min"]
 
 
 def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypatch, capsys):

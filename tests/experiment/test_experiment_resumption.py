@@ -28,7 +28,7 @@ ALL = [
 ]
 PROGRESS = re.compile(
     r"(begun  |done   ) Tiny \(full\), (CE|TF-IDF), seed 0: (training|evaluating checkpoint_(50|100)pct "
-    rf"\({TASK}\))( in \d+ s)?  \(\d of 6 left, \d+ s so far(, about \d+ s to go)?\)"
+    rf"\({TASK}\))( in [\d:]+)?  \(\d of 6 left, [\d:]+ so far(, about [\d:]+ to go)?\)"
 )
 SMALL_CELLS = ["train ce/seed0", f"evaluate ce checkpoint_100pct {TASK}"]
 RANDOM_START = "models[Tiny (full)].start={_component_: tfidf_tune.experiment.random_model, seed: 3}"

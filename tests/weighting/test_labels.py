@@ -156,7 +156,7 @@ BAD_ARGUMENTS = [
     (TFIDFWeighting, {"num_batches": 0}, "num_batches is 0: .* set it to 1 or more"),
     (TFIDFWeighting, {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary"),
     *(
-        (TFIDFWeighting, {"max_weight": cap}, f"max_weight is {cap!r}: .* from 1 to 1e+09 .*null for none")
+        (TFIDFWeighting, {"max_weight": cap}, f"max_weight is {cap!r}: .* or null for no cap, .* from 1 to 1e+09")
         for cap in (0.99, 1e39, math.inf, math.nan, "3")
     ),
     (TFIDFWeighting, {"sync": 1}, "sync is 1: set it to true or false"),
@@ -166,14 +166,14 @@ BAD_ARGUMENTS = [
     (GoldfishWeighting, {"h": 0}, "h is 0: .* set it to 1 to 1024"),
     (GoldfishWeighting, {"h": 1025}, "h is 1025: .* set it to 1 to 1024"),
     *(
-        (make, {"gamma": gamma}, f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20 ")
+        (make, {"gamma": gamma}, f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20")
         for make in (MiLeWeighting, FocalWeighting)
         for gamma in (-0.5, 20.5, math.inf, "1", True)
     ),
     (RepetitionWeighting, {"h": 0}, "h is 0"),
     (RepetitionWeighting, {"h": 2.5}, "h is 2.5: .* whole number of 1 to 1024"),
-    (RepetitionWeighting, {"alpha": 0.0}, "alpha is 0.0: .* set it to a number above 0, up to 4 "),
-    (RepetitionWeighting, {"alpha": 5}, "alpha is 5: .* set it to a number above 0, up to 4 "),
+    (RepetitionWeighting, {"alpha": 0.0}, "alpha is 0.0: .* set it to a number above 0, up to 4"),
+    (RepetitionWeighting, {"alpha": 5}, "alpha is 5: .* set it to a number above 0, up to 4"),
     (RepetitionWeighting, {"num_buckets": 0}, "num_buckets is 0"),
     (RepetitionWeighting, {"min_length": 0}, "min_length is 0: repetition counts from .* set it to 1 to 1000000"),
     (RepetitionWeighting, {"num_buckets": 2**31}, "num_buckets is 2147483648: .* set it to 1 to 1073741824"),
@@ -182,7 +182,7 @@ BAD_ARGUMENTS = [
     (RepetitionWeighting, {"h": 8}, "h is 8 and k is 4: the 70 choices .* more than 64, set k to h - 1 or h, or a"),
     (RepetitionWeighting, {"span": 64}, "span is 64: the token is in its middle, set it to an odd number"),
     (RepetitionWeighting, {"span": 4097}, "span is 4097: .* set it to 1 to 4095"),
-    (RepetitionWeighting, {"quantile": 1.5}, "quantile is 1.5: .* set it to a number from 0 to 1 "),
+    (RepetitionWeighting, {"quantile": 1.5}, "quantile is 1.5: .* set it to a number from 0 to 1"),
     (RepetitionWeighting, {"sample": 65}, "sample is 65: .* set it to 1 to 64"),
     (RepetitionWeighting, {"sync": "yes"}, "sync is 'yes'"),
     (lambda tf: term_frequency(ONE, tf), {"tf": "x"}, "tf is 'x': possible are count, log, binary"),

@@ -52,14 +52,14 @@ def expand(experiment: Experiment) -> list[Run]:
     """
     _fingerprint.cache_clear()
     _read_config.cache_clear()
+    _check_names(experiment)
     _check_tasks(experiment)
-    models, objectives = _slugs(experiment.models, "models"), _slugs(experiment.objectives, "objectives")
     starts: dict[str, Path] = {}
     return [
-        _run(experiment, model, objective, rate, seed, Path(models[model], objectives[objective]), starts)
-        for model in experiment.models
+        _run(experiment, name, objective, rate, seed, starts)
+        for name, model in experiment.models.items()
         for seed in experiment.seeds
-        for rate in experiment.models[model].learning_rates or experiment.learning_rates or (None,)
+        for rate in model.learning_rates or experiment.learning_rates or (None,)
         for objective in experiment.objectives
     ]
 
@@ -69,15 +69,13 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
-def _slugs(names: Mapping[str, Any], key: str) -> dict[str, str]:
-    named: dict[str, str] = {}  # by slug
-    for name in names:
-        if slug(name) in ("", STARTS, REPORT, JOBS):
-            raise SetupError(f"experiment: {key}: {name!r} cannot be turned into the name of a folder; rename it")
-        if other := named.get(slug(name)):
-            raise SetupError(f"experiment: {key}: {other!r} and {name!r} share the folder {slug(name)}; rename one")
-        named[slug(name)] = name
-    return {name: folder for folder, name in named.items()}
+def _check_names(experiment: Experiment) -> None:
+    for key, names in (("models", [*experiment.models]), ("objectives", [*experiment.objectives])):
+        named: dict[str, str] = dict.fromkeys(("", STARTS, REPORT, JOBS), "a folder of the experiment")
+        for name in names:
+            if other := named.get(slug(name)):
+                raise SetupError(f"experiment: {key}: {name!r} and {other} share the folder {slug(name)!r}; rename it")
+            named[slug(name)] = repr(name)
 
 
 def _check_tasks(experiment: Experiment) -> None:
@@ -118,20 +116,13 @@ def task_settings() -> dict[str, list[str]]:
 
 
 def _run(
-    experiment: Experiment,
-    name: str,
-    objective: str,
-    learning_rate: float | None,
-    seed: int,
-    place: Path,
-    starts: dict[str, Path],
+    experiment: Experiment, name: str, objective: str, rate: float | None, seed: int, starts: dict[str, Path]
 ) -> Run:
-    model = experiment.models[name]
-    out = Path(experiment.output_dir)
-    folder = out / place / ("" if learning_rate is None else f"lr{learning_rate}") / f"seed{seed}"
+    model, out = experiment.models[name], Path(experiment.output_dir)
+    folder = out / slug(name) / slug(objective) / ("" if rate is None else f"lr{rate}") / f"seed{seed}"
     with _errors_in(f"experiment: {name}, {objective}"):
-        cfg = _training_config(experiment, model, objective, learning_rate, seed)
-        start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / place.parts[0], starts)
+        cfg = _training_config(experiment, model, objective, rate, seed)
+        start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / slug(name), starts)
         settings = _training_settings(cfg, model.recipe, start)
         cfg.device, cfg.dtype = settings["device"], settings["dtype"]  # the same for training and evaluation if auto
         if start is not None:
@@ -145,7 +136,7 @@ def _run(
         dtype = DTYPES[experiment.eval.dtype or settings["dtype"]]
         own = experiment.eval.model_copy(update={"metadata": experiment.eval.metadata | model.metadata})
         return Run(
-            name, objective, learning_rate, seed, model.recipe, folder, cfg, start, settings,
+            name, objective, rate, seed, model.recipe, folder, cfg, start, settings,
             tasks={task: _task_settings(task, own, dtype) for task in experiment.tasks},
             evaluations={
                 percent: _evaluation(experiment.tasks, own, cfg, settings, dtype, folder / milestone_name(percent))
@@ -154,9 +145,7 @@ def _run(
         )  # fmt: skip
 
 
-def _training_config(
-    experiment: Experiment, model: Model, objective: str, learning_rate: float | None, seed: int
-) -> DictConfig:
+def _training_config(experiment: Experiment, model: Model, objective: str, rate: float | None, seed: int) -> DictConfig:
     cfg = deepcopy(_read_config(model.config))
     own = experiment.objectives[objective]
     for overrides in (experiment.overrides, model.overrides, own.overrides):
@@ -166,8 +155,8 @@ def _training_config(
             with _errors_in(f"overrides: {key}"):
                 OmegaConf.update(cfg, key, value, merge=not replaces, force_add=True)
     cfg.loss = own.loss
-    if learning_rate is not None:
-        OmegaConf.update(cfg, "optimizer.lr", learning_rate, force_add=True)
+    if rate is not None:
+        OmegaConf.update(cfg, "optimizer.lr", rate, force_add=True)
     cfg.seed = seed
     cfg.save_at_percent = sorted(experiment.milestones)
     cfg.keep_last_n_checkpoints = 0  # an interrupted training is repeated from the beginning

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import submitit
 from omegaconf import OmegaConf
@@ -52,7 +52,6 @@ class Journal:
         return True
 
     def write(self, event: str, **more: Any) -> None:
-        """Append an event."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **more}) + "\n")
 
@@ -72,7 +71,13 @@ def work(
     the ``experiment``, and sees the ``gpus`` of this CUDA_VISIBLE_DEVICES; None is a job on a cluster, or all.
     """
     if experiment is not None:
-        _end_with_command(experiment)
+        os.setpgrp()
+        held = os.open(experiment / JOBS_LOCK, os.O_RDONLY)  # inherited by all processes; other commands wait for them
+        fcntl.flock(held, fcntl.LOCK_SH)
+        if not submitit.JobEnvironment().paths.submitted_pickle.exists():
+            sys.exit("the command that submitted this job has ended")
+        command = os.open(experiment / LOCK, os.O_RDONLY)
+        _end_after(partial(fcntl.flock, command, fcntl.LOCK_SH))  # which the command holds as long as it lives
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs
         if gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
@@ -88,17 +93,6 @@ def work(
         if run.is_done(TRAINING) or _train(run, journal, retries):
             _evaluate(run, journal, retries)
         journal.write("finished")
-
-
-def _end_with_command(experiment: Path) -> None:
-    """End this job when the command ends, and keep another command from starting before that."""
-    os.setpgrp()
-    held = os.open(experiment / JOBS_LOCK, os.O_RDONLY)  # inherited by all processes of the job
-    fcntl.flock(held, fcntl.LOCK_SH)
-    if not submitit.JobEnvironment().paths.submitted_pickle.exists():
-        sys.exit("the command that submitted this job has ended")
-    command = os.open(experiment / LOCK, os.O_RDONLY)
-    _end_after(partial(fcntl.flock, command, fcntl.LOCK_SH))  # which the command holds as long as it lives
 
 
 def _end_after(wait: Callable[[], Any]) -> None:
@@ -180,9 +174,7 @@ def _in_process(name: str, log: Path, function: Callable[..., None], *arguments:
 
 def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any) -> None:
     """Call a function with all output, also of other languages than Python, in a log."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    _end_after(parent.join)
+    _end_after(cast(Any, multiprocessing.parent_process()).join)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the job has handlers of submitit
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with log.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
@@ -203,7 +195,6 @@ def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any
 
 
 def run_recipe(recipe: str, config: str) -> None:
-    """Run a recipe as its command does."""
     sys.argv = [recipe, "--config", config]
     import_module(f"tfidf_tune.recipes.{recipe}").recipe_main()
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -68,11 +69,9 @@ class Progress:
         return [number for number, journal in self._journals.items() if not journal.path.exists()]
 
     def failures(self) -> list[Failure]:
-        """Return the failures in the order of the runs."""
         return [self._failures[key] for key in sorted(self._failures)]
 
     def update(self) -> None:
-        """Show what is new."""
         for number, journal in self._journals.items():
             for line in self._new_lines(journal.path):
                 self._process(number, **json.loads(line))
@@ -96,7 +95,6 @@ class Progress:
                 del self._read[self._journals[number].path]
 
     def _process(self, number: int, event: str, cell: int = TRAINING, **more: Any) -> None:
-        """Process an event of a journal."""
         run = self._runs[number]
         if event in ("done", "failed"):
             self._show_log()
@@ -119,7 +117,7 @@ class Progress:
                 seconds = time.monotonic() - self._begun.pop(number)[1]
                 self.to_do[number].remove(cell)
                 self._seconds[cell == TRAINING, run.model].append(seconds)
-                self._say("done", f"{self._titles[number, cell]} in {duration(seconds)}")
+                self._say("done", f"{self._titles[number, cell]} in {_duration(seconds)}")
             case "failed":
                 self._fail(number, cell, log=run.log(cell), **more)
 
@@ -138,8 +136,8 @@ class Progress:
 
     def _say(self, event: str, text: str, details: str = "") -> None:
         num_left, remaining = sum(map(len, self.to_do.values())), self._remaining()
-        estimate = "" if remaining is None else f", about {duration(remaining)} to go"
-        elapsed = duration(time.monotonic() - self._start)
+        estimate = "" if remaining is None else f", about {_duration(remaining)} to go"
+        elapsed = _duration(time.monotonic() - self._start)
         say(f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so far{estimate}){details}")
 
     def _show_log(self) -> None:
@@ -170,9 +168,5 @@ class Progress:
         return total / min(self._num_jobs, len(busy)) if busy else None
 
 
-def duration(seconds: float) -> str:
-    """Format seconds: "42 s", "3 min 05 s" or "2 h 07 min"."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

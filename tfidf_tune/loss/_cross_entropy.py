@@ -41,8 +41,7 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
         and weight.dim() == 2
         and (bias is None or bias.shape == weight.shape[:1])
     )
-    tensors = [tensor for tensor in head if tensor is not None]
-    if fits and hidden.is_floating_point() and all(tensor.dtype == hidden.dtype for tensor in tensors):
+    if fits and hidden.is_floating_point() and len({tensor.dtype for tensor in head if tensor is not None}) == 1:
         return
     found = ", ".join(
         f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -28,7 +28,6 @@ from tfidf_tune.weighting import (
 from tfidf_tune.weighting._tfidf import Counted
 
 Head = Literal["fused", "torch", "chunked"]
-HEADS: tuple[Head, ...] = get_args(Head)
 
 Logits = Tensor | list[Tensor] | HeadInput
 
@@ -91,7 +90,7 @@ class WeightedCrossEntropyLoss(nn.Module):
                 "example tfidf_tune.weighting.TFIDFWeighting"
             )
         require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
-        require_choice("head", head, HEADS)
+        require_choice("head", head, get_args(Head))
         if head == "torch":
             require_linear_cross_entropy()
         require_bool("accumulate_in_fp32", accumulate_in_fp32)
@@ -109,9 +108,8 @@ class WeightedCrossEntropyLoss(nn.Module):
     def compile_chunks(self) -> None:
         """Compile the cross-entropy of a chunk of logits. Compiling the fused head takes memory and saves no time."""
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
-        self.compute_cross_entropy = torch.compile(  # type: ignore[method-assign]
-            self.compute_cross_entropy, backend=backend
-        )
+        compiled = torch.compile(self.compute_cross_entropy, backend=backend)
+        self.compute_cross_entropy = compiled  # type: ignore[method-assign]
 
     def terms(self, logits: Logits, batch: TokenBatch | Tensor) -> LossTerms:
         """Compute the objective together with the values that are logged.

@@ -30,12 +30,11 @@ class MiLeWeighting(TokenWeighting):
 
     def __init__(self, *, gamma: float = 1.0) -> None:
         super().__init__()
-        # Entropies are below 22 nats for every vocabulary, and 23 ** 20 is less than 2 ** 91.
-        _check_gamma(gamma, "a larger one can make weights infinite in float32")
+        # Entropies are below 22 nats for every vocabulary, and 23 ** 20 is less than 2 ** 91: weights stay finite.
+        require_number("gamma", gamma, 0, 20, "it is the exponent of the weights")
         self.gamma = gamma
 
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights of a mini-batch, float32 ``[b, s]``."""
         entropy = _predictions_of(batch).entropy
         return unit_mean((1 + entropy).pow(self.gamma), batch.labels != IGNORE_INDEX)
 
@@ -61,23 +60,15 @@ class FocalWeighting(TokenWeighting):
     def __init__(self, *, gamma: float = 2.0) -> None:
         super().__init__()
         # A batch whose tokens all have a probability of up to 0.96 keeps weights: 0.04 ** 20 is more than 2 ** -100.
-        _check_gamma(gamma, "a larger one can make all weights 0 in float32")
+        require_number("gamma", gamma, 0, 20, "it is the exponent of the weights")
         self.gamma = gamma
 
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights of a mini-batch, float32 ``[b, s]``."""
         improbability = -torch.expm1(_predictions_of(batch).log_probability)
         return unit_mean(improbability.clamp_min(0).pow(self.gamma), batch.labels != IGNORE_INDEX)
 
 
 def _predictions_of(batch: TokenBatch) -> Predictions:
     if batch.predictions is None:
-        raise ValueError(
-            "these weights depend on what the model predicts: use them in a WeightedCrossEntropyLoss, or pass "
-            "predictions"
-        )
+        raise ValueError("weights depend on what the model predicts: use them in a WeightedCrossEntropyLoss")
     return batch.predictions
-
-
-def _check_gamma(gamma: float, reason: str) -> None:
-    require_number("gamma", gamma, 0, 20, "it is the exponent of the weights", reason=reason)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 TermFrequency = Literal["count", "log", "binary"]
-TERM_FREQUENCIES: tuple[TermFrequency, ...] = get_args(TermFrequency)
 # Weights with a smaller sum count as none: a number of tokens divided by it is still a float32.
 _SMALLEST_SUM = 2.0**-100
 
@@ -65,7 +64,7 @@ def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
         return 1 + counts.float().log()
     if form == "binary":
         return torch.ones_like(counts, dtype=torch.float32)
-    raise ValueError(f"tf is '{form}': possible are {', '.join(TERM_FREQUENCIES)}")
+    raise ValueError(f"tf is '{form}': possible are {', '.join(get_args(TermFrequency))}")
 
 
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:

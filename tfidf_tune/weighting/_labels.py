@@ -113,26 +113,6 @@ def values_are_known(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def check_values(batch: TokenBatch) -> None:
-    """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position."""
-    for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
-        if ids is None or ids.numel() == 0:
-            continue
-        smallest, largest = (int(bound) for bound in torch.where(ids == IGNORE_INDEX, 0, ids).aminmax())
-        if smallest < 0 or (batch.vocab_size is not None and largest >= batch.vocab_size):
-            raise ValueError(
-                f"{name} contain the id {smallest if smallest < 0 else largest}, outside the vocabulary of "
-                f"{batch.vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
-            )
-    if batch.all_tokens is not None:
-        differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
-        if differ.any():
-            raise ValueError(
-                f"{int(differ.sum())} labels are not the tokens at their positions: pass "
-                "all_tokens=shift_tokens(input_ids) with the shifted labels"
-            )
-
-
 def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
     """Gather the mini-batches of all ranks on the device of the labels, 4 bytes a position for each part given.
 

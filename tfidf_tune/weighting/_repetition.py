@@ -28,11 +28,7 @@ from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch
 from tfidf_tune.weighting._weighting import TokenWeighting
 from tfidf_tune.weighting._window import OneThread
 
-_MOST_BUCKETS = 2**30
 _MOST_CHOICES = 64
-_LONGEST_SPAN = 4095
-_MOST_SAMPLE = 64
-_LARGEST_LENGTH = 10**6
 # An entry of the table is the fingerprint of a key, 20 bits, followed by its count.
 _COUNT_BITS = 11
 _LARGEST_COUNT = 2**_COUNT_BITS - 1
@@ -123,15 +119,14 @@ class RepetitionWeighting(TokenWeighting):
                 "k to h - 1 or h, or a smaller h"
             )
         # Counts are below 2 ** 11, and (2 ** 11) ** -4 is a float32.
-        reason = "a larger one can make weights 0 in float32"
-        require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", reason=reason, positive=True)
-        require_integer("span", span, 1, "counts of so many tokens are pooled", _LONGEST_SPAN)
+        require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", positive=True)
+        require_integer("span", span, 1, "counts of so many tokens are pooled", 4095)
         if span % 2 == 0:
             raise ValueError(f"span is {span}: the token is in its middle, set it to an odd number")
-        require_number("quantile", quantile, 0, 1, "it is that of the counts in the span", reason="it is a share")
-        require_integer("min_length", min_length, 1, "repetition counts from so many labels on", _LARGEST_LENGTH)
-        require_integer("sample", sample, 1, "one key in so many is counted", _MOST_SAMPLE)
-        require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", _MOST_BUCKETS)
+        require_number("quantile", quantile, 0, 1, "it is that of the counts in the span")
+        require_integer("min_length", min_length, 1, "repetition counts from so many labels on", 10**6)
+        require_integer("sample", sample, 1, "one key in so many is counted", 64)
+        require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", 2**30)
         if num_buckets * sample > HASH_RANGE // 2:
             raise ValueError(
                 f"num_buckets is {num_buckets} and sample {sample}: keys are hashes of 31 bits, set num_buckets to at "

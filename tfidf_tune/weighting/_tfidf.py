@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tfidf_tune._checks import require_bool, require_choice, require_number
 from tfidf_tune.weighting._formula import (
-    TERM_FREQUENCIES,
     TermFrequency,
     distinct_terms,
     inverse_document_frequency,
@@ -22,7 +21,6 @@ from tfidf_tune.weighting._weighting import TokenWeighting
 from tfidf_tune.weighting._window import DocumentWindow
 
 Counted = Literal["labels", "tokens"]
-COUNTED: tuple[Counted, ...] = get_args(Counted)
 # Document ids are gathered as int32; clamped, those out of its range are refused too.
 _GATHERED_ID_LIMIT = 2**31 - 1
 
@@ -40,18 +38,11 @@ class TFIDFWeighting(TokenWeighting):
     the mini-batch. Source: "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy
     Loss", section 3.1.
 
-    What is counted: a sequence :math:`d` is by default the list of its label tokens, without masked prompts and without
-    the first token, which nothing predicts. With ``counted="tokens"`` it is the list of all its tokens, padding left
-    out. In both cases
-
-    .. math::
-        \mathrm{tf}_i = \sum_{t \in d_i} [t = x_i], \qquad
-        \mathrm{df}(v) = \sum_{d} [v \in d]
-
-    with the sequence :math:`d_i` of token :math:`x_i`: tf and df have the same sequences, as in every TF-IDF. Only
-    label tokens have weights, and the mean is over these. Counting all tokens, a word of most prompts has a low idf,
-    and a word that an answer takes from its prompt a high tf; ``tf="binary"`` leaves only the idf. All tokens are
-    passed as ``all_tokens``, see :class:`TokenBatch`.
+    What is counted: a sequence is by default the list of its label tokens, without masked prompts and without the first
+    token, which nothing predicts. With ``counted="tokens"`` it is the list of all its tokens, padding left out, which
+    are passed as ``all_tokens``, see :class:`TokenBatch`. In both cases tf and df have the same sequences, as in every
+    TF-IDF; only label tokens have weights, and the mean is over these. Counting all tokens, a word of most prompts has
+    a low idf, and a word that an answer takes from its prompt a high tf; ``tf="binary"`` leaves only the idf.
 
     Conventions: the window includes the current mini-batch; N counts sequences with at least one counted token; a batch
     without any leaves the window as it is; a batch without labels gets weights of 0. In ``.eval()`` mode the weights
@@ -93,11 +84,10 @@ class TFIDFWeighting(TokenWeighting):
         counted: Counted = "labels",
     ) -> None:
         super().__init__()
-        require_choice("tf", tf, TERM_FREQUENCIES)
-        require_choice("counted", counted, COUNTED)
+        require_choice("tf", tf, get_args(TermFrequency))
+        require_choice("counted", counted, get_args(Counted))
         if max_weight is not None:
-            reason = "a larger one would cap nothing; null for none"
-            require_number("max_weight", max_weight, 1, 1e9, "it caps weights of mean 1", reason=reason)
+            require_number("max_weight", max_weight, 1, 1e9, "it caps weights of mean 1, or null for no cap")
         require_bool("sync", sync)
         self.tf: TermFrequency = tf
         self.max_weight = max_weight
@@ -122,7 +112,8 @@ class TFIDFWeighting(TokenWeighting):
 
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window."""
-        self.window.follow(batch.labels)
+        if self.window.document_frequency_E.device != batch.labels.device:  # stock recipes do not move their loss
+            self.to(batch.labels.device)
         ids_BS = batch.labels if batch.all_tokens is None else batch.all_tokens
         known_BS = ids_BS >= 0 if batch.vocab_size is None else (ids_BS >= 0) & (ids_BS < batch.vocab_size)
         tokens_BS = torch.where(known_BS, ids_BS, NO_TOKEN)

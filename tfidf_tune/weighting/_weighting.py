@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch, check_values, gather_batch, values_are_known
+from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch, gather_batch, values_are_known
 
 
 class TokenWeighting(nn.Module, ABC):
@@ -73,8 +73,26 @@ class TokenWeighting(nn.Module, ABC):
         return weights if own is None else weights[own]
 
     def check(self, batch: TokenBatch) -> None:
-        """Raise a ``ValueError`` for values that cannot be weighed; called where reading them waits for no device."""
-        check_values(batch)
+        """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position.
+
+        Called where reading values waits for no device.
+        """
+        for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
+            if ids is None or ids.numel() == 0:
+                continue
+            smallest, largest = (int(bound) for bound in torch.where(ids == IGNORE_INDEX, 0, ids).aminmax())
+            if smallest < 0 or (batch.vocab_size is not None and largest >= batch.vocab_size):
+                raise ValueError(
+                    f"{name} contain the id {smallest if smallest < 0 else largest}, outside the vocabulary of "
+                    f"{batch.vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
+                )
+        if batch.all_tokens is not None:
+            differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
+            if differ.any():
+                raise ValueError(
+                    f"{int(differ.sum())} labels are not the tokens at their positions: pass "
+                    "all_tokens=shift_tokens(input_ids) with the shifted labels"
+                )
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:

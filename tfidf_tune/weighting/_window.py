@@ -43,8 +43,7 @@ class DocumentWindow(nn.Module):
 
     A ring holds, for every batch, the distinct tokens of each of its documents. A new batch replaces the oldest one:
     its tokens are added to the table of document frequencies and those of the evicted batch are subtracted. An update
-    therefore costs the tokens of two batches of the widest shape seen, however long the window is, and never leaves the
-    device: positions are tensors, and the host only decides on shapes.
+    costs the tokens of two batches of the widest shape seen, however long the window is, and never leaves the device.
 
     Memory: 4 bytes for each token of the window (all batches at the width of the widest one seen) and 4 for each entry
     of the vocabulary. Both tables grow when needed, that of the tokens by half at least. A table that grows is a new
@@ -85,11 +84,6 @@ class DocumentWindow(nn.Module):
     def vocab_size(self) -> int:
         """Current length of the table of document frequencies."""
         return self.document_frequency_E.shape[0] - 2
-
-    def follow(self, labels: Tensor) -> None:
-        """Move the window to the device of the labels; torchtune's stock recipes do not move their loss."""
-        if self.document_frequency_E.device != labels.device:
-            self.to(labels.device)
 
     def in_one_thread(self, is_updated: bool) -> AbstractContextManager[None]:
         """Raise a ``RuntimeError`` in other threads that enter this context to update the window.
