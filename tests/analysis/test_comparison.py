@@ -290,7 +290,7 @@ DIFFERENT = (
 def test_runs_that_were_asked_different_things_cannot_be_compared():
     for first, second, what in DIFFERENT:
         runs = [run("CE", [evaluation(**first)]), run("TF-IDF", [evaluation(**second)])]
-        names = r"runs/CE-0 \(Tiny, CE, 100 %\) and runs/TF-IDF-0 \(Tiny, TF-IDF, 100 %\) cannot be compared"
+        names = r"seed 0, 100 % \(runs/CE-0\) and Tiny, TF-IDF, seed 0, 100 % \(runs/TF-IDF-0\) cannot be compared"
         with pytest.raises(ValueError, match=f"{names}, their {what} differ"):
             evaluations_of(*runs)
         # Models of their own are not compared with each other.
@@ -303,5 +303,5 @@ def test_a_difference_is_found_beside_other_models_and_in_later_checkpoints():
         [run("CE", probed(1)), run("CE", probed(1, 1), model="B"), run("TF-IDF", [later])],
         [run("CE", [first, evaluation(100, targets(1))]), run("TF-IDF", [first, later])],
     ):
-        with pytest.raises(ValueError, match=r"TF-IDF, 100 %\) cannot be compared"):
+        with pytest.raises(ValueError, match=r"TF-IDF, seed 0, 100 % .* cannot be compared"):
             evaluations_of(*runs)

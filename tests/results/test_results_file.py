@@ -171,7 +171,11 @@ def test_a_damaged_file_is_refused_with_file_line_and_remedy(file):
             with_value("provenance", {"date": 1}),
             "not a results file .ValueError: provenance is {'date': 1}, expected",
         ),
-        (1, with_value("units", [[1]]), "not a results file .ValueError: units are not lists of names"),
+        (
+            1,
+            with_value("units", [[1]]),
+            "not a results file .ValueError: units is ..1.., expected a list of lists of names",
+        ),
         (3, with_value("extra", 7), "line 3: a damaged line .TypeError: .*'extra'"),
         (3, lambda line: "[]", "line 3: a damaged line"),
         (3, lambda line: None, "lists 2 checkpoints, the file has 1"),

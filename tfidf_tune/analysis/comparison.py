@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfidf_tune.analysis.evaluations import (
-    Floats,
-    at_last,
-    shared_progress,
-    unit_totals,
-    value_of,
-)
+from tfidf_tune.analysis.evaluations import Floats, at_last, shared_progress, unit_totals, value_of
 from tfidf_tune.analysis.intervals import ALPHA, Interval, bootstrap_interval, holm
 from tfidf_tune.results._measures import COMPARED, CONTROL_LMS, LMS, PERPLEXITY, Measure
 
@@ -38,20 +32,22 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
 
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
-        with_lms = {measure: at_last(own, LMS, measure) for measure in COMPARED}
-        at = {measure: at_last(own, measure) if last.empty else last for measure, last in with_lms.items()}
         for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
-            for measure, last in at.items():
-                before, after = (
-                    unit_totals(last[last["objective"] == name], measure) for name in (baseline, objective)
-                )
+            for measure in COMPARED:
+                last = at_last(own, LMS, measure)
+                last = at_last(own, measure) if last.empty else last
+                before, after = (unit_totals(last[last["objective"] == of], measure) for of in (baseline, objective))
                 if before is not None and after is not None:
                     progress = last["progress"].iloc[0]
                     rows.append((setting, objective, measure.label, *_reduction(measure, before, after), progress))
     names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
-    return table.assign(significant=[_significant(one) for one in table.itertuples()])
+    found = [Interval(one.low, one.high, one.num_units).significant for one in table.itertuples()]
+    table["significant"] = [
+        "no" if said == "yes" and p >= ALPHA else said for said, p in zip(found, table["p_value"], strict=True)
+    ]
+    return table
 
 
 def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
@@ -65,9 +61,8 @@ def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str,
     reductions: dict[tuple[str, str], list[float]] = {}
     for setting, own in evaluations.groupby("setting", sort=False):
         last = at_last(own, LMS).dropna(subset=[LMS.label])
-        lms = {
-            name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in last.groupby("objective", sort=False)
-        }
+        by_objective = last.groupby("objective", sort=False)
+        lms = {name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in by_objective}
         before = lms.pop(baseline, {})
         for objective, after in lms.items():
             shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)
@@ -176,12 +171,6 @@ def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
     return None
 
 
-def _significant(one: Any) -> str | None:
-    """Return whether the interval of a row excludes 0, "no" if its p-value does not after correction."""
-    found = Interval(one.low, one.high, one.num_units).significant
-    return "no" if found == "yes" and one.p_value >= ALPHA else found
-
-
 def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
     """Return both values, the reduction and its interval."""
     counts = baseline[1]
@@ -192,10 +181,9 @@ def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[F
 
     values = [float(measure.value(sums, counts)) for sums in (baseline[0], other[0])]
     relative = _relative(*values)
-    interval = Interval(math.nan, math.nan, len(counts))
-    if not math.isnan(relative):
-        interval = bootstrap_interval(reduction, baseline[0], other[0], counts)
-    return (*values, relative, *interval)
+    if math.isnan(relative):
+        return (*values, relative, *Interval(math.nan, math.nan, len(counts)))
+    return (*values, relative, *bootstrap_interval(reduction, baseline[0], other[0], counts))
 
 
 def _relative(baseline: float, other: float) -> float:

@@ -33,17 +33,15 @@ def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
             "control_common_subsequence", "nll", "max_lms", "max_prefix_match", and "num_predictions"; NaN if missing.
     """
     single = scores["unit"] != ""
-    has_units = single.groupby([scores[name] for name in ("checkpoint", "metric", "kind")], observed=True).transform(
-        "any"
-    )
+    keys = [scores[name] for name in ("checkpoint", "metric", "kind")]
+    has_units = single.groupby(keys, observed=True).transform("any")
     rows = scores[single | ~has_units].assign(
         sum=lambda table: table["value"] * table["count"],
         largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
     )
     names = rows["metric"].astype(str).where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
-    groups = rows[~rows["kind"].isin(("article", "question"))].groupby(
-        [*by, names], sort=False, dropna=False, observed=True
-    )
+    of_text = rows[~rows["kind"].isin(("article", "question"))]
+    groups = of_text.groupby([*by, names], sort=False, dropna=False, observed=True)
     sums = groups[["sum", "count"]].sum()
     averages = (sums["sum"] / sums["count"]).unstack()
     averages = averages.reindex(columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"])
@@ -51,8 +49,7 @@ def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
     averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
     averages["max_prefix_match"] = largest["prefix_match"]
     averages["num_predictions"] = sums["count"].unstack().get("nll", 0.0)
-    order = rows.drop_duplicates(list(by))[list(by)]
-    return averages.reindex(order.set_index(list(by)).index)
+    return averages.reindex(rows.drop_duplicates(list(by)).set_index(list(by)).index)
 
 
 def run_table(results: Results) -> "pd.DataFrame":
@@ -112,10 +109,8 @@ def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str],
     """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a missing value."""
     rows = scores[scores["unit"] != ""]
     units = rows["unit"].astype(str)
-    # Blocks are numbered.
-    rows = rows.assign(
-        sum=rows["value"] * rows["count"], unit=units.where(rows["kind"] != "block", units.str.zfill(20))
-    )
+    units = units.where(rows["kind"] != "block", units.str.zfill(20))  # blocks are numbered
+    rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)
     keys = ["checkpoint", "metric", "kind"]
     missing = set(rows.loc[rows["value"].isna(), keys].itertuples(index=False, name=None))
     totals = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
@@ -168,54 +163,33 @@ def value_of(evaluations: "pd.DataFrame", measure: Measure) -> float:
 
 
 def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], "pd.DataFrame"]:
-    """Choose the baseline and check that runs can be compared.
+    """Return the objectives, the baseline (None: "CE" or else the first run's) first, and :func:`run_table`.
 
-    Args:
-        results (Results): of at least one run.
-        baseline (str | None): objective to compare with; None chooses "CE" if there is one, else the first run's.
-
-    Returns:
-        tuple[list[str], pandas.DataFrame]: the objectives, the baseline first; and :func:`run_table`.
+    Runs of all learning rates are compared; a task that was not run is not a difference.
 
     Raises:
         ValueError: If no checkpoint has the baseline, a checkpoint occurs twice, a run has checkpoints of two
-            trainings, or runs of a model were not asked the same.
+            trainings, or runs of a model were not asked the same prompts, blocks, articles or questions.
     """
     objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
     if baseline is None:
         baseline = _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
     if baseline not in objectives:
         raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
-    _require_comparable(results)
-    return sorted(objectives, key=lambda name: name != baseline), run_table(results)
-
-
-def _require_comparable(results: Results) -> None:
-    """Check that runs are distinct, and that those of a model had the same prompts, blocks, articles and questions.
-
-    Checkpoints of all learning rates are compared; a task that was not run is not a difference.
-    """
-    seen: dict[tuple[object, ...], dict[int, Checkpoint]] = {}
-    first_asked: dict[tuple[str, str], int] = {}
-    for at, one in enumerate(results.checkpoints):
-        others = seen.setdefault(one.run, {})
-        if one.progress in others or any(_training(one) != _training(other) for other in others.values()):
+    trainings: dict[object, object] = {}
+    seen: set[object] = set()
+    first_asked: dict[tuple[str, str], Checkpoint] = {}
+    for one in results.checkpoints:
+        training = one.recipe, one.loss, one.training_seconds
+        if (one.run, one.progress) in seen or trainings.setdefault(one.run, training) != training:
             raise ValueError(f"two runs are both {one.title}: leave out one of the files or folders that have them")
-        others[one.progress] = one
+        seen.add((one.run, one.progress))
         for what, digest in one.asked.items():
-            first = first_asked.setdefault((one.model, what), at)
-            if results.checkpoints[first].asked[what] != digest:
+            first = first_asked.setdefault((one.model, what), one)
+            if first.asked[what] != digest:
+                both = " and ".join(f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one))
                 raise ValueError(
-                    f"{_where(results.checkpoints[first])} and {_where(one)} cannot be compared, their {what} differ: "
-                    "evaluate both with one probe file, data set and settings"
+                    f"{both} cannot be compared, their {what} differ: evaluate both with one probe file, data set and "
+                    "settings"
                 )
-
-
-def _training(one: Checkpoint) -> tuple[object, ...]:
-    return one.recipe, one.loss, one.training_seconds
-
-
-def _where(one: Checkpoint) -> str:
-    if not one.folder:
-        return f"{one.title}, {one.progress} %"
-    return f"{one.folder} ({one.setting}, {one.objective}, {one.progress} %)"
+    return sorted(objectives, key=lambda name: name != baseline), run_table(results)

@@ -111,12 +111,6 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     return Frontiers(names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out))
 
 
-def perplexity_of(log_perplexity: float) -> float:
-    """Return e to the power of a mean negative log-likelihood; infinite if that is too large for a float."""
-    with np.errstate(over="ignore"):
-        return float(np.exp(log_perplexity))
-
-
 def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
     last = runs.loc[runs["model"] == run.model, "progress"].max()
     if run.progress < last:
@@ -135,11 +129,11 @@ def _point(runs: "pd.DataFrame") -> dict[str, Any]:
     return {
         **runs.iloc[0][["model", "objective", "learning_rate"]],
         "seeds": tuple(runs["seed"]),
-        **_estimates(lms, log_perplexity, perplexity_of),
+        **_estimates(lms, log_perplexity, _perplexity),
         "max_lms": runs["max_lms"].max(),
         **runs[_MEANS].mean(),
         **dict(zip(_EXCESS, excess[:3], strict=True)),
-        "finite": math.isfinite(perplexity_of(log_perplexity.mean)),
+        "finite": math.isfinite(_perplexity(log_perplexity.mean)),
         "operating": False,
         "common": (),
         "range_end": None,
@@ -174,7 +168,11 @@ def _mark_operating_points(
         goal = means.at[chosen[baseline], "log_perplexity"]
         for objective, at in chosen.items():
             path = means[points.loc[means.index, "objective"] == objective]
-            points.loc[at, "lms_at_baseline"] = _lms_at(path, goal)
+            crossing = first_crossing(path["log_perplexity"].to_numpy(), goal)
+            if crossing is not None:
+                before, after, weight = crossing
+                ends = path["lms"].iloc[before], path["lms"].iloc[after]
+                points.loc[at, "lms_at_baseline"] = (1 - weight) * ends[0] + weight * ends[1]
 
 
 def _common_seeds(runs: "pd.DataFrame") -> tuple[int, ...]:
@@ -190,15 +188,6 @@ def _means(runs: "pd.DataFrame", seeds: Sequence[int]) -> "pd.DataFrame":
     return counted.combine_first(own)
 
 
-def _lms_at(path: "pd.DataFrame", log_perplexity: float) -> float:
-    """LMS where a line through points first has a log perplexity; NaN if it never has it."""
-    crossing = first_crossing(path["log_perplexity"].to_numpy(), log_perplexity)
-    if crossing is None:
-        return math.nan
-    before, after, weight = crossing
-    return float((1 - weight) * path["lms"].iloc[before] + weight * path["lms"].iloc[after])
-
-
 def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Sequence[str]) -> Iterator[dict[str, Any]]:
     measured = {point: {one.seed: one for one in own.itertuples()} for point, own in runs.groupby("point")}
     for _, own in points.groupby("model", sort=False):
@@ -206,15 +195,15 @@ def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Seque
         for reference in references:
             for one in own[own["objective"] != reference].itertuples():
                 for other in own[own["objective"] == reference].itertuples():
-                    rates = {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
-                    same_rate = len({str(rate) for rate in rates.values()}) == 1
-                    for at, applies in (
-                        ("operating points", one.operating and other.operating),
-                        ("equal rates", several_rates and same_rate),
-                    ):
-                        if applies:
-                            names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
-                            yield names | rates | _difference(measured[one.Index], measured[other.Index])
+                    same_rate = str(one.learning_rate) == str(other.learning_rate)  # both may be NaN
+                    compared = {
+                        "operating points": one.operating and other.operating,
+                        "equal rates": several_rates and same_rate,
+                    }
+                    for at in (name for name, applies in compared.items() if applies):
+                        names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
+                        names |= {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
+                        yield names | _difference(measured[one.Index], measured[other.Index])
 
 
 def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
@@ -244,8 +233,13 @@ def _judge(differences: Sequence[dict[str, Any]]) -> None:
         one |= {"lms_p": lms_p, "perplexity_p": perplexity_p, "verdict": said}
 
 
+def _perplexity(log_perplexity: float) -> float:
+    with np.errstate(over="ignore"):  # infinite if it is too large for a float
+        return float(np.exp(log_perplexity))
+
+
 def _percent(log_ratio: float) -> float:
-    with np.errstate(over="ignore"):  # of two perplexities that may be as large as a float can hold
+    with np.errstate(over="ignore"):
         return 100 * float(np.expm1(log_ratio))
 
 

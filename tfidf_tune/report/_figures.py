@@ -18,7 +18,6 @@ from tfidf_tune.results._measures import CONTROL_LMS, LMS, PERPLEXITY, Measure
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Drawing
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
@@ -101,16 +100,17 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
 
 def _courses(evaluations: "pd.DataFrame") -> dict[str, dict[str, Course]]:
     """Setting -> objective -> its course through the checkpoints that have LMS and perplexity; none if it diverged."""
-    measured = _measured(evaluations, (PERPLEXITY, LMS), CONTROL_LMS)
     courses: dict[str, dict[str, Course]] = {}
-    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
-        points = [point for point in measured.get(setting, {}).get(objective, []) if math.isfinite(point[1])]
-        if not points:
-            continue
-        last = own[own["progress"] == points[-1][0]]
-        perplexity, lms = (_interval(last, measure) for measure in (PERPLEXITY, LMS))
-        path = [(x, y) for _, x, y, _ in points]
-        courses.setdefault(setting, {})[objective] = Course(path, perplexity, lms, controls=points[-1][3])
+    for setting, by_objective in _measured(evaluations, (PERPLEXITY, LMS), CONTROL_LMS).items():
+        for objective, measured in by_objective.items():
+            points = [point for point in measured if math.isfinite(point[1])]
+            if points:
+                progress, *_, controls = points[-1]
+                own = evaluations[(evaluations["setting"] == setting) & (evaluations["objective"] == objective)]
+                last = own[own["progress"] == progress]
+                courses.setdefault(setting, {})[objective] = Course(
+                    [(x, y) for _, x, y, _ in points], _interval(last, PERPLEXITY), _interval(last, LMS), controls
+                )
     return courses
 
 
@@ -118,7 +118,7 @@ def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, flo
     """Return the ends of the interval over units, NaN if there are too few."""
     totals = unit_totals(evaluations, measure)
     interval = bootstrap_interval(measure.value, *totals) if totals else None
-    return (interval.low, interval.high) if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
+    return interval[:2] if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
 
 
 def _measured(
@@ -176,20 +176,20 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
             axes.plot(*zip(*one.points, strict=True), color=color, marker="o", markersize=2.5, linewidth=1, alpha=0.4)
             label = None if is_named else f"{numbers[objective]}  {_drawn(objective)}"
             axes.plot([x], [y], marker, color=color, markersize=_OPERATING**0.5, label=label, zorder=5)
-            reaches = _reach(one.perplexity[0], x, one.perplexity[1]), _reach(one.lms[0], y, one.lms[1])
-            axes.errorbar(x, y, xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4)
-        floor = [one.controls for one in courses.values() if not math.isnan(one.controls)]
+            _cross(axes, (x, y), (one.perplexity, one.lms), color)
+        floors = [one.controls for one in courses.values() if not math.isnan(one.controls)]
         shown = [end for one in courses.values() for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))]
         perplexity, lms = ([value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True))
-        _set_axes(axes, perplexity, lms, floor)
+        _set_axes(axes, perplexity, [*lms, *floors])
         before = [point for one in courses.values() for point in one.points[:-1]]
         named = {_drawn(name).strip() if is_named else numbers[name]: one.points[-1] for name, one in courses.items()}
-        if floor:
-            axes.axhspan(min(floor), max(floor), color="0.4", alpha=0.2, linewidth=0, zorder=1)
-            axes.axhline(float(np.mean(floor)), color="0.4", linestyle="--", linewidth=1.2, zorder=1)
+        if floors:
+            floor = float(np.mean(floors))
+            axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
+            _floor_line(axes, floor)
             if is_named:
-                named[_FLOOR] = axes.get_xlim()[1], float(np.mean(floor))
-            before += [(x, float(np.mean(floor))) for x in np.geomspace(*axes.get_xlim(), 100)]
+                named[_FLOOR] = axes.get_xlim()[1], floor
+            before += [(x, floor) for x in np.geomspace(*axes.get_xlim(), 100)]
         labels.append((axes, named, before))
     if not is_named:
         has_floor = any(not math.isnan(one.controls) for courses in settings.values() for one in courses.values())
@@ -255,20 +255,19 @@ def frontier_drawing(model: str, points: "pd.DataFrame") -> "Drawing":
         )
         axes.plot([], [], color=color, marker=marker, linestyle=line, label=f"{number}  {_drawn(chosen.objective)}")
         x, y = chosen.perplexity, chosen.lms
-        highest = min(chosen.perplexity_high, _HIGHEST)
-        aside, upwards = _reach(chosen.perplexity_low, x, highest), _reach(chosen.lms_low, y, chosen.lms_high)
-        axes.errorbar(x, y, xerr=aside, yerr=upwards, color=color, linewidth=1.2, zorder=4)
+        perplexity = chosen.perplexity_low, min(chosen.perplexity_high, _HIGHEST)
+        _cross(axes, (x, y), (perplexity, (chosen.lms_low, chosen.lms_high)), color)
         axes.scatter([x], [y], s=_OPERATING, color=color, marker=marker, edgecolors="black", linewidths=0.8, zorder=5)
     shown = points[points["perplexity"] <= _FURTHEST * operating["perplexity"].max()]
     controls = shown.dropna(subset=["control_lms"])
     weights = controls["seeds"].map(len)  # the mean is over runs
-    floor = float(np.average(controls["control_lms"], weights=weights)) if len(controls) else None
-    if floor is not None:
-        axes.axhline(floor, color="0.4", linestyle="--", linewidth=1.2, zorder=1)
-    _set_axes(axes, shown["perplexity"].tolist(), shown["lms"].tolist(), [] if floor is None else [floor])
+    floors = [float(np.average(controls["control_lms"], weights=weights))] if len(controls) else []
+    for floor in floors:
+        _floor_line(axes, floor)
+    _set_axes(axes, shown["perplexity"].tolist(), [*shown["lms"], *floors])
     for rate, area in (areas if len(areas) > 1 else {}).items():
         axes.plot([], [], "o", color="0.5", markersize=area**0.5, label=f"lr {rate:g}" if rate else "lr of the config")
-    _legend_above(figure, [axes], with_floor=floor is not None)
+    _legend_above(figure, [axes], with_floor=bool(floors))
     figure.draw_without_rendering()
     ends = zip(operating["perplexity"], operating["lms"], strict=True)
     _label(axes, {str(number): point for number, point in enumerate(ends, start=1)})
@@ -293,7 +292,8 @@ def _label(axes: "Axes", labels: Mapping[str, tuple[float, float]], others: Iter
         for side in _SIDES:
             _put(text, side)
             boxes[side] = text.get_window_extent()
-        _put(text, min(boxes, key=lambda side: _covered(boxes[side], occupied) - _shared(boxes[side], axes.bbox)))
+        covered = {side: sum(_shared(box, other) for other in occupied) for side, box in boxes.items()}
+        _put(text, min(boxes, key=lambda side: covered[side] - _shared(boxes[side], axes.bbox)))
         occupied.append(text.get_window_extent())
 
 
@@ -303,38 +303,42 @@ def _put(text: "Annotation", side: tuple[int, int]) -> None:
     text.set(position=side, ha="left" if right > 0 else "right", va="bottom" if up > 0 else "top")
 
 
-def _covered(box: "Bbox", others: Iterable["Bbox"]) -> float:
-    return sum(_shared(box, other) for other in others)
-
-
 def _shared(box: "Bbox", other: "Bbox") -> float:
     """Return the area that two boxes share."""
     both = box.intersection(box, other)
     return 0.0 if both is None else float(both.width * both.height)
 
 
-def _reach(low: float, mean: float, high: float) -> list[list[float]] | None:
-    """Return how far an interval reaches below and above its mean, as matplotlib has it."""
-    return None if math.isnan(low) else [[mean - low], [high - mean]]
+def _cross(axes: "Axes", point: tuple[float, float], intervals: Sequence[tuple[float, float]], color: str) -> None:
+    """Draw the intervals of a point's two coordinates as a cross; NaN where there is none."""
+    reaches = [
+        None if math.isnan(low) else [[mean - low], [high - mean]]
+        for mean, (low, high) in zip(point, intervals, strict=True)
+    ]
+    axes.errorbar(point[0], point[1], xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4)
 
 
-def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float], floors: Sequence[float]) -> None:
-    """The limits are those of the means: intervals from few seeds may reach far beyond."""
-    from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+def _floor_line(axes: "Axes", lms: float) -> None:
+    axes.axhline(lms, color="0.4", linestyle="--", linewidth=1.2, zorder=1)
+
+
+def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) -> None:
+    """Set limits of means (intervals from few seeds may reach far beyond), and scales; wide ones are logarithmic."""
+    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
     room = max(1.02, (max(perplexity) / min(perplexity)) ** 0.07)
     axes.set_xlim(min(perplexity) / room, max(perplexity) * room)
     axes.set_xscale("log")  # after the limits: around a single point it would find none by itself
-    if _is_wide(perplexity):
-        _set_log_ticks(axes.xaxis)
+    if max(perplexity) > _WIDE * min(perplexity):
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:  # less than a power of ten, of which few round numbers are 1, 2 or 5 times one
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("perplexity on held-out text")
-    recited = [*lms, *floors]
-    lowest, highest = min(recited), max(*recited, _LINEAR_BELOW)
-    if _is_wide([max(lowest, _LINEAR_BELOW), highest]):
+    lowest, highest = min(lms), max(*lms, _LINEAR_BELOW)
+    if highest > _WIDE * max(lowest, _LINEAR_BELOW):
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
         axes.yaxis.set_major_locator(FixedLocator([0, *(m * 10.0**e for e in range(5) for m in (1, 2, 5))]))
         axes.yaxis.set_minor_locator(NullLocator())
@@ -368,19 +372,6 @@ def _drawn(text: str, *, longest: int | None = None) -> str:
         line = f"{line[: longest // 2]}…{line[-(longest // 2 - 1) :]}"
     line = line.replace("$", r"\$")
     return line if line and line[0] != "_" else f" {line}"  # matplotlib leaves a label with a leading _ out of legends
-
-
-def _is_wide(values: Sequence[float]) -> bool:
-    return max(values) > _WIDE * min(values)
-
-
-def _set_log_ticks(axis: "Axis") -> None:
-    """Put ticks of a logarithmic axis at 1, 2 and 5 times the powers of ten, written as plain numbers."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _styles(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:

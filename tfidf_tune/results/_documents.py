@@ -8,7 +8,7 @@ scores in ``process_results``; the table of results reads the fields that are li
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, get_type_hints
 
-from tfidf_tune.results._fields import FLAG, TEXT, TOKEN_IDS, Field, integer, number, optional, section
+from tfidf_tune.results._fields import FLAG, OBJECT, TEXT, TOKEN_IDS, Field, integer, number, optional
 
 MEMORIZATION, MEMBERSHIP = "tfidf_memorization", "tfidf_membership"
 PERPLEXITY, OTHER_PERPLEXITY = "tfidf_wikitext2_ppl", "tfidf_other_ppl"
@@ -21,7 +21,7 @@ _Count = Annotated[int, integer()]
 _TokenIds = Annotated[list[int], TOKEN_IDS]
 _Percent = Annotated[float, number(0, 100)]
 _NLL = Annotated[float, number(0, finite=False)]
-_Object = Annotated[dict[str, Any], section()]
+_Object = Annotated[dict[str, Any], OBJECT]
 
 
 @dataclass(frozen=True)

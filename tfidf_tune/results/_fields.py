@@ -41,11 +41,10 @@ def number(least: float = -math.inf, most: float = math.inf, *, finite: bool = T
     """A number from ``least`` to ``most``; NaN and infinities only if ``finite`` is False."""
 
     def fits(value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        if isinstance(value, int) and abs(value) > _MAX_EXACT:
-            return False
-        return math.isfinite(value) and least <= value <= most if finite else not (value < least or value > most)
+        if type(value) is int and abs(value) <= _MAX_EXACT:
+            return least <= value <= most
+        in_range = isinstance(value, float) and not (value < least or value > most)
+        return in_range and (math.isfinite(value) or not finite)
 
     limits = f" from {least:g}" * math.isfinite(least) + f" up to {most:g}" * math.isfinite(most)
     return Field(fits, f"a {'finite ' * finite}number{limits}", float)
@@ -67,24 +66,15 @@ def list_of(field: Field, expected: str, convert: Callable[[list[Any]], Any] = l
     )
 
 
-def section() -> Field:
-    """An object with any fields."""
-    return Field(lambda value: isinstance(value, dict), "an object")
-
-
 def _encodable(text: str) -> str:
     """Escape lone surrogates, which UTF-8 cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _are_token_ids(value: Any) -> bool:
-    integers = isinstance(value, list) and set(map(type, value)) <= {int}
-    return integers and (not value or (min(value) >= 0 and max(value) <= _MAX_TOKEN_ID))
-
-
 TEXT = Field(lambda value: isinstance(value, str), "text", _encodable)
 FLAG = Field(lambda value: isinstance(value, bool), "true or false")
-TOKEN_IDS = Field(_are_token_ids, f"a list of token ids from 0 to {_MAX_TOKEN_ID}")
+OBJECT = Field(lambda value: isinstance(value, dict), "an object")
+TOKEN_IDS = list_of(integer(most=_MAX_TOKEN_ID), f"token ids from 0 to {_MAX_TOKEN_ID}")
 TEXTS = Field(
     lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "an object of texts",

@@ -5,7 +5,7 @@ The paper's results are a file of this package.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,23 +36,13 @@ def write_results(results: Results, file: str | Path) -> None:
         ["checkpoint", "metric", "kind", "prefix"], observed=True, dropna=False, sort=False
     ):
         index = units.setdefault(tuple(rows["unit"]), len(units))
-        counts = [int(count) for count in rows["count"]]
+        counts, values = [int(count) for count in rows["count"]], list(map(_plain, rows["value"]))
+        length = None if math.isnan(prefix) else int(prefix)
         lines[at]["scores"].append(
-            [
-                *(metric, kind, None if math.isnan(prefix) else int(prefix), index, list(map(_plain, rows["value"]))),
-                counts[0] if len(set(counts)) == 1 else counts,
-            ]
+            [metric, kind, length, index, values, counts[0] if len(set(counts)) == 1 else counts]
         )
-    header = {
-        "format": _FORMAT,
-        "checkpoints": len(lines),
-        "provenance": results.provenance,
-        "units": list(map(list, units)),
-    }
-    with (
-        atomic_file(Path(file)) as temporary,
-        temporary.open("w", encoding="utf-8") as stream,
-    ):
+    header = {"format": _FORMAT, "checkpoints": len(lines), "provenance": results.provenance, "units": list(units)}
+    with atomic_file(Path(file)) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for line in (header, *lines):
             stream.write(json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n")
 
@@ -70,10 +60,7 @@ def read_results(file: str | Path) -> Results:
         header = json.loads(first)
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        first_line = checked(header, {"checkpoints": integer(), "provenance": TEXTS})
-        expected, provenance, units = *first_line.values(), header["units"]
-        if not all(isinstance(name, str) for names in units for name in names):
-            raise ValueError("units are not lists of names")
+        expected, provenance, units = checked(header, _HEADER).values()
     except UNREADABLE as error:
         raise ValueError(f"{path}: not a results file ({type(error).__name__}: {error}): {_REMEDY}") from error
     checkpoints: list[Checkpoint] = []
@@ -86,9 +73,8 @@ def read_results(file: str | Path) -> Results:
                 rows += [(at, *row) for row in _score_rows(scores, units)]
             checkpoints.append(Checkpoint(**fields | checked(fields, CHECKPOINT)))
     except UNREADABLE as error:
-        raise ValueError(
-            f"{path}, line {at + 2}: a damaged line ({type(error).__name__}: {error}): {_REMEDY}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}, line {at + 2}: a damaged line ({reason}): {_REMEDY}") from error
     if len(checkpoints) != expected:
         raise ValueError(f"{path}: the header lists {expected} checkpoints, the file has {len(checkpoints)}: {_REMEDY}")
     return Results(tuple(checkpoints), scores_table(rows), provenance)
@@ -144,18 +130,21 @@ def _plain(value: float) -> float | int | str | None:
     return int(value) if value.is_integer() else value
 
 
-def _score_rows(scores: list[Any], units: list[list[str]]) -> list[tuple[Any, ...]]:
+def _score_rows(scores: list[Any], units: list[list[str]]) -> Iterator[tuple[Any, ...]]:
     fields = checked(dict(zip(_SCORES, scores, strict=True)), _SCORES)
     metric, kind, prefix, index, values, counts = fields.values()
     counts = counts if isinstance(counts, list) else [counts] * len(values)
-    return [
-        (metric, kind, unit, prefix, value, count)
-        for unit, value, count in zip(units[index], values, counts, strict=True)
-    ]
+    for unit, value, count in zip(units[index], values, counts, strict=True):
+        yield metric, kind, unit, prefix, value, count
 
 
 _FINITE, _COUNT = number(), integer(1)
 _COUNTS = list_of(_COUNT, "integers from 1")
+_HEADER = {
+    "checkpoints": integer(),
+    "provenance": TEXTS,
+    "units": list_of(list_of(TEXT, "names"), "lists of names"),
+}
 _SCORES = {
     "metric": TEXT,
     "kind": TEXT,

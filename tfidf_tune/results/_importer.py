@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from tfidf_tune.results._documents import MEMBERSHIP, MEMORIZATION, OTHER_PERPLEXITY, PERPLEXITY, QA, SUMMARIZATION
 from tfidf_tune.results._fields import TEXTS, UNREADABLE, checked, optional
 from tfidf_tune.results._scores import Scored, is_ours, parse_document, with_scores
 from tfidf_tune.results._table import (
@@ -33,12 +32,8 @@ _RUN = {name: CHECKPOINT[name] for name in (*_NAMES, "progress", "folder", "reci
 }
 
 
-@dataclass(frozen=True)
-class _ResultsFile:
-    """One results file of the harness.
-
-    ``run`` is the same for all files of a run: a label and the folder of the run, or the name of the model.
-    """
+class _ResultsFile(NamedTuple):
+    """One results file of the harness; ``run``, a label and what it is of, is the same for all files of a run."""
 
     run: tuple[str | None, str]
     named: Checkpoint
@@ -79,14 +74,22 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     known = {same[0].named.model for same in by_run.values()} - {""}
     shared = known.pop() if len(known) == 1 else "model"
     runs = [replace(same[0].named, model=same[0].named.model or shared) for same in by_run.values()]
-    _require_distinct(runs)
+    distinct: dict[tuple[Any, ...], Checkpoint] = {}
+    for run in runs:
+        first = distinct.setdefault(run.run, run)
+        if first is not run:
+            raise ValueError(
+                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label them as "
+                "OBJECTIVE=FOLDER"
+            )
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
     for run, same in zip(runs, by_run.values(), strict=True):
         for progress in sorted({result.named.progress for result in same}):
-            results = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
-            if documents := list(_newest_documents(results)):
-                named = replace(run, progress=progress, checkpoint=results[-1].named.checkpoint)
+            by_date = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
+            newest = {task: file for one in by_date for task, file in one.samples_files.items() if is_ours(task)}
+            if documents := [doc for task, file in newest.items() for doc in _documents(task, file)]:
+                named = replace(run, progress=progress, checkpoint=by_date[-1].named.checkpoint)
                 completed, scores = with_scores(named, documents)
                 rows += [(len(checkpoints), *score) for score in scores]
                 checkpoints.append(completed)
@@ -96,8 +99,8 @@ def import_results(folders: Sequence[str | Path]) -> Results:
 
 def split_label(text: str) -> tuple[str | None, Path]:
     """Return label and folder; either may contain "=": "Goldfish (k=4)"."""
-    cuts = [position for position, letter in enumerate(text) if letter == "="]
-    readings = [(None, text), *((text[:cut], text[cut + 1 :]) for cut in cuts)]
+    parts = text.split("=")
+    readings = [(None, text), *(("=".join(parts[:cut]), "=".join(parts[cut:])) for cut in range(1, len(parts)))]
     for label, path in readings:
         folder = Path(path).expanduser()
         if path and folder.is_dir():
@@ -105,8 +108,7 @@ def split_label(text: str) -> tuple[str | None, Path]:
                 raise ValueError(f"{text!r} has no label before the '=': write OBJECTIVE=FOLDER, Goldfish{text}")
             return label, folder
     raise FileNotFoundError(
-        f"there is no folder {readings[min(1, len(cuts))][1]}: give a run's folder, one with lm_eval's output, or "
-        "OBJECTIVE=FOLDER"
+        f"there is no folder {readings[:2][-1][1]}: give a run's folder, one with lm_eval's output, or OBJECTIVE=FOLDER"
     )
 
 
@@ -201,17 +203,17 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     for file in files:
         date = file.stem.rsplit("_", maxsplit=1)[1]
         samples_files = {
-            sample.name[len("samples_") : -len(f"_{date}.jsonl")]: sample
+            sample.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl"): sample
             for sample in sorted(file.parent.glob(f"samples_*_{date}.jsonl"))
         }
         found |= any(map(is_ours, samples_files))
-        yield file, _ResultsFile(*_identified(file, label), date, samples_files)
+        run, named, provenance = _identified(file, label)
+        yield file, _ResultsFile(run, named, provenance, date, samples_files)
     if not found:
         raise FileNotFoundError(
-            f"no results of our tasks below {folder} (looked for results_<date>.json with samples_<task>_<date>.jsonl "
-            f"next to it, the task one of {MEMORIZATION}_*, {MEMBERSHIP}, {PERPLEXITY}, {OTHER_PERPLEXITY}, "
-            f"{SUMMARIZATION}, {QA}; there are {len(files)} results files): evaluate it by `tfidf-tune eval` with "
-            "--log_samples and --output_path"
+            f"no results of our tasks below {folder} (looked for results_<date>.json with samples_tfidf_*_<date>.jsonl "
+            f"next to it; there are {len(files)} results files): evaluate it by `tfidf-tune eval` with --log_samples "
+            "and --output_path"
         )
 
 
@@ -225,24 +227,21 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
     model_args, recorded = _evaluated(file)
     checkpoint = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
     if checkpoint is None:
-        raise ValueError(
-            f"{file}: its config.model_args name no model (pretrained=... or model=...): evaluate a Hugging Face "
-            "model, a PEFT adapter or the model of a server"
-        )
+        raise ValueError(f"{file}: its config.model_args name no model, by pretrained=... or model=...")
     if run := _checked_run(recorded, file) if recorded else run_of(model_args) or _run_above(file, checkpoint):
-        provenance, source = run.pop("provenance"), run["folder"]
+        source = run["folder"]
     else:
         milestone = _MILESTONE.fullmatch(Path(checkpoint).name)
         source = str(Path(checkpoint).parent) if milestone else checkpoint  # the same for all milestones of a run
-        # Several adapters share their base's name; a full model has a name of its own, so a label leaves it open.
-        base = f"{Path(model_args['pretrained']).name} (LoRA)" if "peft" in model_args else ""
-        model = base or ("" if label is not None else Path(source).name)
+        model = Path(source).name if label is None else ""
+        if "peft" in model_args:  # several adapters share their base's name
+            model = f"{Path(model_args['pretrained']).name} (LoRA)"
         run = {"model": model, "objective": UNKNOWN_OBJECTIVE, "learning_rate": None, "seed": None}
-        run |= {"progress": int(milestone[1]) if milestone else 100, "folder": str(file.parent)}
-        provenance = None
+        run |= {"progress": int(milestone[1]) if milestone else 100, "folder": str(file.parent), "provenance": None}
     if label is not None:
         model, _, objective = label.rpartition(":")
         run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
+    provenance = run.pop("provenance")
     return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance
 
 
@@ -263,34 +262,17 @@ def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
         runs = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
         return {key: str(value) for key, value in (arguments or {}).items()}, next(filter(None, runs), {})
     except UNREADABLE as error:
+        raise ValueError(f"{file}: not a results file of lm_eval ({type(error).__name__}: {error})") from error
+
+
+def _documents(task: str, file: Path) -> Iterator[Scored]:
+    number = 0
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):  # noqa: B007 (for the message)
+                yield parse_document(task, json.loads(line)["doc"])
+    except UNREADABLE as error:
         raise ValueError(
-            f"{file}: not a results file of lm_eval ({type(error).__name__}: {error}): move it out of the folder, or "
-            "evaluate again"
+            f"{file}, line {number}: not a document of our tasks ({type(error).__name__}: {error}): evaluate again, or "
+            "remove the file"
         ) from error
-
-
-def _require_distinct(runs: Sequence[Checkpoint]) -> None:
-    seen: dict[tuple[Any, ...], Checkpoint] = {}
-    for run in runs:
-        first = seen.setdefault(run.run, run)
-        if first is not run:
-            raise ValueError(
-                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label them as "
-                "OBJECTIVE=FOLDER"
-            )
-
-
-def _newest_documents(results: Sequence[_ResultsFile]) -> Iterator[Scored]:
-    """Read the newest documents of each task of one checkpoint, of results by ascending date."""
-    newest = {task: file for one in results for task, file in one.samples_files.items() if is_ours(task)}
-    for task, file in newest.items():
-        number = 0
-        try:
-            with file.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):  # noqa: B007 (for the message)
-                    yield parse_document(task, json.loads(line)["doc"])
-        except UNREADABLE as error:
-            raise ValueError(
-                f"{file}, line {number}: not a document of our tasks ({type(error).__name__}: {error}): evaluate "
-                "again, or remove the file"
-            ) from error

@@ -74,9 +74,10 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
         return Scored(what, block, count, (row,), fields["round_trip"])
     if task == SUMMARIZATION:
         unit, reason = fields.pop("id"), fields.pop("bertscore_missing") or "no reason given"
-        missing = fields["bertscore_f1"] is None
-        rows = _rows("article", unit, fields | ({"bertscore_f1": math.nan} if missing else {}))
-        return Scored("articles", unit, None, rows, bertscore_missing=reason if missing else None)
+        if fields["bertscore_f1"] is not None:
+            return Scored("articles", unit, None, _rows("article", unit, fields))
+        rows = _rows("article", unit, fields | {"bertscore_f1": math.nan})
+        return Scored("articles", unit, None, rows, bertscore_missing=reason)
     if task == QA:
         unit = fields.pop("id")
         return Scored("questions", unit, None, _rows("question", unit, fields))
@@ -116,7 +117,10 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
     rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
     completed = replace(
         checkpoint,
-        asked={what: _digest(questions) for what, questions in asked.items()},
+        asked={
+            what: hashlib.sha256(json.dumps(sorted(questions.items())).encode()).hexdigest()[:12]
+            for what, questions in asked.items()
+        },
         lost_prompts=sum(not doc.round_trip for _, doc in prompts),
         lost_blocks=sum(not doc.round_trip for doc in others if doc.what == "perplexity blocks"),
         text_prompts=any(doc.as_text for doc in in_order),
@@ -147,19 +151,12 @@ def _defined(name: str, value: float) -> float:
 
 
 def _checked_sample(fields: dict[str, Any]) -> ProbeSample:
-    sample = ProbeSample(**fields)
-    fields = _ADDED | fields
-    values = checked(fields, _SAMPLE)
-    # Neither match can be longer than the shorter of the two.
-    longest = integer(most=min(len(sample.generated_ids), len(sample.reference_ids)))
-    lengths = {"prefix_match": longest, "lms": longest, "common_subsequence": optional(longest)}
-    return ProbeSample(**values | checked(fields, lengths))
+    values = checked(_ADDED | fields, _SAMPLE)
+    # No match can be longer than the shorter of the two.
+    longest = integer(most=min(len(values["generated_ids"]), len(values["reference_ids"])))
+    checked(values, {"prefix_match": longest, "lms": longest, "common_subsequence": optional(longest)})
+    return ProbeSample(**values)
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:
     return tuple((metric, kind, unit, prefix, float(value), 1.0) for metric, value in values.items())
-
-
-def _digest(questions: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits of a SHA-256, independent of the order."""
-    return hashlib.sha256(json.dumps(sorted(questions.items())).encode()).hexdigest()[:12]

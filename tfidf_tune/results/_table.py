@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfidf_tune.results._documents import ProbeSample, schema
-from tfidf_tune.results._fields import FLAG, SEED, TEXT, TEXTS, integer, list_of, number, optional, section
+from tfidf_tune.results._fields import FLAG, OBJECT, SEED, TEXT, TEXTS, integer, list_of, number, optional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,7 @@ class Checkpoint:
     folder: Annotated[str, TEXT] = ""
     checkpoint: Annotated[str, TEXT] = ""
     recipe: Annotated[str | None, optional(TEXT)] = None
-    loss: Annotated[dict[str, Any] | None, optional(section())] = None
+    loss: Annotated[dict[str, Any] | None, optional(OBJECT)] = None
     training_seconds: Annotated[float | None, optional(number(0))] = None
     asked: Annotated[dict[str, str], TEXTS] = field(default_factory=dict)
     lost_prompts: Annotated[int, integer()] = 0
@@ -135,12 +135,12 @@ def join_results(parts: Sequence[Results]) -> Results:
     if len(parts) == 1:
         return parts[0]
     tables: list[pd.DataFrame] = []
-    checkpoints: list[Checkpoint] = []
+    checkpoints: tuple[Checkpoint, ...] = ()
     for part in parts:
         tables.append(part.scores.assign(checkpoint=part.scores["checkpoint"] + len(checkpoints)))
         checkpoints += part.checkpoints
-    scores = scores_table(pd.concat(tables, ignore_index=True))
-    return Results(tuple(checkpoints), scores, merge_provenance([part.provenance for part in parts]))
+    provenance = merge_provenance([part.provenance for part in parts])
+    return Results(checkpoints, scores_table(pd.concat(tables, ignore_index=True)), provenance)
 
 
 def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]:
@@ -159,20 +159,16 @@ def describe_machine() -> dict[str, str]:
     """
     import torch
 
+    info = Path("/proc/cpuinfo")  # Linux has the processor's name there
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "date": date.today().isoformat(),
-        "cpu": _cpu_name(),
+        "cpu": names[0] if names else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         **gpu,
         "platform": platform.platform(),
         "python": platform.python_version(),
         **{package: version(package) for package in _PACKAGES},
     }
-
-
-def _cpu_name() -> str:
-    """Return the name of the processor as Linux has it, elsewhere the architecture."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
