@@ -75,8 +75,6 @@ def _new_file(path: Path) -> Path:
 
 
 def _audit(options: argparse.Namespace) -> None:
-    from tfidf_tune.data import read_probe_file
-
     if (options.model is None) == (options.results is None) or (options.model and options.probe_file is None):
         raise ValueError("name either a MODEL to evaluate and its --probe-file, or the --results of a model")
     if options.model is not None:
@@ -85,6 +83,8 @@ def _audit(options: argparse.Namespace) -> None:
     if options.results is not None:
         results = options.results.expanduser()
     else:
+        from tfidf_tune.data import read_probe_file
+
         asking, probe_file = audit.plan_asking(options, folder), options.probe_file.expanduser()
         results = audit.ask(asking, len(read_probe_file(probe_file)), probe_file, folder / "evaluation")
     audit.report(results, folder, bounds, show_passages=options.show_passages, as_json=options.json)
