@@ -82,11 +82,9 @@ def test_slices_of_a_split_are_those_of_datasets():
 
 
 def test_splits_and_slices_without_documents_are_refused():
-    for split in ("test", "test[:5]", "train[5]", "train[:101%]", "train[:x]", ""):
-        with pytest.raises(ValueError, match=r"splits 'train', 'validation', .*, not '.*'; a slice of one is written"):
-            embedded_documents(split)
-    for split in ("train[5:5]", "validation[50%:20%]", "train[1000000:]"):
-        with pytest.raises(ValueError, match=r"no document of the embedded corpus is in '.*': 'train' has \d+, 'valid"):
+    unknown = ("test", "test[:5]", "train[5]", "train[:101%]", "train[:x]", "")
+    for split in (*unknown, "train[5:5]", "validation[50%:20%]", "train[1000000:]"):
+        with pytest.raises(ValueError, match=r"no document of the embedded corpus is in '.*': .*'train': \d+, 'valid"):
             embedded_documents(split)
 
 
@@ -107,8 +105,8 @@ def test_a_tokenizer_is_kept_and_any_other_folder_is_refused(embedded_tokenizer_
     before = file.stat().st_mtime_ns
     assert train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=512) == embedded_tokenizer_folder
     assert file.stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="holds 512 tokens, not a tokenizer of 600 tokens"):
+    with pytest.raises(ValueError, match="holds no tokenizer of 600 tokens"):
         train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=600)
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+    with pytest.raises(ValueError, match="holds no tokenizer of 300 tokens"):
         train_embedded_tokenizer(tmp_path, vocab_size=300)

@@ -12,9 +12,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
-
 from tfidf_tune._files import atomic_folder
 
 END_OF_TEXT = "<|endoftext|>"
@@ -63,17 +60,17 @@ def embedded_documents(split: str) -> list[str]:
     from datasets import ReadInstruction
 
     splits = _splits()
+    sizes = {name: len(texts) for name, texts in splits.items()}
     try:
-        slices = ReadInstruction.from_spec(split).to_absolute({name: len(texts) for name, texts in splits.items()})
-    except ValueError as error:
-        raise ValueError(
-            f"the embedded corpus has the splits {', '.join(map(repr, splits))}, not {split!r}; "
-            f"a slice of one is written 'train[:60%]' or 'validation[10:20]' ({error})"
-        ) from error
+        slices = ReadInstruction.from_spec(split).to_absolute(sizes)
+    except ValueError:
+        slices = []
     documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
     if not documents:
-        sizes = ", ".join(f"{name!r} has {len(texts)}" for name, texts in splits.items())
-        raise ValueError(f"no document of the embedded corpus is in {split!r}: {sizes}; use a wider slice")
+        raise ValueError(
+            f"no document of the embedded corpus is in {split!r}: its splits have {sizes} documents, a slice of one is "
+            "written 'train[:60%]' or 'validation[10:20]'"
+        )
     return documents
 
 
@@ -102,14 +99,16 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
     Raises:
         ValueError: If ``folder`` holds anything other than a tokenizer of ``vocab_size`` tokens.
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     folder = Path(folder).expanduser()
     if folder.is_dir() and any(folder.iterdir()):
         file = folder / "tokenizer.json"
-        found = f"{Tokenizer.from_file(str(file)).get_vocab_size()} tokens" if file.is_file() else "no tokenizer.json"
-        if found != f"{vocab_size} tokens":
+        if not file.is_file() or Tokenizer.from_file(str(file)).get_vocab_size() != vocab_size:
             raise ValueError(
-                f"{str(folder)!r} already exists and holds {found}, not a tokenizer of {vocab_size} tokens: "
-                "name another folder or empty this one"
+                f"{str(folder)!r} already exists and holds no tokenizer of {vocab_size} tokens: name another folder or "
+                "empty this one"
             )
         return folder
     tokenizer = Tokenizer(models.BPE())

@@ -42,17 +42,10 @@ def text_blocks(
     num_blocks: int | None = None,
     add_eos: bool = False,
 ) -> TokenArray:
-    """Tokenize documents, concatenate them and cut them into blocks without overlap; an incomplete block is dropped.
+    """Tokenize documents, concatenate them and cut them into blocks, int32 of shape ``[num_blocks, block_size]``.
 
-    Args:
-        tokenizer (TextTokenizer): the tokenizer; no BOS is added.
-        documents (Iterable[str]): read no further than needed.
-        block_size (int): tokens in a block. Default: 256
-        num_blocks (int | None): most blocks; fewer if the text is too short. Default: None, all.
-        add_eos (bool): end each document with EOS. Default: False
-
-    Returns:
-        TokenArray: int32 of shape ``[num_blocks, block_size]``.
+    No BOS is added; with ``add_eos``, EOS ends each document. An incomplete block is dropped. Documents are read no
+    further than ``num_blocks`` needs, by default all; there are fewer blocks if the text is too short.
     """
     encoded = encode_texts(tokenizer, documents)
     return blocks_and_lengths(encoded, block_size, num_blocks, tokenizer.eos_id if add_eos else None)[0]
@@ -99,12 +92,11 @@ def text_blocks_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
-        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
+        source (str): a local file or folder, ``embedded`` or a hub id; this and the next four: :func:`load_documents`.
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): split of a hub data set or of ``embedded``. Default: "train"
         source_column (str): the column that holds the text. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, see
-            :func:`load_documents`. Default: "line"
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is. Default: "line"
         block_size (int): tokens in a block. Default: 256
         num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
         deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`. Default: "none"
@@ -115,12 +107,11 @@ def text_blocks_dataset(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If a setting is out of range, ``block_size`` exceeds the tokenizer's ``max_seq_len``, the source
-            cannot be read, or it has fewer than ``num_blocks`` blocks or none.
+        ValueError: If a setting is out of range, ``block_size`` above the tokenizer's ``max_seq_len``, or the source
+            cannot be read or has fewer than ``num_blocks`` blocks or none.
     """
-    check_at_least(1, block_size=block_size)
-    if num_blocks is not None:
-        check_at_least(1, num_blocks=num_blocks)
+    needed = 1 if num_blocks is None else num_blocks
+    check_at_least(1, block_size=block_size, num_blocks=needed)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     deduplication = Deduplication.of(deduplicate)
     place = TextSource(source, source_name, source_split, source_column, sample_by)
@@ -129,9 +120,9 @@ def text_blocks_dataset(
         documents = encode_texts(tokenizer, load_documents(*place))
         blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
         warn_of_short_documents(source, sample_by, lengths)
-        if len(blocks) < (num_blocks or 1):
+        if len(blocks) < needed:
             raise ValueError(
-                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {num_blocks or 1}: "
+                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}: "
                 "lower num_blocks or block_size, or name a larger source"
             )
         kept = deduplication.kept(blocks, source, tokenizer)
@@ -161,11 +152,10 @@ def without_shared_text(
     source_column: str = "text",
     cache_dir: str | None = None,
 ) -> TokenArray:
-    """Leave out the blocks that have ``num_tokens`` consecutive tokens in common with a source.
+    """Return the ``blocks`` without ``num_tokens`` (2 to ``block_size``) consecutive tokens in common with a source.
 
-    ``blocks`` is int32 of shape ``[num_blocks, block_size]``, ``num_tokens`` from 2 to ``block_size``, and the source
-    is described as for :func:`text_blocks_dataset`. Returns the remaining blocks, in their order. The result is cached,
-    because every evaluated model needs the same one and the source can be large.
+    The blocks are int32 of shape ``[num_blocks, block_size]``, the source is that of :func:`text_blocks_dataset`. The
+    result is cached, because every evaluated model needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
     place = TextSource(source, source_name, source_split, source_column)
@@ -212,14 +202,13 @@ def text_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
-        source (str): this and the next four as in :func:`text_blocks_dataset`.
+        source (str): a source; this and the next four as in :func:`text_blocks_dataset`.
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): its split. Default: "train"
         source_column (str): its column of text. Default: "text"
         sample_by (Literal["line", "paragraph", "document"]): a document of a ``.txt`` file. Default: "line"
         max_seq_len (int | None): tokens in a sequence, including BOS and EOS. Default: None, the tokenizer's own.
-        add_bos (bool): start each document with BOS, if the tokenizer has one, so that its first token is learnt too.
-            Default: True
+        add_bos (bool): start a document with BOS, if there is one, so that its first token is learnt. Default: True
         add_eos (bool): end each document with EOS. Default: True
         packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
         deduplicate (Deduplicate): which sequences are removed as copies, see :class:`Deduplication`. Default: "none"
@@ -230,8 +219,8 @@ def text_dataset(
 
     Raises:
         FileNotFoundError: If the source looks like a path and does not exist.
-        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set; if a setting is out of
-            range, or the source cannot be read or gives no sequence of two tokens.
+        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set, or the source cannot be
+            read or gives no sequence of two tokens.
 
     Example:
         >>> dataset = text_dataset(tokenizer, source="letters.jsonl", max_seq_len=512)
@@ -247,22 +236,23 @@ def text_dataset(
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
     def pieces(counts: Counts) -> Iterator[TokenArray]:
-        lengths = []
-        num_pieces = 0
+        lengths: list[int] = []
+        num_kept = 0
         for text in encode_texts(tokenizer, load_documents(*place)):
             lengths.append(len(text))
             ids = np.concatenate([bos, text, eos])
             cut = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             counts["num_documents"] += 1
             counts["num_cut"] += len(cut) > 1
-            counts["num_left_out"] += sum(len(piece) < 2 for piece in cut)
-            num_pieces += len(cut)
-            yield from (piece for piece in cut if len(piece) > 1)
+            kept = [piece for piece in cut if len(piece) > 1]
+            counts["num_left_out"] += len(cut) - len(kept)
+            num_kept += len(kept)
+            yield from kept
         warn_of_short_documents(source, sample_by, lengths)
-        if num_pieces == counts["num_left_out"]:
+        if not num_kept:
             raise ValueError(
-                f"{source!r} gives no sequence of two tokens or more out of {counts['num_documents']} documents: name "
-                "another source"
+                f"{source!r} gives no sequence of two tokens or more out of {len(lengths)} documents: name another "
+                "source"
             )
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerBase
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import digest, looks_like_path
 
 if TYPE_CHECKING:
     from torchtune.data import Message
+    from transformers import PreTrainedTokenizerBase
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -156,13 +157,13 @@ class HFTokenizer:
 
     def __init__(
         self,
-        path: str | PreTrainedTokenizerBase,
+        path: "str | PreTrainedTokenizerBase",
         max_seq_len: int | None = None,
         *,
         trust_remote_code: bool = False,
     ) -> None:
-        if max_seq_len is not None and max_seq_len < 1:
-            raise ValueError(f"max_seq_len is {max_seq_len}, it has to be at least 1, or null for no truncation")
+        if max_seq_len is not None:
+            check_at_least(1, max_seq_len=max_seq_len)
         self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
         if self._hf.eos_token_id is None:
             raise ValueError(
@@ -175,9 +176,8 @@ class HFTokenizer:
         self.eos_id: int = self._hf.eos_token_id
         self.pad_id: int = self.eos_id if self._hf.pad_token_id is None else self._hf.pad_token_id
         self.stop_tokens: list[int] = [self.eos_id]
-        self.special_tokens: dict[str, int] = dict(
-            zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True)
-        )
+        special = zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True)
+        self.special_tokens: dict[str, int] = dict(special)
         # SentencePiece puts a space (shown as ▁) before every text that it encodes.
         first_token = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0]
         self._adds_leading_space = first_token.startswith("▁")
@@ -207,28 +207,17 @@ class HFTokenizer:
         return token_ids
 
     def encode_with_offsets(self, text: str) -> tuple[TokenArray, TokenArray]:
-        """Return the ids of a text without BOS and EOS, ``[num_tokens]``, and where each starts and ends in the text.
+        """Return the ids of a text without BOS and EOS, and the characters where each starts and ends in the text.
 
-        Returns:
-            tuple[TokenArray, TokenArray]: int32 ``[num_tokens]`` and ``[num_tokens, 2]``, in characters.
-
-        Raises:
-            ValueError: If the tokenizer is not one of the library tokenizers, which know these places.
+        Both are int32, ``[num_tokens]`` and ``[num_tokens, 2]``. The tokenizer has to be a fast one.
         """
-        if not self._hf.is_fast:
-            raise ValueError(
-                f"the tokenizer {self.name!r} does not know where its tokens are in a text: convert it to a "
-                "tokenizer.json"
-            )
         encoded = self._hf(text, return_offsets_mapping=True, **_ENCODING)
         offsets = np.array(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2)
         return np.array(encoded["input_ids"], dtype=np.int32), offsets
 
     def get_chat_template(self) -> str | None:
         """Return the Jinja source of the tokenizer's own chat template, None if it has none."""
-        if not self._hf.chat_template:
-            return None
-        template: str = self._hf.get_chat_template()
+        template: str | None = self._hf.get_chat_template() if self._hf.chat_template else None
         return template
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
@@ -269,35 +258,32 @@ hf_tokenizer = HFTokenizer
 """The name of :class:`HFTokenizer` as a component of configs."""
 
 
-def _load(path: str | PreTrainedTokenizerBase, *, trust_remote_code: bool) -> tuple[Any, str]:
+def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> tuple[Any, str]:
     """Return a tokenizer and its name."""
-    if isinstance(path, PreTrainedTokenizerBase):
+    if not isinstance(path, str):
         return path, path.name_or_path
+    from transformers import AutoTokenizer, LlamaTokenizer
+
     folder = Path(path).expanduser()
     if looks_like_path(path) and not folder.is_dir():
         raise FileNotFoundError(
             f"no such folder: {path!r}. A tokenizer is named by a folder that holds tokenizer.json or "
             "tokenizer.model, or by a hub id such as EleutherAI/pythia-1.4b"
         )
-    if folder.is_dir() and not any(part in file.name for file in folder.iterdir() for part in _TOKENIZER_FILES):
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if folder.is_dir() and not any(part in file for file in files for part in _TOKENIZER_FILES):
         # transformers would make an empty tokenizer from config.json
         raise ValueError(
             f"the folder {path!r} has no tokenizer files: copy those of the model into it (tokenizer.json or "
             "tokenizer.model, and tokenizer_config.json), or set tokenizer.path to a folder or hub id that has them"
         )
-    configured = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    only_sentencepiece = (folder / "tokenizer.model").is_file() and not configured
-    name = str(folder) if folder.is_dir() else path
     try:
-        if only_sentencepiece:  # AutoTokenizer leaves out SentencePiece's leading space
-            return LlamaTokenizer.from_pretrained(name), path
+        if "tokenizer.model" in files and not files & {"tokenizer.json", "tokenizer_config.json"}:
+            # AutoTokenizer leaves out SentencePiece's leading space.
+            return LlamaTokenizer.from_pretrained(str(folder)), path
+        name = str(folder) if folder.is_dir() else path
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), path
     except Exception as error:  # each tokenizer library has its own errors
-        if "trust_remote_code=True" in str(error):
-            raise ValueError(
-                f"the tokenizer {path!r} is not in transformers, and needs its own code: read that code, then set "
-                "tokenizer.trust_remote_code=True to run it"
-            ) from error
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "
             f"tokenizer.model, or a hub id that can be reached. {type(error).__name__}: {error}"
