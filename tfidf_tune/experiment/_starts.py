@@ -93,6 +93,8 @@ def trained_model(
     Raises:
         ValueError: If :func:`random_model` does not support the builder, or the recipe refuses its config.
     """
+    text = {"source": source, "source_name": source_name, "source_split": source_split, "source_column": source_column}
+    schedule = "transformers.get_linear_schedule_with_warmup"
     with TemporaryDirectory(dir=folder) as scratch:
         start, run = Path(scratch, "start"), Path(scratch, "run")
         random_model(start, model, seed)
@@ -101,20 +103,10 @@ def trained_model(
             "model": _base_section(model),
             "checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": str(start)},
             "tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer", "path": str(start)},
-            "dataset": {
-                "_component_": "tfidf_tune.data.text_blocks_dataset",
-                "source": source,
-                "source_name": source_name,
-                "source_split": source_split,
-                "source_column": source_column,
-                "block_size": block_size,
-            },
+            "dataset": {"_component_": "tfidf_tune.data.text_blocks_dataset", **text, "block_size": block_size},
             "loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
             "optimizer": {"_component_": "torch.optim.AdamW", "lr": learning_rate, "weight_decay": 0.0, "fused": True},
-            "lr_scheduler": {
-                "_component_": "transformers.get_linear_schedule_with_warmup",
-                "num_warmup_steps": num_warmup_steps,
-            },
+            "lr_scheduler": {"_component_": schedule, "num_warmup_steps": num_warmup_steps},
             "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": f"{run}/logs"},
             "seed": seed,
             "batch_size": batch_size,

@@ -21,8 +21,16 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from tfidf_tune._checks import require_bool
-from tfidf_tune.integrations._batches import check_first_batch, has_labels, require_labels, shifted_labels, token_batch
-from tfidf_tune.integrations._checks import base_model, check_arguments, check_class, check_trainer
+from tfidf_tune.integrations._trainer import (
+    base_model,
+    check_before_building,
+    check_first_batch,
+    check_trainer,
+    has_labels,
+    require_labels,
+    shifted_labels,
+    token_batch,
+)
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting
 from tfidf_tune.weighting._weighting import require_no_tokens
@@ -77,8 +85,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         weighting = TFIDFWeighting() if weighting is None else weighting
         self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
         require_bool("fused_head", fused_head)
-        check_class(type(self))
-        check_arguments(kwargs.get("args") or (args[1] if len(args) > 1 else None))
+        check_before_building(type(self), kwargs.get("args") or (args[1] if len(args) > 1 else None))
         super().__init__(*args, **kwargs)
         check_trainer(self, fused_head=fused_head)
         # The Trainer counts the tokens of a step, and does not divide by the number of mini-batches, only with this.
@@ -100,13 +107,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Compute the loss of a mini-batch as the Trainer does, of a model that returns the weighted loss in training.
-
-        Raises:
-            ValueError: If the mini-batch has no labels, the first one shows that they are shifted already or that the
-                logits are not those of the output layer (with ``fused_head``), or the Trainer does not ask the model
-                for the loss.
-        """
+        """Compute the loss of a mini-batch as the Trainer does, of a model that returns the weighted loss."""
         used: Any = model
         if model.training and torch.is_grad_enabled():
             require_labels(inputs)
@@ -216,14 +217,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 "written without a weighting, or by another number of processes)"
             )
             return
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        try:
-            self.weighting.load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(
-                f"{file} does not fit {type(self.weighting).__name__}: {str(error).splitlines()[-1].strip()}. Resume "
-                "with the weighting of the checkpoint, or remove the file to begin with an empty state"
-            ) from error
+        # Another weighting is an error here that names the settings: without the file it begins with an empty state.
+        self.weighting.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
     def _state_file(self, folder: str) -> Path:
         suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
