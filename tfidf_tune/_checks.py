@@ -67,6 +67,13 @@ def closest(name: str, possible: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def first_problem(error: Any) -> tuple[str, dict[str, Any]]:
+    """Return the key, ``a.b[1]``, and the description of the first problem of a ``pydantic.ValidationError``."""
+    problem = error.errors(include_url=False)[0]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    return "".join(parts).lstrip("."), problem
+
+
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is 0.002``."""
     found = []

@@ -220,7 +220,9 @@ def test_what_the_data_set_contains_is_not_a_canary(tokenizers, dataset):
         canaries = InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2, num_controls=1, seed=seed)
         canaries.inject(half)
         assert {each.text for each in canaries.passages} == set(TEXTS[3:])
-    with pytest.raises(ValueError, match="is 4, but .* only 3 texts that the column 'text' does not contain"):
+    with pytest.raises(
+        ValueError, match="is 4, but .* only 3 texts or passages that the column 'text' does not contain"
+    ):
         InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2).inject(half)
 
 
@@ -239,7 +241,10 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
     tokenizer = tokenizers["byte_level"]
     short = AutoTokenizer.from_pretrained(tokenizer.name_or_path, model_max_length=64)
     for arguments, message in (
-        ({"tokenizer": "folder"}, r"tokenizer is a str: give the .* AutoTokenizer\.from_pretrained\(\.\.\.\), or"),
+        (
+            {"tokenizer": "folder"},
+            r"tokenizer is a str: give the .* AutoTokenizer\.from_pretrained",
+        ),
         ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
         ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
         ({"repeats": (1, 4), "num_targets": 1}, "num_targets must be a whole number of at least 2, got 1"),
@@ -250,13 +255,13 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"tokenizer": short}, r"is 256, above max_seq_len 64, .*: lower block_size"),
         ({"tokenizer": short, "texts": [*TEXTS, "a b " * 99]}, r"the longest of texts .* above max_.*: lower its len"),
-        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': a canary needs at least 2 tokens"),
-        ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] occurs in another of the texts"),
+        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': a canary has at least 2 tokens"),
+        ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] is .* no part of another"),
     ):
         with pytest.raises(ValueError, match=message):
             InjectedCanaries(**{"tokenizer": tokenizer, "num_targets": 2} | arguments)
     for arguments, message in (
-        ({"block_size": 10**6, "num_targets": 2}, "is 4, but there are only 0 passages of 1000000 tokens .* give more"),
+        ({"block_size": 10**6, "num_targets": 2}, "is 4, but there are only 0 texts or passages .* lower these"),
         ({"texts": TEXTS, "num_targets": 4}, "num_targets.* is 8, but there are only 6 texts"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -267,17 +272,13 @@ def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_tw
     canaries = InjectedCanaries(tokenizers["byte_level"], texts=TEXTS, num_targets=2)
     chat = Dataset.from_dict({"messages": [[{"role": "user", "content": "a"}]]})
     for arguments, message in (
-        ((DatasetDict(train=dataset),), r"is a DatasetDict: .* datasets\.Dataset.*, such as dataset\['train'\]"),
-        ((dataset.to_iterable_dataset(),), "is a IterableDataset: .* load without streaming"),
-        (([{"text": "a"}],), "is a list: "),
-        ((chat,), r"no column 'text' of text; it has \{'messages': List.*tokenizer\.apply_chat_template"),
-        ((chat, "messages"), "no column 'messages' of text"),
-        ((dataset, "txt"), r"no column 'txt' of text; it has \{'id': Value\('int32'\), 'text': Value"),
-        ((dataset, "id"), "no column 'id' of text"),
-        (
-            (dataset, "text", {"labels": 1, "text": "a"}),
-            r"row gives values for \['labels', 'text'\]; .* \['id', 'label",
-        ),
+        ((DatasetDict(train=dataset),), r"a column 'text' of text; this DatasetDict has"),
+        ((dataset.to_iterable_dataset(),), "this IterableDataset has"),
+        (([{"text": "a"}],), "this list has None"),
+        ((chat,), r"a column 'text' of text; this Dataset has \{'messages': List"),
+        ((chat, "messages"), "a column 'messages' of text"),
+        ((dataset, "id"), "a column 'id' of text"),
+        ((dataset, "text", {"labels": 1, "text": "a"}), r"row gives values for \['labels', 'text'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             canaries.inject(*arguments)

@@ -296,7 +296,7 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, tmp_path, copie
     file.write_text("".join(json.dumps(row) + "\n" for row in [*learned_twice, *unique]))
     assert_what_is_learned(sft(others, targets=str(file), num_repeats=2, **settings, **sizes), {2})
     for source, targets in ((rows, "random"), (others, str(file))):
-        with pytest.raises(ValueError, match=r"only 3 answers .* and 5 examples for controls: .* half of them and at"):
+        with pytest.raises(ValueError, match=r"only 3 answers .* and 5 for controls: .* half of them and at"):
             sft(source, targets=targets, num_targets=3, num_controls=6, **settings)
 
     if copies != "most of it":
@@ -316,7 +316,7 @@ def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, tmp_pa
         dataset = sft([*repeated, *goes_on, *unique], seed=seed, **settings)
         assert [passage.num_injections for passage in by_kind(dataset, "target")] == [13, 7, 6]
         assert_what_is_learned(dataset, {13, 7, 6})
-    with pytest.raises(ValueError, match="and 3 examples for controls"):
+    with pytest.raises(ValueError, match="and 3 for controls"):
         sft([*repeated, *goes_on, *unique], num_controls=4, **settings)
 
 
@@ -390,10 +390,10 @@ def test_too_few_rows_and_wrong_settings_are_refused(sft):
     for arguments, message in (
         (
             {"targets": "duplicates", "num_targets": 3},
-            "num_targets is 3 .* only 2 answers that occur several times",
+            "num_targets is 3 .* only 2 answers of 8 tokens or more for targets=duplicates",
         ),
-        ({"targets": "duplicates", "num_controls": 11}, "and 10 examples for controls: lower .* targets=random"),
-        ({"targets": "random", "num_targets": 8}, "8 answers that occur once of 8 tokens or more as targets, and 2 ex"),
+        ({"targets": "duplicates", "num_controls": 11}, "and 10 for controls: lower .* targets=random"),
+        ({"targets": "random", "num_targets": 8}, "8 answers of 8 tokens or more for targets=random, and 2 for"),
         ({"targets": "random", "min_target_tokens": 99}, "only 0 answers that occur once of 99 tokens"),
         ({"targets": "random", "train_on": "all"}, "targets are answers, but train_on is all"),
         ({"targets": "random", "num_repeats": 0}, "num_repeats must be a whole number of at least 1"),

@@ -53,8 +53,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 def test_an_invalid_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path):
     file = tmp_path / "probe.jsonl"
     first, joined = asdict(TARGET), json.dumps(asdict(replace(TARGET, id="target-0001")))
-    not_json = r"probe\.jsonl, line 3 is not JSON \(.*\): a probe file has a passage in each"
-    not_a_passage = r"probe\.jsonl, line 3 is not a passage .* needs the keys \['id', .*found"
+    not_json = r"probe\.jsonl, line 3 is not a passage of a probe file: the line: Invalid JSON: "
+    not_a_passage = r"probe\.jsonl, line 3 is not a passage of a probe file: .*: "
     with pytest.raises(FileNotFoundError, match=r"no such probe file: .*probe\.jsonl"):
         read_probe_file(file)
     for line, message in (
@@ -79,38 +79,33 @@ def test_an_invalid_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path)
 
 
 def test_a_wrong_value_is_named_with_its_line(tmp_path):
-    pairs = r"positions must be a list of pairs \[block or document, offset\], got "
     for changes, message in (
-        ({"kind": "Target"}, "kind must be 'target' or 'control', got 'Target'"),
-        ({"kind": None}, "kind must be 'target' or 'control', got None"),
-        ({"kind": ["target"]}, "kind must be 'target' or 'control', got "),
-        ({"id": 7}, "id must be text, got 7"),
-        ({"text": None}, "text must be text, got None"),
-        ({"source": ["a"]}, r"source must be text, got \['a'\]"),
-        ({"id": "\ud800"}, r"id must be text, got '\\ud800'"),
-        ({"token_ids": []}, r"token_ids must be a list of token ids and not empty, got \[\]"),
-        ({"token_ids": "5 3 8"}, "token_ids must be a list of token ids and not empty, got '5 3 8'"),
+        ({"kind": "Target"}, "kind: Input should be 'target' or 'control', got 'Target'"),
+        ({"kind": None}, "kind: .*, got None"),
+        ({"kind": ["target"]}, r"kind: .*, got \['target'\]"),
+        ({"id": 7}, "id: Input should be a valid string, got 7"),
+        ({"text": None}, "text: .*, got None"),
+        ({"source": ["a"]}, r"source: .*, got \['a'\]"),
+        ({"id": "\ud800"}, r"Invalid JSON: .* hex escape"),
+        ({"token_ids": []}, r"token_ids: List should have at least 1 item .*, got \[\]"),
+        ({"token_ids": "5 3 8"}, "token_ids: Input should be a valid array, got '5 3 8'"),
         *(
-            ({"token_ids": [5, bad, 8]}, rf"token_ids\[1\] must be a whole number from 0 to 2147483647, got {bad!r}")
+            ({"token_ids": [5, bad, 8]}, rf"token_ids\[1\]: Input should be .*, got {bad!r}")
             for bad in (-3, 1.0, "7", None, True, 2**31, float("nan"))
         ),
+        *(({"num_injections": bad}, f"num_injections: .*, got {bad!r}") for bad in (1.5, -1, None, "2", True)),
+        ({"num_injections": 10**400}, r"num_injections: Input should be less than .*, got 10{10,}\.\.\.0+$"),
+        ({"num_injections": 3}, "positions must be as many as num_injections, or none"),
+        ({"kind": "control"}, "num_injections of a control must be 0"),
+        *(({"num_prompt": bad}, f"num_prompt: .*, got {bad!r}") for bad in (0, "1", True)),
+        ({"num_prompt": 3}, "num_prompt must be less than the 3 token ids"),
+        ({"num_prompt": 1, "token_ids": [5]}, "num_prompt must be less than the 1 token ids"),
         *(
-            ({"num_injections": bad}, f"num_injections must be a whole number from 0 to {2**53}, got {bad!r}")
-            for bad in (1.5, -1, None, "2", True)
-        ),
-        ({"num_injections": 10**400}, r"num_injections must be a whole number from 0 to \d+, got 10{10,}\.\.\.0+$"),
-        ({"num_injections": 3}, "there are 2 positions, but num_injections is 3: both must be equal, or positions emp"),
-        ({"kind": "control"}, "num_injections of a control must be 0, got 2"),
-        *(
-            ({"num_prompt": bad}, f"num_prompt must be a whole number from 1 to 2, one less .*, got {bad!r}")
-            for bad in (0, 3, "1", True)
-        ),
-        *(
-            ({"positions": bad}, pairs)
+            ({"positions": bad}, r"positions.*: .*, got ")
             for bad in (None, [1, 0], [[1], [7]], [[1, 0], [7, -1]], [[1, 0], [7, 0.5]], [[1, 0], [7, 2**63]])
         ),
     ):
         wrong = asdict(TARGET) | {"id": "target-0001"} | changes
         (tmp_path / "probe.jsonl").write_text(f"{json.dumps(asdict(TARGET))}\n{json.dumps(wrong)}\n")
-        with pytest.raises(ValueError, match=rf"probe\.jsonl, line 2: {message}"):
+        with pytest.raises(ValueError, match=rf"probe\.jsonl, line 2.*: {message}"):
             read_probe_file(tmp_path / "probe.jsonl")

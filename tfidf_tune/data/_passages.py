@@ -2,20 +2,25 @@
 
 import json
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from tfidf_tune._checks import first_problem
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, tokenizer_fingerprint, tokenizer_name
 
-_LARGEST_ID = 2**31 - 1  # the data sets hold token ids as int32
-_LARGEST = 2**53  # the largest number that results are read with
+_TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # the data sets hold them as int32
+_Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # results are read with numbers up to this
+_Pair = Annotated[list[_Count], Field(min_length=2, max_length=2)]
+_Changes = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 _OPTIONAL = ("num_prompt", "changes")
+PassageKind = Literal["target", "control"]
 NoiseKind = Literal["replace", "insert", "drop", "mixed"]
 NOISE_KINDS = ("replace", "insert", "drop")
 
@@ -24,19 +29,21 @@ NOISE_KINDS = ("replace", "insert", "drop")
 class Passage:
     """A passage that was injected into a training corpus, or a control that was not; or a prompt and its completion."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     id: str
     """``target-0000`` or ``control-0000``, counted in the order of the source; in a file of ``tfidf-tune probe make``
     in the order in which they were chosen."""
-    kind: str
+    kind: PassageKind
     """``target`` or ``control``."""
     text: str
     """The text of ``token_ids``."""
-    token_ids: list[int]
+    token_ids: Annotated[list[_TokenId], Field(min_length=1)]
     """The first ``block_size`` token ids of the passage, or all if it has fewer."""
-    num_injections: int
+    num_injections: _Count
     """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; of
     near-duplicates the documents with a copy; 0 for a control."""
-    positions: list[list[int]]
+    positions: list[_Pair]
     """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
     ``[document, offset in the document]`` of each occurrence, or empty if they are not known."""
     source: str
@@ -45,11 +52,11 @@ class Passage:
     """The name of the tokenizer."""
     tokenizer_fingerprint: str
     """By this an evaluation checks that it uses the same tokenizer."""
-    num_prompt: int | None = None
+    num_prompt: Annotated[_Count, Field(ge=1)] | None = None
     """Of a completion: tokens of its prompt, the rest is measured. ``num_injections`` and ``positions`` are then those
     of runs of at least 90 % of the rest where they are learned: after any prompt, in any turn, within a longer text.
     None, and left out of a file, if the evaluation chooses the length of the prompt."""
-    changes: list[list[int]] | None = None
+    changes: list[_Changes] | None = None
     """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each position. None, and left
     out of a file, if the copies are exact or were not compared."""
 
@@ -68,18 +75,20 @@ class Passage:
 
 def make_passages(
     tokenizer: TextTokenizer,
-    kind: str,
-    windows: Iterable[tuple[TokenArray, list[list[int]], str]],
+    windows: Sequence[tuple[TokenArray, list[list[int]], str]],
+    num_targets: int,
     num_prompts: Iterable[int | None] = repeat(None),
-    changes: Iterable[list[list[int]] | None] = repeat(None),
+    changes: Iterable[list[list[int]]] = (),
 ) -> list[Passage]:
-    """Make the passages of a kind, "target" or "control", of int32 ids ``[num_tokens]``, positions and sources.
+    """Make passages of int32 ids ``[num_tokens]``, positions and sources: the targets first, then the controls.
 
-    ``num_prompts`` are the tokens of the prompts of completions, ``changes`` those of copies with noise.
+    ``num_prompts`` are the tokens of the prompts of completions, ``changes`` those of targets with noise.
     """
     # A corpus can spell out special tokens: WikiText is full of "<unk>".
     options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
     name, fingerprint = tokenizer_name(tokenizer), tokenizer_fingerprint(tokenizer)
+    kinds: list[tuple[PassageKind, int]] = [("target", number) for number in range(num_targets)]
+    kinds += [("control", number) for number in range(len(windows) - num_targets)]
     return [
         Passage(
             id=f"{kind}-{number:04d}",
@@ -94,8 +103,8 @@ def make_passages(
             num_prompt=num_prompt,
             changes=changed,
         )
-        for number, ((ids, positions, source), num_prompt, changed) in enumerate(
-            zip(windows, num_prompts, changes, strict=False)
+        for (kind, number), (ids, positions, source), num_prompt, changed in zip(
+            kinds, windows, num_prompts, chain(changes, repeat(None)), strict=False
         )
     ]
 
@@ -214,54 +223,25 @@ def read_probe_file(path: str | Path) -> list[Passage]:
 
 
 def _parse(line: bytes, where: str) -> Passage:
-    expected = [field.name for field in fields(Passage) if field.name not in _OPTIONAL]
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON ({error}): a probe file has a passage in each line") from error
-    if not isinstance(values, dict) or set(values) - {*_OPTIONAL} != set(expected):
-        found = sorted(values) if isinstance(values, dict) else type(values).__name__
-        raise ValueError(f"{where} is not a passage of a probe file: it needs the keys {expected}, found {found}")
-    passage = Passage(**values)
-    for name, value, is_valid, must_be in _checks(passage):
-        if not is_valid:
-            raise ValueError(f"{where}: {name} must be {must_be}, got {reprlib.repr(value)}")
-    if passage.positions and len(passage.positions) != passage.num_injections:
-        raise ValueError(
-            f"{where}: there are {len(passage.positions)} positions, but num_injections is {passage.num_injections}: "
-            "both must be equal, or positions empty"
-        )
+        passage = _PASSAGE.validate_json(line)
+    except ValidationError as error:
+        name, problem = first_problem(error)
+        found = f"{name or 'the line'}: {problem['msg']}, got {reprlib.repr(problem['input'])}"
+        raise ValueError(f"{where} is not a passage of a probe file: {found}") from error
+    num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
+    for is_wrong, message in (
+        (
+            num_positions not in (0, passage.num_injections),
+            "positions must be as many as num_injections, or none",
+        ),
+        (len(passage.changes or passage.positions) != num_positions, "changes must be as many as positions"),
+        ((passage.num_prompt or 0) >= num_tokens, f"num_prompt must be less than the {num_tokens} token ids"),
+        (passage.kind == "control" and passage.num_injections, "num_injections of a control must be 0"),
+    ):
+        if is_wrong:
+            raise ValueError(f"{where}: {message}")
     return passage
 
 
-def _checks(passage: Passage) -> Iterator[tuple[str, Any, bool, str]]:
-    """Yield name, value, whether it is valid and what it must be; a check may rely on those before it."""
-    for key in ("id", "text", "source", "tokenizer", "tokenizer_fingerprint"):
-        value = getattr(passage, key)
-        # JSON can hold half of a character ("\ud800"), which cannot be printed or written.
-        yield key, value, isinstance(value, str) and value.encode(errors="ignore").decode() == value, "text"
-    yield "kind", passage.kind, passage.kind in ("target", "control"), "'target' or 'control'"
-    ids, number, pairs = passage.token_ids, passage.num_injections, passage.positions
-    yield "token_ids", ids, isinstance(ids, list) and bool(ids), "a list of token ids and not empty"
-    for index, token_id in enumerate(ids):
-        largest = f"a whole number from 0 to {_LARGEST_ID}"
-        yield f"token_ids[{index}]", token_id, _is_whole(token_id, _LARGEST_ID), largest
-    yield "num_injections", number, _is_whole(number), f"a whole number from 0 to {_LARGEST}"
-    yield "positions", pairs, _are_tuples(pairs, 2), "a list of pairs [block or document, offset]"
-    changes = passage.changes
-    are_changes = changes is None or (_are_tuples(changes, 3) and len(changes) == len(pairs))
-    yield "changes", changes, are_changes, "a list of [replaced, inserted, dropped], one for each position"
-    most = len(ids) - 1
-    is_prompt = passage.num_prompt is None or (_is_whole(passage.num_prompt, most) and passage.num_prompt > 0)
-    yield "num_prompt", passage.num_prompt, is_prompt, f"a whole number from 1 to {most}, one less than the token ids"
-    yield "num_injections of a control", number, passage.kind == "target" or number == 0, "0"
-
-
-def _are_tuples(value: Any, length: int) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, list) and len(one) == length and all(map(_is_whole, one)) for one in value
-    )
-
-
-def _is_whole(value: Any, largest: int = _LARGEST) -> bool:
-    return type(value) is int and 0 <= value <= largest  # True is an instance of int
+_PASSAGE = TypeAdapter(Passage)

@@ -19,9 +19,8 @@ from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import (
@@ -68,6 +67,7 @@ from tfidf_tune.data._window_chooser import SHARED_TOKENS, WindowChooser
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 Layout = Literal["aligned", "concatenated"]
 _ALL = -1
@@ -131,16 +131,14 @@ class _CorpusSpec:
     def __post_init__(self) -> None:
         require_choice("layout", self.layout, ("aligned", "concatenated"))
         require_choice("noise_kind", self.noise_kind, (*NOISE_KINDS, "mixed"))
-        if isinstance(self.noise, bool) or not isinstance(self.noise, (int, float)) or not 0 <= self.noise < 1:
-            what = "the share of a copy's tokens that is changed"
-            raise ValueError(f"noise is {self.noise!r}: {what}, set it to a number from 0 to below 1")
+        require_number("noise", self.noise, 0, 0.99, "the share of a copy's tokens that is changed", reason="not all")
+        lowest = {"num_targets": 1, "num_controls": 0, "min_target_tokens": 1, "num_repeats": 1, "block_size": 1}
+        for name, least in lowest.items():
+            if (value := getattr(self, name)) is not None:
+                check_at_least(least, **{name: value})
+        check_at_least(0, seed=self.seed)
         if self.num_base != _ALL:
             check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
-        check_at_least(1, num_repeats=self.num_repeats, block_size=self.block_size)
-        check_at_least(0, seed=self.seed)
-        for name, lowest in {"num_targets": 1, "num_controls": 0, "min_target_tokens": 1}.items():
-            if (value := getattr(self, name)) is not None:
-                check_at_least(lowest, **{name: value})
         if not self.is_concatenated and self.least_tokens < self.block_size:
             raise ValueError(
                 f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}, but in the aligned "
@@ -238,7 +236,7 @@ def injected_corpus_dataset(
         block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len`` if that is less.
             Default: 256
         layout (Literal["aligned", "concatenated"]): see above. Default: "aligned"
-        noise (float): share of the tokens of each copy that is changed, from 0 to below 1. Default: 0.0, exact copies
+        noise (float): share of the tokens of each copy that is changed, from 0 to 0.99. Default: 0.0, exact copies
         noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed. Default: "replace"
         deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`; the probe file
             has the places that are left. Default: "none"
@@ -282,11 +280,10 @@ def injected_corpus_dataset(
         blocks, starts = _inject(material.base, copies, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
         injected, changes = _kept_places(starts, copies, kept, spec)
-        targets, controls = ([ids[: spec.block_size] for ids in part] for part in (material.targets, material.controls))
-        passages = make_passages(
-            tokenizer, "target", [(*each, origin) for each in zip(targets, injected, strict=True)], changes=changes
-        )
-        passages += make_passages(tokenizer, "control", [(ids, [], origin) for ids in controls])
+        measured = [*material.targets, *material.controls]
+        injected += [[] for _ in material.controls]
+        windows = [(ids[: spec.block_size], at, origin) for ids, at in zip(measured, injected, strict=True)]
+        passages = make_passages(tokenizer, windows, len(material.targets), changes=changes)
         np.save(folder / "blocks.npy", blocks[kept])
         write_probe_file(folder / "probe.jsonl", passages)
         return {
@@ -334,7 +331,7 @@ class _Material(NamedTuple):
 def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
     """Take the first long passages of one source as targets and controls, and base text from another."""
     wanted = sum(spec.numbers(_MOST_TARGETS))
-    passages, longest = _first_passages(tokenizer, load_documents(*target), wanted, spec)
+    passages = _first_passages(tokenizer, load_documents(*target), wanted, spec)
     num_targets, num_controls = spec.numbers(_MOST_TARGETS, len(passages))
     known = {text for text, _ in passages[: num_targets + num_controls]}
     left_out: list[str] = []
@@ -348,10 +345,10 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
 
     encoded = encode_texts(tokenizer, islice(base_documents(), spec.num_documents))
     base, lengths = _cut_base(encoded, tokenizer.eos_id, spec, spec.num_base)
-    what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r} (the longest has {longest})"
+    what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r} as targets and controls"
     _require_enough(
-        (len(passages), num_targets, num_controls, what),
-        (len(base), max(1, spec.num_base), 0, f"base {spec.unit} in {source.source!r}"),
+        (len(passages), num_targets + num_controls, what),
+        (len(base), max(1, spec.num_base), f"base {spec.unit} in {source.source!r}"),
     )
     ids = [ids for _, ids in passages]
     return _Material(ids[:num_targets], ids[num_targets : num_targets + num_controls], base, lengths, len(left_out))
@@ -359,22 +356,20 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
 
 def _first_passages(
     tokenizer: TextTokenizer, documents: Iterable[str], count: int, spec: _CorpusSpec
-) -> tuple[list[tuple[str, TokenArray]], int]:
-    """Return text and ids of the first ``count`` long passages, or all if there are fewer; and the longest length.
+) -> list[tuple[str, TokenArray]]:
+    """Return text and ids of the first ``count`` long passages, or all if there are fewer.
 
     Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
     copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
     """
     chosen: dict[bytes, tuple[str, TokenArray]] = {}
-    longest = 0
     texts, to_encode = tee(documents)
     for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
         if len(chosen) == count:
             break
-        longest = max(longest, len(ids))
         if len(ids) >= spec.least_tokens:
             chosen.setdefault(ids[: spec.block_size].tobytes(), (text, ids))
-    return list(chosen.values()), longest
+    return list(chosen.values())
 
 
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
@@ -403,11 +398,11 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     borders = np.flatnonzero(np.diff(is_base, prepend=False, append=False)).reshape(-1, 2)
     base, _ = _cut_base((corpus[first:end] for first, end in borders), tokenizer.eos_id, spec, _ALL)
     num_read = len(documents) if spec.is_concatenated else (sum(lengths) + len(lengths)) // spec.block_size
-    where = f"in {source.source!r} (the longest document has {max(lengths, default=0)} tokens)"
+    num_wanted, where = num_targets + num_controls, f"in {source.source!r}"
     _require_enough(
-        (len(windows), num_targets, num_controls, f"passages of {least} tokens that occur once {where}"),
-        (num_read, max(1, spec.num_base), 0, f"{spec.unit} {where}"),
-        (len(base), 1, 0, f"base {spec.unit} without {num_targets} targets and {num_controls} controls"),
+        (len(windows), num_wanted, f"passages of {least} tokens that occur once {where} as targets and controls"),
+        (num_read, max(1, spec.num_base), f"{spec.unit} {where}"),
+        (len(base), 1, f"base {spec.unit} without {num_wanted} targets and controls"),
     )
     return _Material(windows[:num_targets], windows[num_targets:], base, lengths, len(windows))
 
@@ -437,18 +432,13 @@ def _cut_base(
     return blocks_and_lengths(encoded, spec.block_size, None if num_base == _ALL else num_base, eos_id)
 
 
-def _require_enough(*amounts: tuple[int, int, int, str]) -> None:
-    """Raise a ValueError with all that is missing: what was found, what is needed and for controls too, and of what."""
-    missing = [
-        f"found {found} {what}, needed {needed}" + (f" + {for_controls} controls" if for_controls else "")
-        for found, needed, for_controls, what in amounts
-        if found < needed + for_controls
-    ]
+def _require_enough(*amounts: tuple[int, int, str]) -> None:
+    """Raise a ValueError with all that is missing: what was found, what is needed, and of what."""
+    missing = [f"found {found} {what}, needed {needed}" for found, needed, what in amounts if found < needed]
     if missing:
         raise ValueError(
-            f"there is too little text: {'; '.join(missing)}. Lower num_base (-1 for all), or num_targets, "
-            "num_controls, min_target_tokens and block_size; or name more text or longer documents (sample_by joins "
-            "lines of a .txt file)"
+            f"there is too little text: {'; '.join(missing)}. Lower num_base (-1 for all), num_targets, num_controls, "
+            "min_target_tokens or block_size; or name more text or longer documents (sample_by joins lines of .txt)"
         )
 
 
@@ -496,20 +486,19 @@ def _inject(
 
 def _kept_places(
     starts: Positions, copies: list[list[NoisyCopy]], kept: Mask, spec: _CorpusSpec
-) -> tuple[list[Places], list[list[list[int]] | None]]:
-    """Return for each target the places, in the blocks that are kept, and the changes of its complete copies."""
+) -> tuple[list[Places], list[list[list[int]]]]:
+    """Return for each target the places, in the blocks that are kept, and with noise the changes of these copies."""
     numbers = np.cumsum(kept) - 1
     places: list[Places] = [[] for _ in copies]
-    changes: list[list[list[int]] | None] = [[] if spec.noise else None for _ in copies]
+    changes: list[list[list[int]]] = [[] for _ in copies]
     for target, row in enumerate(copies):
         for start, copy in zip(starts[target].tolist(), row, strict=True):
             block, offset = divmod(start, spec.block_size)
             end = start + len(copy.token_ids[: spec.block_size])
             if end <= len(kept) * spec.block_size and kept[block : -(-end // spec.block_size)].all():
                 places[target].append([int(numbers[block]), offset])
-                if (changed := changes[target]) is not None:
-                    changed.append(copy.changes)
-    return places, changes
+                changes[target].append(copy.changes)
+    return places, changes if spec.noise else []
 
 
 # Answers
@@ -571,13 +560,11 @@ def choose_completions(
     avoided.update(index for places in found for index in places[:, 0].tolist())
     controls = runs.occurring_once(candidates, targets.num_controls, trained, avoided, are_trained=False)
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls):
-        what = {"duplicates": "answers that occur several times", "random": "answers that occur once"}
-        described = what.get(targets.kind, f"answers in {targets.kind!r} that are not in the source,")
         raise ValueError(
             f"{source!r}: num_targets is {targets.num_targets} and num_controls {targets.num_controls}, but there are "
-            f"only {len(chosen)} {described} of {targets.min_target_tokens} tokens or more as targets, and "
-            f"{len(controls)} examples for controls: lower these numbers or min_target_tokens, or set targets=random. "
-            f"Of controls and random targets, no other example that is trained on learns {_SHARED} in a run"
+            f"only {len(chosen)} answers of {targets.min_target_tokens} tokens or more for targets={targets.kind}, and "
+            f"{len(controls)} for controls: lower these numbers or min_target_tokens, or set targets=random. Of "
+            f"controls and random targets, no other example learns {_SHARED} in a run"
         )
     base = sorted({*range(num_own)}.difference(controls))
     if not base:
@@ -586,38 +573,32 @@ def choose_completions(
     numbers = np.array([*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32)
     order = numbers[np.argsort(_slots(len(base), len(chosen), num_copies, targets.seed))]
     order = order[kept(order)]
-    positions = {first: _positions(order, places) for first, places in zip(chosen, found, strict=True)}
+    places_of: dict[int, list[int]] = defaultdict(list)  # of an example in the data set
+    for place, index in enumerate(order.tolist()):
+        places_of[index].append(place)
+    positions = {
+        first: sorted([place, offset] for index, offset in places.tolist() for place in places_of[index])
+        for first, places in zip(chosen, found, strict=True)
+    }
 
     def asked(first: int) -> TokenArray:
         """Return the most frequent prompt of an answer, followed by the answer."""
         shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in runs.ending[first])
         return np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
 
-    passages: list[Passage] = []
-    for kind, answers in (("target", chosen), ("control", controls)):
-        windows = [(asked(first), positions.get(first, []), source) for first in answers]
-        num_prompts = [
-            len(ids) - runs.last[first].num_tokens for first, (ids, _, _) in zip(answers, windows, strict=True)
-        ]
-        passages += make_passages(tokenizer, kind, windows, num_prompts)
+    answers = [*chosen, *controls]
+    windows = [(asked(first), positions.get(first, []), source) for first in answers]
+    num_prompts = [len(ids) - runs.last[first].num_tokens for first, (ids, _, _) in zip(answers, windows, strict=True)]
+    passages = make_passages(tokenizer, windows, len(chosen), num_prompts)
     times = [passage.num_injections for passage in passages[: len(chosen)]]
-    occur = f"{min(times)} to {max(times)}" if min(times) < max(times) else str(max(times))
     logger.info(
-        f"{source}: {len(chosen)} completions are targets, which occur {occur} times, whole or at least 90 % of them "
-        f"in a run; {len(controls)} are controls, of which no example learns {_SHARED} in a run; {len(order):,} "
-        "examples are trained on"
+        f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to {max(times)} times, whole or at "
+        f"least 90 % of them in a run; {len(controls)} are controls, of which no example learns {_SHARED} in a run; "
+        f"{len(order):,} examples are trained on"
     )
     if targets.probe_file is not None:
         write_probe_file(targets.probe_file, passages)
     return CompletionsDataset(examples, order, passages)
-
-
-def _positions(order: TokenArray, found: Positions) -> Places:
-    """Return ``[place in the data set, offset]`` of what was found in examples."""
-    offsets: dict[int, list[int]] = defaultdict(list)
-    for index, offset in found.tolist():
-        offsets[index].append(offset)
-    return [[place, offset] for place, index in enumerate(order.tolist()) for offset in offsets.get(index, [])]
 
 
 # Rows
@@ -664,7 +645,7 @@ class InjectedCanaries:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         num_targets: int = 20,
         num_controls: int | None = None,
@@ -673,10 +654,10 @@ class InjectedCanaries:
         texts: Sequence[str] | None = None,
         seed: int = 0,
     ) -> None:
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        if not hasattr(tokenizer, "num_special_tokens_to_add"):
             raise ValueError(
-                f"tokenizer is a {type(tokenizer).__name__}: give the pipeline's tokenizer as transformers loads it, "
-                "AutoTokenizer.from_pretrained(...), or processor.tokenizer of a processor"
+                f"tokenizer is a {type(tokenizer).__name__}: give the tokenizer as AutoTokenizer.from_pretrained(...) "
+                "loads it, or processor.tokenizer of a processor"
             )
         numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
         num_controls = num_targets if num_controls is None else num_controls
@@ -719,12 +700,19 @@ class InjectedCanaries:
         """
         from datasets import Dataset, concatenate_datasets
 
+        values = dict(row or {})
+        kind = dataset.features.get(column) if isinstance(dataset, Dataset) else None
+        if getattr(kind, "dtype", "") not in ("string", "large_string"):
+            raise ValueError(
+                f"canaries need one split of a datasets.Dataset, not streamed, with a column {column!r} of text; "
+                f"this {type(dataset).__name__} has {getattr(dataset, 'features', None)}"
+            )
+        if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
+            raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
         if self.passages:
             raise ValueError(
                 "inject() was called before, and a probe file belongs to one data set: make another InjectedCanaries"
             )
-        values = dict(row or {})
-        _check_columns(dataset, column, values)
         texts = self._draw(dataset, column)
         targets = texts[: len(self._repeats)]
         columns = {name: [values.get(name)] * len(targets) for name in dataset.column_names} | {column: targets}
@@ -739,8 +727,7 @@ class InjectedCanaries:
             (ids, [[int(place), 0] for place in np.sort(places[copies == number])], source)
             for number, ids in enumerate(encode_texts(self._tokenizer, texts))
         ]
-        self.passages = make_passages(self._tokenizer, "target", windows[: len(targets)])
-        self.passages += make_passages(self._tokenizer, "control", windows[len(targets) :])
+        self.passages = make_passages(self._tokenizer, windows, len(targets))
         return concatenate_datasets([dataset, rows]).select(order)
 
     def write_probe_file(self, path: str | Path) -> None:
@@ -765,10 +752,9 @@ class InjectedCanaries:
                 known.update(text for text in more if text in joined)
             drawn += [text for text in more if text not in known]
         if len(drawn) < self._num_canaries:
-            what = f"passages of {self._block_size} tokens of the embedded text" if self._texts is None else "texts"
             raise ValueError(
-                f"num_targets + num_controls is {self._num_canaries}, but there are only {len(drawn)} {what} that the "
-                f"column {column!r} does not contain: lower these numbers or block_size, or give more texts"
+                f"num_targets + num_controls is {self._num_canaries}, but there are only {len(drawn)} texts or "
+                f"passages that the column {column!r} does not contain: lower these numbers or block_size"
             )
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]
@@ -790,28 +776,6 @@ def _longest(tokenizer: HFTokenizer, texts: Sequence[str]) -> int:
     lengths = [len(ids) for ids in encode_texts(tokenizer, texts)]
     joined = "\0".join(texts)
     for index, text in enumerate(texts):
-        if lengths[index] < 2:
-            raise ValueError(f"texts[{index}] is {text!r}: a canary needs at least 2 tokens, a prompt and its end")
-        if joined.count(text) > 1:
-            raise ValueError(f"texts[{index}] occurs in another of the texts, so that a control could be inserted")
+        if lengths[index] < 2 or joined.count(text) > 1:
+            raise ValueError(f"texts[{index}] is {text!r}: a canary has at least 2 tokens and is no part of another")
     return max(lengths, default=0)
-
-
-def _check_columns(dataset: "Dataset", column: str, row: Mapping[str, Any]) -> None:
-    from datasets import Dataset, Value
-
-    if not isinstance(dataset, Dataset):
-        raise ValueError(
-            f"dataset is a {type(dataset).__name__}: canaries are inserted into a datasets.Dataset. Take one split of "
-            "a DatasetDict, such as dataset['train'], and load without streaming"
-        )
-    kind = dataset.features.get(column)
-    if not isinstance(kind, Value) or kind.dtype not in ("string", "large_string"):
-        raise ValueError(
-            f"the data set has no column {column!r} of text; it has {dataset.features}. Name a column of text: of "
-            "prompts and completions column='completion' with row={'prompt': ''}; of conversations make one with "
-            "tokenizer.apply_chat_template(messages, tokenize=False)"
-        )
-    others = [name for name in dataset.column_names if name != column]
-    if unknown := sorted(row.keys() - {*others}):
-        raise ValueError(f"row gives values for {unknown}; the other columns of the data set are {others}")

@@ -223,9 +223,13 @@ def _choose(
     text = f"{', '.join(spec.sources)} ({found.counts['documents']} documents of {num_tokens} tokens in all)"
     _check_enough(len(targets), "num_targets", spec, text)
     accepted, num_refused = controls.accepted(search)
-    passages = make_passages(tokenizer, "target", [(one.ids, one.positions, str(units[one.file])) for one in targets])
-    passages = [replace(one, num_injections=own.num_copies) for one, own in zip(passages, targets, strict=True)]
-    passages += make_passages(tokenizer, "control", [(ids, [], spec.controls_source or EMBEDDED) for ids in accepted])
+    windows = [(one.ids, one.positions, str(units[one.file])) for one in targets]
+    windows += [(ids, [], spec.controls_source or EMBEDDED) for ids in accepted]
+    numbers = [*(target.num_copies for target in targets), *([0] * len(accepted))]
+    passages = [
+        replace(passage, num_injections=number)
+        for passage, number in zip(make_passages(tokenizer, windows, len(targets)), numbers, strict=True)
+    ]
     return MadeProbe(
         passages=tuple(passages),
         num_documents=found.counts["documents"],

@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
-from tfidf_tune._checks import suggestion
+from tfidf_tune._checks import first_problem, suggestion
 from tfidf_tune._files import config_path
 from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, find_component
 from tfidf_tune.training._distributed import is_main_process, started_processes
@@ -317,8 +317,7 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
     try:
         return schema.model_validate(content).model_dump()
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+        name, problem = first_problem(error)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             message = f"no key {name!r}{_hint(name, schema, content)}"
