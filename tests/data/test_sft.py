@@ -308,7 +308,7 @@ def test_a_column_of_another_name(chat_tokenizer, sft):
     assert sft(chat_tokenizer, [{"dialog": LONG_CHAT, "text": "x"}], source_column="dialog")[0] == expected
     [sample] = sft(chat_tokenizer, [{"body": "the river"}], source_column="body")
     assert sample["labels"] == sample["tokens"] == chat_tokenizer.encode("the river")
-    with pytest.raises(ValueError, match=r"row 1 has no column 'body', only \['text'\]: change source_column"):
+    with pytest.raises(ValueError, match=r"has no column 'body', only \['text'\]: name another"):
         sft(chat_tokenizer, [{"text": "the river"}], source_column="body")
 
 

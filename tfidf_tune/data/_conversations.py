@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from tfidf_tune.data._sequences import LabelMask, after_prompt, label_runs
 from tfidf_tune.data._sources import check_length
-from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, encode_texts
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, encode_texts, tokenizer_name
 
 TrainOn = Literal["completions", "last", "all"]
 Message = dict[str, Any]
@@ -47,8 +46,7 @@ class Chat(NamedTuple):
     place: str
 
 
-@dataclass(frozen=True)
-class Formatting:
+class Formatting(NamedTuple):
     """How rows become text.
 
     ``template`` is the chat template, None if there is none; ``as_chat`` puts prompts, completions and instructions
@@ -59,61 +57,65 @@ class Formatting:
     as_chat: bool | None
     system: str | None
 
+    def with_system(self, messages: list[Message]) -> list[Message]:
+        """Put the system message before messages that have none."""
+        if self.system is None or not messages or any(message["role"] == "system" for message in messages):
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
+
 
 def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting: Formatting) -> tuple[str, Text | Chat]:
     """Return the format of a row, a name of FORMATS, and what it holds; "empty" and an empty text if it has no values.
+
+    ``column`` is the only one that is read, besides tools.
 
     Raises:
         ValueError: If the row has the columns of no format, or a value has another type.
     """
     if column is not None:
-        if column not in row:
-            raise ValueError(f"{place} has no column {column!r}, only {sorted(row)}: change source_column")
-        name = "messages" if isinstance(row[column], list) else "text"
-        row = {name: row[column], "tools": row.get("tools")}
-    possible = {name: columns for name, columns in FORMATS.items() if all(key in row for key in columns)}
+        row = {"messages" if isinstance(row[column], list) else "text": row[column], "tools": row.get("tools")}
+    possible = [name for name, columns in FORMATS.items() if row.keys() >= {*columns}]
     if not possible:
         formats = "; ".join(" and ".join(columns) for columns in FORMATS.values())
         raise ValueError(
             f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {formats}. Rename columns, or "
             "name a column of conversations or texts by source_column"
         )
-    filled = [name for name, columns in possible.items() if all(row[key] is not None for key in columns)]
-    if not filled:
-        return "empty", Text("", "", place)
-    return filled[0], _read_format(filled[0], row, place, formatting)
-
-
-def _read_format(name: str, row: Mapping[str, Any], place: str, formatting: Formatting) -> Text | Chat:
-    tools = _tools(row, place)
-    first, *_ = columns = FORMATS[name]
+    name = next((name for name in possible if all(row[key] is not None for key in FORMATS[name])), "empty")
+    if name == "empty":
+        return name, Text("", "", place)
     if name in ("messages", "conversations"):
-        return Chat(_with_system(_messages(row[first], first, place), formatting), 0, tools, place)
+        return name, Chat(formatting.with_system(_messages(row[name], name, place)), 0, _tools(row, place), place)
     if name == "prompt and completion" and isinstance(row["prompt"], list):
-        given, answer = (_messages(row[key], key, place) for key in columns)
-        given = _with_system(given, formatting)
-        return Chat(given + answer, len(given), tools, place)
-    for key in (*columns, *(["input"] if name.startswith("instruction") else [])):
-        if not isinstance(row.get(key) or "", str):
-            raise ValueError(f"{place}: column {key!r} holds {type(row[key]).__name__}, not text: convert it")
-        check_length(row.get(key), place)
+        given, answer = (_messages(row[key], key, place) for key in FORMATS[name])
+        given = formatting.with_system(given)
+        return name, Chat(given + answer, len(given), _tools(row, place), place)
+    return name, _read_texts(name, row, place, formatting)
+
+
+def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Formatting) -> Text | Chat:
+    is_instruction = name == "instruction and output"
+    columns = (*FORMATS[name], "input") if is_instruction else FORMATS[name]
+    texts = [row.get(key) or "" for key in columns]
+    for key, text in zip(columns, texts, strict=True):
+        if not isinstance(text, str):
+            raise ValueError(f"{place}: column {key!r} holds {type(text).__name__}, not text: convert it")
+        check_length(text, place)
     if name == "text":
-        return Text("", row["text"].strip(), place)
-    prompt, completion = row[columns[0]], row[columns[1]]
-    extra = (row.get("input") or "").strip() if name.startswith("instruction") else ""
-    is_chat = formatting.as_chat
-    if is_chat is None:
-        is_chat = name.startswith("instruction") and formatting.template is not None
-    if is_chat and completion.strip():
+        return Text("", texts[0].strip(), place)
+    prompt, completion, *rest = texts
+    extra = "".join(rest).strip()
+    if not completion.strip():
+        return Text("", "", place)
+    is_chat = is_instruction and formatting.template is not None if formatting.as_chat is None else formatting.as_chat
+    if is_chat:
         content = f"{prompt}\n\n{extra}" if extra else prompt
-        asked = _with_system([{"role": "user", "content": content}], formatting)
-        return Chat([*asked, {"role": "assistant", "content": completion}], len(asked), tools, place)
-    if name.startswith("instruction"):
+        asked = formatting.with_system([{"role": "user", "content": content}])
+        return Chat([*asked, {"role": "assistant", "content": completion}], len(asked), _tools(row, place), place)
+    if is_instruction:
         extra = f"### Input:\n{extra}\n\n" if extra else ""
         prompt = f"### Instruction:\n{prompt}\n\n{extra}### Response:\n"
-    if formatting.system:
-        prompt = f"{formatting.system}\n\n{prompt}"
-    return Text(prompt, completion if completion.strip() else "", place)
+    return Text(f"{formatting.system}\n\n{prompt}" if formatting.system else prompt, completion, place)
 
 
 def _tools(row: Mapping[str, Any], place: str) -> Any:
@@ -126,27 +128,22 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
 
 
 def _messages(value: Any, column: str, place: str) -> list[Message]:
-    messages = [_message(one) for one in value] if isinstance(value, list) else [None]
-    if any(message is None for message in messages):
-        raise ValueError(
-            f"{place}: column {column!r} is not a list of messages with role and content, or from and value: "
-            f"{str(value)[:80]}"
-        )
-    for message in messages:
-        check_length(message["content"], place)  # type: ignore[index]
-    return messages  # type: ignore[return-value]
-
-
-def _message(value: Any) -> Message | None:
-    if not isinstance(value, dict):
-        return None
-    if isinstance(value.get("from"), str):
-        role, content = value["from"], value.get("value")
-        return {"role": _ROLES.get(role, role), "content": content} if isinstance(content, str) else None
-    content = value.get("content")
-    is_message = isinstance(value.get("role"), str) and isinstance(content, str | list | None)
-    calls = {"tool_calls": _without_none(value["tool_calls"])} if "tool_calls" in value else {}
-    return {"content": content} | value | calls if is_message else None
+    messages: list[Message] = []
+    for one in value if isinstance(value, list) else [value]:
+        match one:
+            case {"from": str(role), "value": str(content)}:
+                message = {"role": _ROLES.get(role, role), "content": content}
+            case {"role": str(), **others} if isinstance(others.get("content"), str | list | None):
+                calls = {"tool_calls": _without_none(one["tool_calls"])} if "tool_calls" in one else {}
+                message = {"content": None} | one | calls
+            case _:
+                raise ValueError(
+                    f"{place}: column {column!r} is not a list of messages with role and content, or from and value: "
+                    f"{str(value)[:80]}"
+                )
+        check_length(message["content"], place)
+        messages.append(message)
+    return messages
 
 
 def _without_none(value: Any) -> Any:
@@ -159,13 +156,6 @@ def _without_none(value: Any) -> Any:
 def _is_empty(message: Message) -> bool:
     values = (message.get(key) for key in _WRITTEN)
     return not any(value.strip() if isinstance(value, str) else value for value in values)
-
-
-def _with_system(messages: list[Message], formatting: Formatting) -> list[Message]:
-    has_one = any(message["role"] == "system" for message in messages)
-    if formatting.system is None or has_one or not messages:
-        return messages
-    return [{"role": "system", "content": formatting.system}, *messages]
 
 
 def encode_rows(
@@ -193,7 +183,7 @@ def encode_rows(
             else:
                 ids, prompt = next(whole), next(prompts)
                 num_prompt = len(bos) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
-                ids = np.concatenate([bos, ids, eos]) if ids[-1] != tokenizer.eos_id else np.concatenate([bos, ids])
+                ids = np.concatenate([bos, ids] if ids[-1] == tokenizer.eos_id else [bos, ids, eos])
                 yield ids, after_prompt(len(ids), num_prompt)
 
 
@@ -205,16 +195,11 @@ def encode_chat(
     Where the template marks the turns of the assistant by ``{% generation %}``, these are learned. Otherwise a turn is
     what the conversation up to its end adds to the conversation before it with the generation prompt.
     """
-    if not isinstance(tokenizer, HFTokenizer):
+    if not isinstance(tokenizer, HFTokenizer) or template is None:
         raise ValueError(
-            f"{chat.place} is a conversation, and {type(tokenizer).__name__} applies no chat template: set "
-            "tokenizer._component_ to tfidf_tune.data.hf_tokenizer"
-        )
-    if template is None:
-        raise ValueError(
-            f"{chat.place} is a conversation, but the tokenizer {tokenizer.name!r} has no chat template, as those of "
-            "base models: name a Jinja file by chat_template, take the tokenizer of the chat model, or use rows with "
-            "prompt and completion"
+            f"{chat.place} is a conversation, but the tokenizer {tokenizer_name(tokenizer)!r} has no chat template, as "
+            "those of base models: name a Jinja file by chat_template, take the tokenizer of the chat model (by the "
+            "component tfidf_tune.data.hf_tokenizer), or use rows with prompt and completion"
         )
 
     def render(messages: Sequence[Message], add_generation_prompt: bool = False, **options: Any) -> Any:

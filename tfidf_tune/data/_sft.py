@@ -153,14 +153,15 @@ def sft_dataset(
         "kind": "sft",
         "max_seq_len": limit,
         "train_on": train_on,
-        "formatting": [formatting.template, formatting.as_chat, formatting.system],
+        "formatting": formatting,
         "special_ids": [bos_ids(tokenizer), tokenizer.eos_id],
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "source_fingerprints": [source_fingerprint(*place) for place in places],
     }
 
     def read(place: TextSource, counts: Counts) -> Iterator[Text | Chat]:
-        for number, row in enumerate(load_rows(place.source, {}, name=place.name, split=place.split), start=1):
+        columns = {} if source_column is None else {source_column: object}
+        for number, row in enumerate(load_rows(place.source, columns, name=place.name, split=place.split), start=1):
             found, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
             counts["num_documents"] += 1
             counts[found] += 1
