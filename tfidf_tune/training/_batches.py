@@ -55,12 +55,9 @@ def _shifted(batch: Batch) -> Batch:
     shifted = {"labels": shift_labels(batch["labels"])}
     if UNPADDED_TOKENS in batch:
         shifted |= {name: shift_tokens(batch[name]) for name in (UNPADDED_TOKENS, "document_ids") if name in batch}
-    return {**batch, **{name: _pinned_like(batch[name], tensor) for name, tensor in shifted.items()}}
-
-
-def _pinned_like(tensor: Tensor, shifted: Tensor) -> Tensor:
-    """Pin a shifted tensor where the tensor itself is pinned: from there the copy to a GPU is asynchronous."""
-    return shifted.pin_memory() if tensor.is_pinned() else shifted
+    # Pinned where the batch is: from there the copy to a GPU is asynchronous.
+    pinned = {name: tensor.pin_memory() for name, tensor in shifted.items() if batch[name].is_pinned()}
+    return {**batch, **shifted, **pinned}
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:

@@ -71,9 +71,9 @@ def set_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
 
 
 def _special_ids(tokenizer: Any) -> list[int]:
-    own = [getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id")]
-    named = getattr(tokenizer, "special_tokens", None) or {}
-    return [token_id for token_id in (*own, *named.values()) if token_id is not None and token_id >= 0]
+    ids = [getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id")]
+    ids += (getattr(tokenizer, "special_tokens", None) or {}).values()
+    return [token_id for token_id in ids if token_id is not None and token_id >= 0]
 
 
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
@@ -93,7 +93,14 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
             section.probe_file = None
     with main_process_first():
-        dataset = _mix(instantiate(without_probe_files, "dataset", tokenizer))
+        built = instantiate(without_probe_files, "dataset", tokenizer)
+    if isinstance(built, list):
+        lengths = sorted({part.max_seq_len for part in built if isinstance(part, PackedDataset)})
+        if len(lengths) > 1:
+            raise SetupError(f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one length")
+        with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
+            built = ConcatDataset(built)
+    dataset: Dataset[Any] = built
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
             f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
@@ -102,11 +109,10 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     world_size, _ = get_world_size_and_rank()
     found, needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps * world_size
     if found < needed:
-        unit = "packed rows" if is_packed(dataset) else "sequences"
-        processes = " x processes" if world_size > 1 else ""
         raise SetupError(
-            f"the data set has {found} {unit}, one step takes batch_size x gradient_accumulation_steps{processes} = "
-            f"{needed}: lower batch_size or gradient_accumulation_steps, or add data"
+            f"the data set has {found} {'packed rows' if is_packed(dataset) else 'sequences'}, one step takes "
+            f"batch_size x gradient_accumulation_steps x processes = {needed}: lower batch_size or "
+            "gradient_accumulation_steps, or add data"
         )
     # The shift of labels drops the first. Usually the first sequence has a label.
     if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(found)):
@@ -141,15 +147,9 @@ def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
 
 
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
-    """Return the passages of a probe file, also of one that :func:`write_probe_files` has yet to write.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a probe file.
-    """
+    """Return the passages of a probe file, also of one that :func:`write_probe_files` has yet to write."""
     path = Path(probe_file).expanduser()
-    of_this_run = dict(probe_files(cfg, dataset))
-    return of_this_run[path] if path in of_this_run else read_probe_file(path)
+    return dict(probe_files(cfg, dataset)).get(path) or read_probe_file(path)
 
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
@@ -174,17 +174,6 @@ def parts_of(dataset: Any) -> list[Any]:
 
 def _without_packing(dataset: Any) -> Any:
     return dataset.ds if isinstance(dataset, PackedDataset) else dataset
-
-
-def _mix(built: Dataset[Any] | list[Dataset[Any]]) -> Dataset[Any]:
-    if not isinstance(built, list):
-        return built
-    lengths = sorted({part.max_seq_len for part in built if isinstance(part, PackedDataset)})
-    if len(lengths) > 1:
-        raise SetupError(f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one length")
-    with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
-        mixed: Dataset[Any] = ConcatDataset(built)
-    return mixed
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
@@ -220,8 +209,7 @@ def build_dataloader(
         dataset (Dataset[Any]): of :func:`build_dataset`.
         tokenizer (Any): gives the id of padding.
         run (Run): gives seed and device.
-        counts_tokens (bool): whether batches have ``unpadded_tokens`` too, for a weighting that ``needs_tokens``.
-            Default: False.
+        counts_tokens (bool): add ``unpadded_tokens``, for a weighting that ``needs_tokens``. Default: False.
 
     Returns:
         DataLoader[Batch]: mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and
@@ -265,14 +253,11 @@ def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[.
     """Collate one item; a data set or a ``collate_fn`` of the user may raise anything."""
     try:
         batch = collate([dataset[0]])
-        found = {name: tuple(batch[name].shape) for name in ("tokens", "labels")}
+        tokens, labels = (tuple(batch[name].shape) for name in ("tokens", "labels"))
+        if tokens != labels or len(tokens) != 2:
+            raise ValueError(f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both")
     except Exception as error:
         raise SetupError(
             f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
             f"({cause_of(error)}): use one that belongs to the data set"
         ) from error
-    if len(set(found.values())) > 1 or len(found["tokens"]) != 2:
-        raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} makes tokens of shape {found['tokens']} and labels of "
-            f"{found['labels']}, they have to be [b, s] both: use one that belongs to the data set"
-        )
