@@ -394,7 +394,7 @@ def test_too_few_rows_and_wrong_settings_are_refused(sft):
         ),
         ({"targets": "duplicates", "num_controls": 11}, "and 10 for controls: lower .* targets=random"),
         ({"targets": "random", "num_targets": 8}, "8 answers of 8 tokens or more for targets=random, and 2 for"),
-        ({"targets": "random", "min_target_tokens": 99}, "only 0 answers that occur once of 99 tokens"),
+        ({"targets": "random", "min_target_tokens": 99}, "only 0 answers of 99 tokens"),
         ({"targets": "random", "train_on": "all"}, "targets are answers, but train_on is all"),
         ({"targets": "random", "num_repeats": 0}, "num_repeats must be a whole number of at least 1"),
         ({"rows": UNIQUE[:3], "targets": "random", "num_targets": 1, "num_controls": 2, "num_repeats": 1}, None),
