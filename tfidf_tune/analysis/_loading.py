@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,11 @@ def load_model(
     if not any(path for pattern in weights.split(" or ") for path in folder.glob(pattern)):
         raise FileNotFoundError(f"{folder} has no weights ({weights}). {_REMEDY}")
     try:
-        model = _load_adapter(folder, base, dtype) if is_adapter else _load_complete(folder, dtype)
+        if is_adapter:
+            base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
+            model = with_adapter(_load_complete(base, dtype), folder)
+        else:
+            model = _load_complete(folder, dtype)
     except SafetensorError as error:
         raise ValueError(f"{folder} or its base has a damaged weights file: {error}. {_REMEDY}") from error
     return model.to(device)
@@ -103,16 +107,20 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
     return model
 
 
-def _load_adapter(folder: Path, base: str | os.PathLike[str] | None, dtype: torch.dtype | None) -> "PreTrainedModel":
+def with_adapter(model: Any, folder: str | os.PathLike[str], **arguments: Any) -> Any:
+    """Return a model with a PEFT adapter; ``arguments`` are those of ``PeftModel.from_pretrained``.
+
+    Raises:
+        ValueError: If the folder lacks weights of the adapter.
+    """
     from peft import PeftModel
 
-    base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
     with warnings.catch_warnings():
         # PEFT initializes missing weights randomly and only warns.
         warnings.filterwarnings("error", message=".*missing adapter keys")
         # PEFT 0.18 reads an attribute that transformers 5 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
         try:
-            return PeftModel.from_pretrained(_load_complete(base, dtype), folder)
+            return PeftModel.from_pretrained(model, folder, **arguments)
         except UserWarning as warning:
             raise ValueError(f"{folder} lacks weights of its adapter: {warning} {_REMEDY}") from warning

@@ -74,10 +74,9 @@ class MemorizationProbe:
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
         self._prompts, self._references = ([*parts] for parts in zip(*divided, strict=True))
         self._eos_id = tokenizer.eos_id
-        self._batch_size = batch_size
-        self._stop_above = stop_above
-        longest = max(map(len, self._references))
+        self._batch_size, self._stop_above = batch_size, stop_above
         if stop_above is not None:
+            longest = max(map(len, self._references))
             meaning = "it is a threshold for the mean LMS of the targets, in tokens"
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
@@ -187,18 +186,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         finally:
             for module, mode in was_training.items():
                 module.training = mode
-            _shard_again(model)
-
-
-def _shard_again(model: nn.Module) -> None:
-    """Undo what a forward pass without backward pass leaves behind: complete weights, where FSDP2 shards them."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    from torch.distributed.fsdp import FSDPModule  # slow to import
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+                # A forward pass without backward pass leaves complete weights behind, where FSDP2 shards them.
+                if (reshard := getattr(module, "reshard", None)) is not None:
+                    reshard()
 
 
 def _of_first_process(value: Value) -> Value:

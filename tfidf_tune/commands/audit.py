@@ -126,7 +126,9 @@ def _passages(options: argparse.Namespace, tokenizer: str, folder: Path) -> "Seq
 
     probe_file, record = folder / "probe.jsonl", folder / "passages.json"
     spec = probe_spec(options)
-    settings = asdict(spec) | {"tokenizer": tokenizer, "sizes": _sizes(spec.sources)}
+    paths = [Path(source).expanduser() for source in spec.sources]
+    local = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if file.is_file()]
+    settings = asdict(spec) | {"tokenizer": tokenizer, "sizes": {str(file): file.stat().st_size for file in local}}
     if probe_file.is_file() and record.is_file() and not options.overwrite:
         if changed := differences(json.loads(record.read_text(encoding="utf-8")), settings):
             raise ValueError(
@@ -140,13 +142,6 @@ def _passages(options: argparse.Namespace, tokenizer: str, folder: Path) -> "Seq
     with atomic_file(record) as file:
         file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return passages
-
-
-def _sizes(sources: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of each file of the sources that are local."""
-    paths = [Path(source).expanduser() for source in sources]
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    return {str(file): file.stat().st_size for file in files if file.is_file()}
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:

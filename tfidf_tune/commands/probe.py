@@ -119,7 +119,11 @@ def _relearn(options: argparse.Namespace) -> None:
     for kind in ("target", "control"):
         own = [number for number, passage in zip(steps, passages, strict=True) if passage.kind == kind]
         if own:
-            lines.append(_relearned(kind, own, options.max_steps))
+            num_back = sum(number is not None for number in own)
+            half = statistics.median([options.max_steps + 1 if number is None else number for number in own])
+            median = f"more than {options.max_steps}" if half > options.max_steps else f"{half:g}"
+            recited = f"{num_back} of {len(own)} recited within {options.max_steps} steps, median {median}"
+            lines.append(f"{kind.capitalize()}s: {recited}.")
             counted[kind] = [options.max_steps if number is None else number for number in own]
     if len(counted) == 2:
         content["controls_minus_targets"], line = _difference(counted["target"], counted["control"])
@@ -127,13 +131,6 @@ def _relearn(options: argparse.Namespace) -> None:
     with atomic_file(output) as file:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     say("\n".join([*lines, f"Written: {output}"]))
-
-
-def _relearned(kind: str, steps: list[int | None], max_steps: int) -> str:
-    num_back = sum(number is not None for number in steps)
-    half = statistics.median([max_steps + 1 if number is None else number for number in steps])
-    median = f"more than {max_steps}" if half > max_steps else f"{half:g}"
-    return f"{kind.capitalize()}s: {num_back} of {len(steps)} recited within {max_steps} steps, median {median}."
 
 
 def _difference(targets: list[int], controls: list[int]) -> tuple[dict[str, float | None], str]:

@@ -93,8 +93,7 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     likelihoods, detectable = membership_table(results.scores, [({"Model": name}, [at])], notes)
     for (model,), auc in detectable.items():
         verdict += f" Membership stays detectable: {model} ({auc})."
-    measures = audit.audit_measures(found, results.scores, at, likelihoods.frame, bounds)
-    checks = audit.check_bounds(measures, bounds)
+    measures, checks = audit.measures_and_checks(found, results.scores, at, likelihoods.frame, bounds)
     if checks:
         exceeded = [str(check) for check in checks if check.exceeded]
         verdict += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."

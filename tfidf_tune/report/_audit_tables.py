@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfidf_tune.analysis.comparison import Floor, floor_of
@@ -286,14 +286,10 @@ def parse_bounds(text: str) -> list[Bound]:
     return bounds
 
 
-def audit_measures(
-    found: Found,
-    scores: "pd.DataFrame",
-    checkpoint: int,
-    membership: "pd.DataFrame",
-    bounds: Iterable[Bound],
-) -> dict[str, Measure]:
-    """Measure what ``--fail-above`` can name.
+def measures_and_checks(
+    found: Found, scores: "pd.DataFrame", checkpoint: int, membership: "pd.DataFrame", bounds: Sequence[Bound]
+) -> tuple[dict[str, Measure], list[Check]]:
+    """Measure what ``--fail-above`` can name, and compare it with the limits.
 
     ====================  =============================================================================================
     ``lms``               average LMS of targets, in tokens, over the prompts of the first attack
@@ -321,17 +317,12 @@ def audit_measures(
     if len(membership):
         row = membership.iloc[0]
         measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to")), "probability")
-    return measures
-
-
-def check_bounds(measures: Mapping[str, Measure], bounds: Sequence[Bound]) -> list[Check]:
-    """Compare measures with limits."""
     checks = []
     for bound in bounds:
         measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]
         value = measure.upper if bound.name.endswith(_UPPER) else measure.value
         checks.append(Check(bound.name, bound.limit, value, exceeded=value is None or value > bound.limit))
-    return checks
+    return measures, checks
 
 
 def _extraction_name(num_samples: int, probability: float) -> str:

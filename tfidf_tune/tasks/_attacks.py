@@ -28,11 +28,6 @@ class Attack:
     generation: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def needs_prompt(self) -> bool:
-        """Whether it chooses the prompt, which a completion has already."""
-        return self.name in ("offset", "truncated")
-
-    @property
     def num_requests(self) -> int:
         """Requests for each passage."""
         return int(self.generation.get("num_samples", 1))

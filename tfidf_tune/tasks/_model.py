@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import warnings
 import zlib
 from abc import abstractmethod
 from collections import defaultdict
@@ -20,6 +19,7 @@ from tqdm import tqdm
 from transformers import BitsAndBytesConfig, GenerationConfig
 
 from tfidf_tune.analysis import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
+from tfidf_tune.analysis._loading import with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
 from tfidf_tune.tasks._task import on_base_model
 
@@ -164,16 +164,10 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
         super()._create_model(pretrained, revision=revision, peft=None, **kwargs)
-        if not peft:
-            return
-        from peft import PeftModel
-
-        if len(self.tokenizer) > self._model.get_input_embeddings().weight.shape[0]:
-            self._model.resize_token_embeddings(len(self.tokenizer))
-        with warnings.catch_warnings():
-            # PEFT 0.18 reads an attribute that transformers 5 has renamed.
-            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
-            self._model = PeftModel.from_pretrained(self._model, peft, revision=revision)
+        if peft:
+            if len(self.tokenizer) > self._model.get_input_embeddings().weight.shape[0]:
+                self._model.resize_token_embeddings(len(self.tokenizer))
+            self._model = with_adapter(self._model, peft, revision=revision)
 
     def is_scored_by_token(self, request: Instance) -> bool:
         """Whether its document has ``score_tokens``; of others the harness gives the sum."""

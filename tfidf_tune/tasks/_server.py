@@ -126,7 +126,6 @@ class Server:
             if key in self._known:
                 return self._known[key]
         for attempt in range(1, _NUM_ATTEMPTS + 1):
-            self._wait_for_turn()
             try:
                 answer = request.check(self._send(request))
                 break
@@ -144,6 +143,10 @@ class Server:
     def _send(self, request: Request) -> Any:
         import openai
 
+        with self._lock:
+            start = max(time.monotonic(), self._next_start)
+            self._next_start = start + self._pause
+        time.sleep(max(0.0, start - time.monotonic()))
         try:
             return self._client.post(request.path, cast_to=object, body=request.payload)
         except openai.APIStatusError as error:
@@ -159,12 +162,6 @@ class Server:
         if self._key:
             reason = reason.replace(self._key, "***")
         return ConnectionError(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
-
-    def _wait_for_turn(self) -> None:
-        with self._lock:
-            start = max(time.monotonic(), self._next_start)
-            self._next_start = start + self._pause
-        time.sleep(max(0.0, start - time.monotonic()))
 
 
 def _read_journal(file: Path | None) -> dict[str, Any]:
@@ -217,7 +214,10 @@ class ServerLM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Score continuations from the log-probabilities of an echoed prompt, by token if its tokens are known."""
         asked = [_echo(self.model, one.args[0], one.args[1], one.doc or {}) for one in requests]
-        return [_pair(*answer) for answer in self.server.answers(asked, "Scoring passages")]
+        return [
+            ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy))) if exact else (-sum(nll), all(greedy))
+            for nll, greedy, exact in self.server.answers(asked, "Scoring passages")
+        ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Refuse: no task of ours asks for it."""
@@ -254,8 +254,8 @@ def _echo(model: str, context: str, continuation: str, doc: dict[str, Any]) -> R
 
 
 class _Logprobs(BaseModel):
-    tokens: list[str]
-    token_logprobs: list[float | None]
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
@@ -295,9 +295,9 @@ def _scored(
 ) -> tuple[list[float], list[bool], bool]:
     """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
     parsed = Answer.model_validate(answer)
-    if not parsed.choices[0].logprobs:
+    logprobs = _Logprobs.model_validate(parsed.choices[0].logprobs or {})
+    if not logprobs.token_logprobs:
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
-    logprobs = _Logprobs.model_validate(parsed.choices[0].logprobs)
     tokens, values = logprobs.tokens, logprobs.token_logprobs
     top = logprobs.top_logprobs or [None] * len(values)
     number = (parsed.usage and parsed.usage.prompt_tokens) or len(values) - 1
@@ -324,12 +324,6 @@ def _scored(
     if not any(nll):
         raise ValueError("it gives log-probabilities that are all 0")
     return nll, greedy, exact
-
-
-def _pair(nll: list[float], greedy: list[bool], exact: bool) -> tuple[float, bool]:
-    if not exact:
-        return -sum(nll), all(greedy)
-    return ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy)))
 
 
 def _sent(prompt: str) -> str | list[int]:

@@ -62,12 +62,13 @@ def documents(
     longest = max(attack.offset + attack.prefix_length for attack in planned)
     settings, prompts, passages = probed(metadata, probe_file, longest)
     every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
-    first = {attack.name: attack for attack in reversed(planned)}  # a completion is asked for once by each
+    # A completion has its prompt: it is asked for once by each attack that does not choose another one.
+    first = {attack.name: attack for attack in reversed(planned) if attack.name not in ("offset", "truncated")}
     rows = [
         _document(prompts, passage, attack, max_new_tokens, every_token)
         for attack in planned
         for passage in passages
-        if passage.num_prompt is None or (attack is first[attack.name] and not attack.needs_prompt)
+        if passage.num_prompt is None or attack is first.get(attack.name)
     ]
     longest = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
     check_length(metadata, longest, "max_new_tokens or the prefix length")
