@@ -131,22 +131,10 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         _usage_error("run", "argument --config: expected one argument")
     if recipe in _RECIPES:
         try:
-            config_path(config := arguments[arguments.index("--config") + 1])
+            config_path(arguments[arguments.index("--config") + 1])
         except SetupError as error:
             sys.exit(f"error: {error}")
-        if not any(one.startswith(("model=", "model._component_=")) for one in arguments):
-            _check_kind(recipe, config)
     return recipe
-
-
-def _check_kind(recipe: str, config: str) -> None:
-    """Refuse a config of ours that is for our other recipe."""
-    configs = {each.name: [one.name for one in each.configs] for each in _registered_recipes()}
-    (other,) = _RECIPES.keys() - {recipe}
-    if config in configs[other] and not os.path.isfile(config):
-        same = config.replace(_RECIPES[other], _RECIPES[recipe])
-        remedy = f"--config {same}, or the recipe {other}" if same in configs[recipe] else f"the recipe {other}"
-        sys.exit(f"error: the config {config} is for the recipe {other}, not for {recipe}: use {remedy}")
 
 
 def _check_config(name: str) -> None:

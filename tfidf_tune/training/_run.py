@@ -120,19 +120,19 @@ def milestone_name(percent: int) -> str:
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
     if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
         raise SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
-    patterns = ("checkpoint_*", BELOW_THRESHOLD)
-    written = ", ".join(sorted(path.name for pattern in patterns for path in output_dir.glob(pattern)))
-    resumable = ", ".join(sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*")))
-    problem, remedy = "", "choose another output_dir, or move them away"
+    written = sorted(path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name))
+    resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     if resume and written and not resumable:
-        problem = f"holds {written}, but no resume checkpoint"
-    elif resumable and not resume:
-        problem = f"already holds a run that can be resumed, from {resumable} of its folder {RESUME_FOLDER}"
-        remedy = f"set resume_from_checkpoint=True, {remedy}"
-    elif written and not resume:
-        problem = f"already holds {written}"
-    if problem:
-        raise SetupError(f"output_dir {output_dir} {problem}: {remedy}")
+        raise SetupError(
+            f"output_dir {output_dir} holds {', '.join(written)}, but no resume checkpoint: choose another output_dir, "
+            "or move them away"
+        )
+    if not resume and (found := resumable or written):
+        resuming = "set resume_from_checkpoint=True, " if resumable else ""
+        raise SetupError(
+            f"output_dir {output_dir} already holds {', '.join(found)}: {resuming}choose another output_dir, or move "
+            "them away"
+        )
     require_writable("output_dir", output_dir)
 
 
