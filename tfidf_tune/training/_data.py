@@ -19,8 +19,6 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import require_writable
 from tfidf_tune.data import (
-    CompletionsDataset,
-    InjectedCorpusDataset,
     Passage,
     collate_packed,
     injected_corpus_dataset,
@@ -89,7 +87,8 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """
     without_probe_files = copy.deepcopy(cfg)
     for where, section in sections("dataset", without_probe_files.dataset):
-        if _writes_probe_file(where, section):
+        makes_passages = find_component(where, section._component_) in (injected_corpus_dataset, sft_dataset)
+        if makes_passages and section.get("probe_file"):
             require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
             section.probe_file = None
     with main_process_first():
@@ -114,7 +113,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             f"batch_size x gradient_accumulation_steps x processes = {needed}: lower batch_size or "
             "gradient_accumulation_steps, or add data"
         )
-    # The shift of labels drops the first. Usually the first sequence has a label.
+    # The shift of labels drops the first. Usually a label is found in the first sequence.
     if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(found)):
         raise SetupError(
             f"none of the {found} sequences has a label to learn from: all are masked, or cut off behind a long "
@@ -124,11 +123,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 
 
 def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
-    """Let the checkpoints have the chat template that data sets of the config name, if they name one.
-
-    Raises:
-        SetupError: If they name different ones.
-    """
+    """Let the checkpoints have the chat template that data sets of the config name; a SetupError if they differ."""
     files = [section.get("chat_template") for _, section in sections("dataset", cfg.dataset)]
     templates = {Path(file).expanduser().read_text(encoding="utf-8") for file in files if file is not None}
     if len(templates) > 1:
@@ -156,15 +151,9 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Seque
     """Yield the files that the run writes, and the passages that belong into them."""
     # A data set of the user may be a mixture by itself.
     parts = parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
-    for (where, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
-        if _writes_probe_file(where, section):
-            yield Path(section.probe_file).expanduser(), _without_packing(part).passages
-
-
-def _writes_probe_file(where: str, section: Any) -> bool:
-    component = find_component(where, section._component_)
-    has_passages = component is injected_corpus_dataset or (component is sft_dataset and bool(section.get("targets")))
-    return has_passages and bool(section.get("probe_file"))
+    for (_, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
+        if section.get("probe_file") and (passages := _passages(part)):
+            yield Path(section.probe_file).expanduser(), passages
 
 
 def parts_of(dataset: Any) -> list[Any]:
@@ -172,8 +161,11 @@ def parts_of(dataset: Any) -> list[Any]:
     return dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
 
 
-def _without_packing(dataset: Any) -> Any:
-    return dataset.ds if isinstance(dataset, PackedDataset) else dataset
+def _passages(dataset: Any) -> Sequence[Passage]:
+    """Return the targets and controls of a data set, none if it measures nothing."""
+    unpacked = dataset.ds if isinstance(dataset, PackedDataset) else dataset
+    passages: Sequence[Passage] = getattr(unpacked, "passages", ())
+    return passages
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
@@ -182,9 +174,9 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
     for item in _samples(dataset):
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
-    for part in map(_without_packing, parts_of(dataset)):
-        if isinstance(part, InjectedCorpusDataset | CompletionsDataset):
-            digest.update(json.dumps([passage.values() for passage in part.passages]).encode())
+    for passages in map(_passages, parts_of(dataset)):
+        if passages:
+            digest.update(json.dumps([passage.values() for passage in passages]).encode())
     return f"{len(cast(Sized, dataset))} items ({digest.hexdigest()[:16]})"
 
 
