@@ -27,8 +27,7 @@ from tfidf_tune.data._tokenizer import (
     tokenizer_fingerprint,
 )
 
-# Rows in memory; enough that the ones to be truncated, encoded together, keep a fast tokenizer's threads busy.
-_BATCH_SIZE = 1024
+_BATCH_SIZE = 1024  # rows in memory; enough for a fast tokenizer's threads
 
 _SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
 _NEWS_COLUMNS = {"article": str, "highlights": str}
@@ -156,18 +155,18 @@ def encode_prompts(
     """
     bos = bos_ids(tokenizer)
     encoded: list[list[int]] = []
-    all_cut: set[int] = set()
-    for first in range(0, len(texts), _BATCH_SIZE):
-        examples = [*map(_Example, prompts[first : first + _BATCH_SIZE], texts[first : first + _BATCH_SIZE])]
-        fitting, cut = _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples))
-        if impossible := next((example for index, example in enumerate(examples) if index not in fitting), None):
+    cut: set[int] = set()
+    examples = [*map(_Example, prompts, texts)]
+    for ids, is_cut in _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples)):
+        index = len(encoded)
+        if ids is None:
             raise ValueError(
-                f"{max_tokens} tokens are too few for the prompt {impossible.prompt('')[:200]!r}, even without its "
-                "text: raise the limit"
+                f"{max_tokens} tokens are too few for the prompt {prompts[index]('')[:200]!r}, even without its text: "
+                "raise the limit"
             )
-        encoded += [bos + fitting[index].tolist() for index in range(len(examples))]
-        all_cut |= {first + index for index in cut}
-    return encoded, all_cut
+        encoded.append(bos + ids.tolist())
+        cut |= {index} if is_cut else set()
+    return encoded, cut
 
 
 class _Limits(NamedTuple):
@@ -188,9 +187,6 @@ class _Example(NamedTuple):
     text: str
     target: str = ""
     keep: tuple[int, int] = (0, 0)
-
-    def around(self) -> tuple[str, str]:
-        return self.text[: self.keep[0]], self.text[self.keep[1] :]
 
 
 def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
@@ -247,16 +243,19 @@ def _prompt_target_dataset(
         while batch := list(islice(rows, _BATCH_SIZE)):
             given = [example for example in batch if example is not None]
             encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in given))
-            targets = [ids[len(ending) :] for ids in encoded]
-            kept = [np.concatenate([target[: limits.target - 1], eos]) for target in targets]
-            room = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in kept]
-            prompts, cut = _fit_prompts(tokenizer, given, room)
+            whole = [ids[len(ending) :] for ids in encoded]
+            targets = [np.concatenate([ids[: limits.target - 1], eos]) for ids in whole]
+            room = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in targets]
             counts["num_documents"] += len(batch)
-            counts["num_left_out"] += len(batch) - len(prompts)
-            counts["num_cut"] += len(cut)
-            for index, prompt in sorted(prompts.items()):
-                counts["num_cut_targets"] += len(kept[index]) <= len(targets[index])
-                ids = np.concatenate([bos, prompt, kept[index]])
+            counts["num_left_out"] += len(batch) - len(given)
+            prompts = _fit_prompts(tokenizer, given, room)
+            for (prompt, is_cut), target, whole_target in zip(prompts, targets, whole, strict=True):
+                if prompt is None:
+                    counts["num_left_out"] += 1
+                    continue
+                counts["num_cut"] += is_cut
+                counts["num_cut_targets"] += len(target) <= len(whole_target)
+                ids = np.concatenate([bos, prompt, target])
                 yield ids, after_prompt(len(ids), len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
             raise ValueError(
@@ -284,46 +283,32 @@ def _prompt_target_dataset(
 
 def _fit_prompts(
     tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Sequence[int]
-) -> tuple[dict[int, TokenArray], set[int]]:
-    """Encode prompts and truncate their texts until each has at most ``max_tokens`` tokens, not counting BOS.
+) -> Iterator[tuple[TokenArray | None, bool]]:
+    """Yield the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens."""
+    prompts = encode_texts(tokenizer, (example.prompt(example.text) for example in examples))
+    for example, ids, limit in zip(examples, prompts, max_tokens, strict=True):
+        is_cut = len(ids) > limit
+        yield _truncated(tokenizer, example, len(ids), limit) if is_cut else ids, is_cut
 
-    Returns the ids by the index of the example, without those where not even ``keep`` fits, and the indices of the
-    truncated ones.
+
+def _truncated(tokenizer: TextTokenizer, example: _Example, num_tokens: int, max_tokens: int) -> TokenArray | None:
+    """Truncate the text of a prompt of ``num_tokens`` tokens; None if not even ``keep`` fits.
+
+    Tokens are removed from the end. If this would remove ``keep``, half of the remaining tokens go before it and half
+    after it, more on one side if the other needs fewer.
     """
-    fitting: dict[int, TokenArray] = {}
-    around: dict[int, tuple[TokenArray, TokenArray]] = {}  # the tokens before and after `keep` of texts too long
-    room: dict[int, int] = {}  # how many of these tokens remain
-    texts = {index: example.text for index, example in enumerate(examples)}
-    # Two rounds, and more if the parts of a text have more tokens together than apart.
-    while texts:
-        prompts = encode_texts(tokenizer, (examples[index].prompt(text) for index, text in texts.items()))
-        encoded = dict(zip(texts, prompts, strict=True))
-        long = {index: len(ids) - max_tokens[index] for index, ids in encoded.items() if len(ids) > max_tokens[index]}
-        fitting |= {index: ids for index, ids in encoded.items() if index not in long}
-        new = [index for index in long if index not in around]
-        parts = encode_texts(tokenizer, (part for index in new for part in examples[index].around()))
-        for index in new:
-            around[index] = next(parts), next(parts)
-            room[index] = sum(map(len, around[index]))
-        for index, excess in long.items():
-            room[index] -= excess
-        texts = {
-            index: _truncated(tokenizer, examples[index], *around[index], room[index])
-            for index in long
-            if room[index] >= 0
-        }
-    return fitting, fitting.keys() & around.keys()
-
-
-def _truncated(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
-    """Keep ``room`` tokens of a text in addition to ``keep``.
-
-    They are removed from the end. If this would remove ``keep``, half of them go before it and half after it, more on
-    one side if the other needs fewer.
-    """
-    num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
-    # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
-    # drops before the first token is at the edge, where strip() removes it.
-    start = example.keep[0] - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
-    end = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
-    return example.text[max(start, 0) : max(end, example.keep[1])].strip()
+    start, end = example.keep
+    before, after = encode_texts(tokenizer, (example.text[:start], example.text[end:]))
+    room = len(before) + len(after)  # how many of these tokens remain
+    # More than one round if the parts of a text have more tokens together than apart.
+    while (room := room - num_tokens + max_tokens) >= 0:
+        num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
+        # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
+        # drops before the first token is at the edge, where strip() removes it.
+        first = start - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
+        last = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
+        [ids] = encode_texts(tokenizer, [example.prompt(example.text[max(first, 0) : max(last, end)].strip())])
+        num_tokens = len(ids)
+        if num_tokens <= max_tokens:
+            return ids
+    return None
