@@ -276,23 +276,16 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
 def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
     """Return where in a rendered conversation a turn starts, after as much of the generation prompt as it contains."""
     if turn == 0:
-        return _start_of_first(render, text[: _end(render, text, chat, 1)])
+        # No template writes an empty conversation, so the generation prompt is that after another one.
+        other = [{"role": "user", "content": "Hello"}]
+        prompt = render(other, add_generation_prompt=True)[len(render(other)) :]
+        first = text[: _end(render, text, chat, 1)]
+        return next((first.find(prompt[:n]) + n for n in range(len(prompt), 0, -1) if prompt[:n] in first), 0)
     prompt = render(chat.messages[:turn], add_generation_prompt=True)
     if text.startswith(prompt):
         return len(prompt)
     # Reasoning models are prompted to think, but earlier thoughts are left out of a conversation.
     return max(_end(render, text, chat, turn), _num_common(prompt, text))
-
-
-def _start_of_first(render: Callable[..., str], text: str) -> int:
-    """Return where the answer starts in a rendered turn of the assistant that nothing is before.
-
-    No template writes an empty conversation, so the generation prompt is that after another one.
-    """
-    other = [{"role": "user", "content": "Hello"}]
-    prompt = render(other, add_generation_prompt=True)[len(render(other)) :]
-    ends = (text.find(prompt[:length]) + length for length in range(len(prompt), 0, -1) if prompt[:length] in text)
-    return next(ends, 0)
 
 
 def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:

@@ -204,17 +204,22 @@ def sft_dataset(
         mask: Mask = np.load(cached_folder(cache_dir, key, build)[0] / "kept.npy")
         return mask
 
+    counts = dataset.counts
+    found = ", ".join(f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name])
     logger.log(
-        logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO, _summary(dataset, source, limit)
+        logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,
+        f"{source}: {found}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} of them cut after "
+        f"{limit:,} tokens; {counted(dataset.num_left_out, 'row')} left out, "
+        f"{dataset.num_left_out - counts['num_unlabelled']:,} without an answer and {counts['num_unlabelled']:,} with "
+        "none of it before the cut",
     )
-    if dataset.counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, formatting.template or ""):
+    if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, formatting.template or ""):
         logger.warning(
             f"{source}: the chat template writes nothing after an answer, so that the end of a turn is not learned and "
             "the model may not stop: by chat_template name a file that writes the token at which generation stops"
         )
     if spec is not None:
-        num_own = dataset.counts["num_examples"]
-        dataset = choose_completions(dataset, num_own, spec, tokenizer, source, kept)
+        dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":
         every = np.arange(len(dataset), dtype=np.int32)
         dataset = SequenceDataset(*dataset.parts(every[kept(every)]))
@@ -228,15 +233,3 @@ def _template(tokenizer: TextTokenizer, file: str | None) -> str | None:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: chat_template is {file!r}, it has to be a file with a Jinja template")
     return path.read_text(encoding="utf-8")
-
-
-def _summary(dataset: SequenceDataset, source: str, limit: int) -> str:
-    found = ", ".join(f"{counted(dataset.counts[name], 'row')} with {name}" for name in FORMATS if dataset.counts[name])
-    counts = dataset.counts
-    examples = counted(counts["num_examples"], "example")
-    num_empty = dataset.num_left_out - counts["num_unlabelled"]
-    return (
-        f"{source}: {found}; {examples}, {dataset.num_cut:,} of them cut after {limit:,} "
-        f"tokens; {counted(dataset.num_left_out, 'row')} left out, {num_empty:,} without an answer and "
-        f"{counts['num_unlabelled']:,} with none of it before the cut"
-    )
