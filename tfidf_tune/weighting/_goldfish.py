@@ -68,7 +68,8 @@ class GoldfishWeighting(TokenWeighting):
         valid = batch.labels != IGNORE_INDEX
         if not self.training:
             return valid.float()
-        self._is_special = self._is_special.to(batch.labels.device)
+        if self._is_special.device != batch.labels.device:
+            self._is_special = self._is_special.to(batch.labels.device)
         is_special = self._is_special.take(batch.labels.clamp(0, len(self._is_special) - 1))
         positions = positions_in_document(valid, batch.document_ids)
         if self.strategy == "static":

@@ -51,7 +51,10 @@ class TokenWeighting(nn.Module, ABC):
                 outside the vocabulary or a label is not the token at its position. With ``sync`` every rank raises it
                 for values.
         """
-        batch = replace(batch, **fields) if isinstance(batch, TokenBatch) else TokenBatch(batch, **fields)
+        if not isinstance(batch, TokenBatch):
+            batch = TokenBatch(batch, **fields)
+        elif fields:
+            batch = replace(batch, **fields)
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
