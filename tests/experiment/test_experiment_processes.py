@@ -77,11 +77,11 @@ def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp
     progress = Progress(runs, tmp_path / "journals", retries=0)
     assert progress.to_do == {0: [0, 100], 1: [0, 100], 2: [0, 100], 3: [100], 4: [0, 100]}
     progress.begin(2, shows_logs=False)
-    journals = {number: _job.Journal(tmp_path / "journals" / f"{number}.jsonl") for number in progress.to_do}
+    journals = {number: tmp_path / "journals" / f"{number}.jsonl" for number in progress.to_do}
 
     def event(seconds, number, name, cell, **more):
         now[0] = seconds
-        journals[number].write(name, cell=cell, **more)
+        _job.record(journals[number], name, cell=cell, **more)
         progress.update()
 
     event(0, 0, "begun", 0)  # 100 s for each training; no evaluation has been timed
@@ -135,7 +135,7 @@ def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, t
     run = expand(load_experiment(experiment_file()))[0]
     run.clear()
     run.finish_training(1.0, {})
-    journal = _job.Journal(tmp_path / "journal")
+    journal = tmp_path / "journal"
     fails = True
     reason = _job._in_process("evaluation", run.log(50), _job.evaluate_milestones, run, [50], journal)
     assert reason == "no memory"
@@ -248,9 +248,8 @@ def test_on_a_cluster_each_run_has_a_job_at_once(experiment_file, stubbed, tmp_p
 def test_a_job_that_a_cluster_starts_again_continues_its_run(experiment_file, stubbed, tmp_path, monkeypatch):
     run = expand(load_experiment(experiment_file()))[0]
     monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
-    journal = _job.Journal(tmp_path / "0.jsonl")
-    journal.create()
-    journal.write("claimed", job="7")
+    journal = tmp_path / "0.jsonl"
+    _job.record(journal, "claimed", job="7")
     for job_id in ("8", "7", "7"):
         monkeypatch.setenv("SUBMITIT_DEBUG_JOB_ID", job_id)
         _job.work({0: run}, tmp_path, 0)

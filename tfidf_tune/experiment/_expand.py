@@ -44,12 +44,7 @@ _IMMATERIAL = (
 
 
 def expand(experiment: Experiment) -> list[Run]:
-    """Return the runs, checked as the recipes check their configs, so that those to be compared follow each other.
-
-    Raises:
-        ValueError: If names do not make different folders; if a task, a training config, an objective, a start, a path
-            or a source of text is invalid.
-    """
+    """Return the runs, checked as the recipes check their configs, so that those to be compared follow each other."""
     _fingerprint.cache_clear()
     _read_config.cache_clear()
     _check_names(experiment)
@@ -93,10 +88,7 @@ def _check_tasks(experiment: Experiment) -> None:
 
 @cache
 def task_settings() -> dict[str, list[str]]:
-    """Return by the beginning of tasks' names the settings that affect their results.
-
-    They are the arguments of the functions that make the tasks' documents.
-    """
+    """Return by the beginning of tasks' names the settings that affect their results: arguments of their documents."""
     from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, squad
 
     def settings_of(make: Callable[..., Any]) -> list[str]:

@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -37,23 +36,19 @@ _LINES_SHOWN = 12  # of the log of a cell that fails
 _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
-@dataclass(frozen=True)
-class Journal:
-    """Events of a run as lines of JSON; the processes of a job write one after another."""
+def claim(journal: Path) -> bool:
+    """Create the journal of a run, events as lines of JSON; return False if there is one."""
+    try:
+        journal.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
-    path: Path
 
-    def create(self) -> bool:
-        """Create the file; return False if it exists."""
-        try:
-            self.path.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def write(self, event: str, **more: Any) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, **more}) + "\n")
+def record(journal: Path, event: str, **more: Any) -> None:
+    """Append an event to a journal; the processes of a job write one after another."""
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"event": event, **more}) + "\n")
 
 
 def last_lines(log: Path) -> list[str]:
@@ -83,16 +78,16 @@ def work(
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     job_id = submitit.JobEnvironment().job_id
     for number, run in runs.items():
-        journal = Journal(journals / f"{number}.jsonl")
-        if journal.create():
-            journal.write("claimed", job=job_id)
+        journal = journals / f"{number}.jsonl"
+        if claim(journal):
+            record(journal, "claimed", job=job_id)
         else:  # a cluster may have started this job again
-            events = [json.loads(line) for line in journal.path.read_text(encoding="utf-8").splitlines()]
+            events = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
             if not events or events[0]["job"] != job_id or events[-1]["event"] == "finished":
                 continue
         if run.is_done(TRAINING) or _train(run, journal, retries):
             _evaluate(run, journal, retries)
-        journal.write("finished")
+        record(journal, "finished")
 
 
 def _end_after(wait: Callable[[], Any]) -> None:
@@ -105,12 +100,12 @@ def _end_after(wait: Callable[[], Any]) -> None:
     threading.Thread(target=kill, daemon=True).start()
 
 
-def _train(run: Run, journal: Journal, retries: int) -> bool:
+def _train(run: Run, journal: Path, retries: int) -> bool:
     """Train from an empty folder; return whether that worked."""
     log, config = run.log(TRAINING), run.folder / "recipe.yaml"
     for tries_left in reversed(range(1 + retries)):
         run.clear()
-        journal.write("begun", cell=TRAINING)
+        record(journal, "begun", cell=TRAINING)
         reason = None if run.start is None else _make_start(run.start, log, journal)
         if reason is None:
             begun = time.monotonic()
@@ -119,26 +114,26 @@ def _train(run: Run, journal: Journal, retries: int) -> bool:
             reason = _in_process("recipe", log, run_recipe, run.recipe, str(config))
         if reason is None:
             run.finish_training(time.monotonic() - begun, describe_machine())
-            journal.write("done", cell=TRAINING)
+            record(journal, "done", cell=TRAINING)
             return True
-        journal.write("failed", cell=TRAINING, reason=reason, lines=last_lines(log), again=tries_left > 0)
+        record(journal, "failed", cell=TRAINING, reason=reason, lines=last_lines(log), again=tries_left > 0)
     return False
 
 
-def _make_start(start: Start, log: Path, journal: Journal) -> str | None:
+def _make_start(start: Start, log: Path, journal: Path) -> str | None:
     """Make a start unless it exists; if several jobs need the same one, one makes it and the others wait."""
-    with journal.path.with_name(f"{start.folder.name}.lock").open("w") as lock:
+    with journal.with_name(f"{start.folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if start.folder.is_dir():
             return None
         for leftover in start.folder.parent.glob(f".{start.folder.name}.*"):
             shutil.rmtree(leftover)
-        journal.write("note", cell=TRAINING, text=f"making a start in {start.folder} ...")
+        record(journal, "note", cell=TRAINING, text=f"making a start in {start.folder} ...")
         reason = _in_process("start", log, make_start, start)
         return reason and f"the start could not be made: {reason}"
 
 
-def _evaluate(run: Run, journal: Journal, retries: int) -> None:
+def _evaluate(run: Run, journal: Path, retries: int) -> None:
     """Evaluate the milestones; after a failure a new process continues with the same one, or with the next."""
     import_module("lm_eval.models.huggingface")  # once for all runs of this job
     percents, tries_left = [percent for percent in run.evaluations if not run.is_done(percent)], retries
@@ -150,7 +145,7 @@ def _evaluate(run: Run, journal: Journal, retries: int) -> None:
             return
         if left != percents:
             tries_left = retries
-        journal.write("failed", cell=left[0], reason=reason, lines=last_lines(log), again=tries_left > 0)
+        record(journal, "failed", cell=left[0], reason=reason, lines=last_lines(log), again=tries_left > 0)
         percents, tries_left = (left, tries_left - 1) if tries_left else (left[1:], retries)
 
 
@@ -205,15 +200,15 @@ def make_start(start: Start) -> None:
         _get_component_from_path(start.component)(temporary, start.model, start.seed, **start.arguments)
 
 
-def evaluate_milestones(run: Run, percents: list[int], journal: Journal) -> None:
+def evaluate_milestones(run: Run, percents: list[int], journal: Path) -> None:
     """Run the tasks that are not done; the folder of their results appears when it is complete."""
     from tfidf_tune.tasks import evaluate
 
     for percent in percents:
-        journal.write("begun", cell=percent)
+        record(journal, "begun", cell=percent)
         start = time.monotonic()
         tasks = run.missing_tasks(percent)
         with atomic_folder(run.next_part(percent)) as temporary:
             evaluate(tasks=tasks, output_path=temporary, **run.evaluations[percent])
             run.finish_part(temporary, tasks, time.monotonic() - start)
-        journal.write("done", cell=percent)
+        record(journal, "done", cell=percent)

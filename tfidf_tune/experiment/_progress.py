@@ -15,7 +15,7 @@ import submitit
 
 from tfidf_tune._printing import say
 from tfidf_tune.experiment._cells import TRAINING, Run
-from tfidf_tune.experiment._job import Journal, last_lines
+from tfidf_tune.experiment._job import claim, last_lines
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Progress:
         # Made now, because the title of an evaluation names the tasks that are missing.
         self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in self.to_do.items() for cell in cells}
         self._retries = retries
-        self._journals = {number: Journal(folder / f"{number}.jsonl") for number in self.to_do}
+        self._journals = {number: folder / f"{number}.jsonl" for number in self.to_do}
         self._read: Counter[Path] = Counter()  # bytes of a file that have been read
         self._jobs: dict[int, str] = {}  # by run, which one job does
         self._unfinished: set[int] = set()
@@ -66,14 +66,14 @@ class Progress:
 
     def waiting(self) -> list[int]:
         """Return the numbers of the runs that no job has begun."""
-        return [number for number, journal in self._journals.items() if not journal.path.exists()]
+        return [number for number, journal in self._journals.items() if not journal.exists()]
 
     def failures(self) -> list[Failure]:
         return [self._failures[key] for key in sorted(self._failures)]
 
     def update(self) -> None:
         for number, journal in self._journals.items():
-            for line in self._new_lines(journal.path):
+            for line in self._new_lines(journal):
                 self._process(number, **json.loads(line))
         self._show_log()
 
@@ -81,7 +81,7 @@ class Progress:
         """Process the end of a job: a run that it has not finished has failed, and may be repeated."""
         lost = [number for number in self._unfinished if self._jobs[number] == job.job_id]
         if job.job_id not in self._jobs.values():
-            lost = [number for number in numbers if self._journals[number].create()][:1]
+            lost = [number for number in numbers if claim(self._journals[number])][:1]
         for number in lost:
             self._unfinished.discard(number)
             self._num_lost[number] += 1
@@ -91,8 +91,8 @@ class Progress:
                 log, again = job.paths.stdout, self._num_lost[number] <= self._retries
                 self._fail(number, cell, reason, last_lines(log), log, again=again, is_lost=True)
             if self.to_do[number]:
-                self._journals[number].path.unlink()
-                del self._read[self._journals[number].path]
+                self._journals[number].unlink()
+                del self._read[self._journals[number]]
 
     def _process(self, number: int, event: str, cell: int = TRAINING, **more: Any) -> None:
         run = self._runs[number]

@@ -134,11 +134,7 @@ def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "
 def only_command(folder: Path) -> Iterator[int]:
     """Lock the folder of an experiment. When the block or this process ends, its local jobs are ended.
 
-    Yields:
-        int: descriptor of a lock that jobs share; they wait until this process unlocks it.
-
-    Raises:
-        BlockingIOError: If another command, or a job of an earlier one, is using the folder.
+    Yields the descriptor of a lock that jobs share; they wait until this process unlocks it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as lock, (folder / JOBS_LOCK).open("a") as jobs_lock:

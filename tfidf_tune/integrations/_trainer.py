@@ -38,14 +38,15 @@ def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) 
     if ids is None or labels is None or ids.shape != labels.shape:
         return
     valid = labels != IGNORE_INDEX
+    if (labels == ids)[valid].all():
+        return
     pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
-    follows = labels[:, :-1] == ids[:, 1:]
-    if pairs.any() and follows[pairs].all() and not (labels == ids)[valid].all():
+    if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
         raise ValueError(
             "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
             "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
         )
-    if needs_tokens and not (labels == ids)[valid].all():
+    if needs_tokens:
         raise ValueError(
             "the weighting counts all tokens, but labels that are not -100 differ from input_ids: make them equal, or "
             "set counted to 'labels'"
@@ -68,9 +69,6 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
     A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, do not go on by 1, as for the attention of
     transformers: some models count from 2. Tokens, if needed, are the ``input_ids`` that ``attention_mask`` does not
     hide.
-
-    Raises:
-        ValueError: If tokens are needed, but there are none, or the mask does not have their shape.
     """
     labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
     documents = all_tokens = None

@@ -1,10 +1,9 @@
 """Token weightings and the monitor of memorization in Axolotl, by keys of its YAML file.
 
 plugins:
-- tfidf_tune.integrations.axolotl.TokenWeightingPlugin
+  - tfidf_tune.integrations.axolotl.TokenWeightingPlugin
 token_weighting: tfidf
-token_weighting_args:
-num_batches: 16
+token_weighting_args: {num_batches: 16}
 """
 
 import inspect
@@ -68,15 +67,11 @@ class TokenWeightingArgs(BaseModel):
         for name in _OTHER_OBJECTIVES:
             if value := settings.get(name):
                 raise ValueError(
-                    f"{name} is {value}, which puts another loss in place of the model's cross-entropy: token weights "
-                    f"would be ignored. Remove {name}, or set it to false"
+                    f"{name} is {value}, which puts another loss in place of the weighted one: set it to false"
                 )
         for name in ("context_parallel_size", "sequence_parallel_degree"):
             if (value := settings.get(name) or 1) > 1:
-                raise ValueError(
-                    f"{name} is {value}: a process has only a part of each sequence, but weights need whole ones; set "
-                    "it to 1"
-                )
+                raise ValueError(f"{name} is {value}, but weights need whole sequences in each process: set it to 1")
         return data
 
     @model_validator(mode="after")
