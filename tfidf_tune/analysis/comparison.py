@@ -51,12 +51,9 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
 
 
 def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
-    """Return the reduction of the average LMS by run, at the last checkpoint that all runs share.
+    """Return the reduction of the average LMS by ascending seed, at the last checkpoint that all runs share.
 
-    Returns:
-        dict[tuple[str, str], list[float]]: setting and objective -> reductions against the baseline's run of the same
-            seed, by ascending seed; NaN if one is undefined. A run of an unknown seed is paired with one of an unknown
-            seed.
+    By setting and objective; NaN if one is undefined. A run of an unknown seed is paired with one of an unknown seed.
     """
     reductions: dict[tuple[str, str], list[float]] = {}
     for setting, own in evaluations.groupby("setting", sort=False):
@@ -157,11 +154,7 @@ def floor_of(targets: Floats, controls: Floats) -> Floor:
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
-    """Find where a path ``[n]`` of finite values, linear between its points, first reaches a value.
-
-    Returns:
-        tuple[int, int, float] | None: the points before and after, and the second one's weight; None if it never does.
-    """
+    """Return the points of a path ``[n]`` before and after it first has a value, linearly, and the second's weight."""
     if path[0] == goal:
         return 0, 0, 0.0
     for after in range(1, len(path)):

@@ -20,17 +20,10 @@ _OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
 
 
 def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
-    """Average the scores of passages and blocks in groups.
+    """Average the scores of passages and blocks in groups, a row each in order of appearance; NaN if missing.
 
-    Args:
-        scores (pandas.DataFrame): rows of the table of results, with the columns ``by``. Aggregates count only where
-            a checkpoint has no rows of single units.
-        by (Sequence[str]): columns that make the groups.
-
-    Returns:
-        pandas.DataFrame: a row a group, in order of appearance, with the columns "lms", "prefix_match", "rouge_l",
-            "verbatim", "edit_distance" and "common_subsequence" (targets), "control_lms", "control_edit_distance",
-            "control_common_subsequence", "nll", "max_lms", "max_prefix_match", and "num_predictions"; NaN if missing.
+    Columns are the metrics of targets and blocks, "control_..." of controls, "max_lms", "max_prefix_match" and
+    "num_predictions". Aggregates count only where a checkpoint has no rows of single units.
     """
     single = scores["unit"] != ""
     keys = [scores[name] for name in ("checkpoint", "metric", "kind")]
@@ -120,10 +113,9 @@ def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str],
 
 
 def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
-    """Return the LMS of each checkpoint by ascending passage, as its share of the mean: float64 ``[n]``, of that mean.
+    """Return the LMS (of controls: CONTROL_LMS) by ascending passage, float64 ``[n]``, of mean the average LMS.
 
-    A checkpoint whose passages were not kept one by one, or with a missing value, is left out. ``measure`` is LMS, of
-    the targets, or CONTROL_LMS.
+    A checkpoint whose passages were not kept one by one, or with a missing value, is left out.
     """
     rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
     return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows)}

@@ -123,21 +123,13 @@ def binomial_upper_bound(num_found: int, number: int) -> float:
 
 
 class SeedEstimate(NamedTuple):
-    """A mean over seeds and its 95 % interval.
+    """A mean over seeds and its 95 % interval; NaN from fewer than two seeds, or if a value is not finite."""
 
-    Args:
-        mean (float): infinite or NaN if a value is; NaN without values.
-        low (float): lower end of the interval; NaN from fewer than two seeds, or if a value is not finite.
-        high (float): upper end; NaN as ``low``.
-        num_seeds (int): number of values.
-        p_value (float): two-sided, of a mean of 0; NaN as ``low``. Default: NaN.
-    """
-
-    mean: float
+    mean: float  # infinite or NaN if a value is; NaN without values
     low: float
     high: float
     num_seeds: int
-    p_value: float = math.nan
+    p_value: float = math.nan  # two-sided, of a mean of 0
 
 
 def over_seeds(values: Sequence[float]) -> SeedEstimate:
@@ -257,18 +249,9 @@ def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
-    """Describe how an objective differs from a reference.
+    """Return the one of ``VERDICTS`` on differences, objective minus reference, with corrected p-values.
 
-    Lower is an interval below 0, higher one above 0, if the p-value is below 0.05 too; an interval with 0 at an end is
-    neither. "Better" is a lower LMS at a perplexity that is lower, or whose interval ends at 0. "Worse" is the mirror
-    image.
-
-    Args:
-        lms (SeedEstimate): of the differences, objective minus reference, with the p-value after correction.
-        log_perplexity (SeedEstimate): of the differences, objective minus reference, likewise.
-
-    Returns:
-        str: one of ``VERDICTS``.
+    "Better" is a lower LMS at a perplexity that is lower, or whose interval ends at 0. "Worse" is the mirror image.
     """
     if min(lms.num_seeds, log_perplexity.num_seeds) < 2:
         return _TOO_FEW

@@ -60,13 +60,7 @@ def main(arguments: list[str]) -> None:
     from tfidf_tune.results import load_results, require_runs
 
     require_runs(options.runs)  # before pandas is imported
-    from tfidf_tune.report import (
-        comparison_report,
-        frontier_report,
-        require_report_folder,
-        terminal_text,
-        write_report,
-    )
+    from tfidf_tune.report import comparison_report, frontier_report, require_report_folder, terminal_text, write_report
 
     folder = (options.output_dir or Path("frontier" if options.frontier else "comparison")).expanduser()
     require_report_folder(folder)

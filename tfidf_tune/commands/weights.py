@@ -12,8 +12,6 @@ from tfidf_tune.commands import whole_number
 if TYPE_CHECKING:
     import pandas as pd
 
-_EXAMPLE = "tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b"
-
 
 def main(arguments: list[str]) -> None:
     """Show the weights that TF-IDF gives the tokens of a text.
@@ -60,11 +58,17 @@ def main(arguments: list[str]) -> None:
         shuffle=options.shuffle,
         seed=options.seed,
     )
-    chosen = _chosen_blocks(tokens, options, len(blocks))
     texts = token_texts(tokenizer, blocks)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
-    shown = [shown_tokens(tokens, block, texts, decode) for block in chosen]
-    settings = _settings(options, len(blocks))
+    shown = [shown_tokens(tokens, block, texts, decode) for block in _chosen_blocks(tokens, options, len(blocks))]
+    order = f"shuffled as in the first epoch of a run with seed {options.seed}" if options.shuffle else "as in the text"
+    settings = {
+        "text": ", ".join(options.files),
+        "tokenizer": options.tokenizer,
+        "blocks": f"{len(blocks)} of {options.block_size} tokens, {options.batch_size} a mini-batch, {order}",
+        "tf, num_batches": f"{options.tf}, {options.num_batches}",
+        "max_weight": "none" if options.max_weight is None else f"{options.max_weight:g}",
+    }
     report = weights_report(tokens, options.tf, num_batches=options.num_batches, provenance=settings)
     write_report(report, folder, **tokens_section(shown, options.tf))
     say(terminal_text(report))
@@ -75,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune weights",
         description="Show the weights that TF-IDF gives the tokens of your own text in the first epoch of training.",
-        epilog=f"example: {_EXAMPLE}",
+        epilog="example: tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b",
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
@@ -114,21 +118,9 @@ def _chosen_blocks(tokens: "pd.DataFrame", options: argparse.Namespace, num_bloc
         is_full = tokens["step"] >= min(options.num_batches, tokens["step"].max())
         first: list[int] = tokens["block"][is_full].unique()[: options.show].tolist()
         return first
-    for block in options.block:
-        if block not in set(tokens["block"]):
-            raise ValueError(
-                f"--block {block}: the text has the blocks 0 to {num_blocks - 1}, and training leaves out the last, "
-                "incomplete mini-batch: name another block, or another --seed or --batch-size"
-            )
+    if unknown := sorted({*options.block} - {*tokens["block"]}):
+        raise ValueError(
+            f"--block {unknown[0]}: the text has the blocks 0 to {num_blocks - 1}, and training leaves out the last, "
+            "incomplete mini-batch: name another block, or another --seed or --batch-size"
+        )
     return list(options.block)
-
-
-def _settings(options: argparse.Namespace, num_blocks: int) -> dict[str, str]:
-    order = f"shuffled as in the first epoch of a run with seed {options.seed}" if options.shuffle else "as in the text"
-    return {
-        "text": ", ".join(options.files),
-        "tokenizer": options.tokenizer,
-        "blocks": f"{num_blocks} of {options.block_size} tokens, {options.batch_size} a mini-batch, {order}",
-        "tf, num_batches": f"{options.tf}, {options.num_batches}",
-        "max_weight": "none" if options.max_weight is None else f"{options.max_weight:g}",
-    }

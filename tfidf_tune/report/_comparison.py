@@ -1,7 +1,7 @@
 """Runs side by side as a report."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
@@ -41,7 +41,6 @@ from tfidf_tune.results._measures import (
     LMS,
     PERPLEXITY,
     SUMMARY_MEASURES,
-    Measure,
 )
 
 if TYPE_CHECKING:
@@ -86,17 +85,14 @@ def comparison_report(results: Results, *, baseline: str | None = None, paper: b
         several = notes.mark(SEVERAL_COMPARISONS)
         outcomes = [replace(one, marks=one.marks + several) if one.marks else one for one in outcomes]
     tables, detectable = comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline, notes)
-    outcomes = [
-        replace(one, detectable={name: auc for (at, name), auc in detectable.items() if at == setting})
-        for (setting, _), one in zip(pairs, outcomes, strict=True)
-    ]
+    outcomes = [replace(one, detectable=detectable) for one in outcomes]
     if paper:
         tables.append(paper_table(tables, {one.setting: one.model for one in results.checkpoints}))
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=verdict(outcomes, have, baseline),
-        statements=_statements(evaluations, found, outcomes, at_equal_perplexity, baseline),
+        statements=_statements(evaluations, outcomes, at_equal_perplexity, baseline),
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
@@ -112,13 +108,8 @@ def _lead(results: Results, evaluations: "pd.DataFrame") -> str:
     if "target" in kinds:
         floor = "; its floor is the average over passages that were never injected" if "control" in kinds else ""
         text += f", asked to continue passages of their training text. {LMS_EXPLAINED}{floor}"
-    runs = evaluations.groupby(["setting", "objective"])["run"].nunique()
-    limits = []
-    if len(evaluations) == evaluations["run"].nunique():
-        limits.append("one checkpoint of each run")
-    if (runs == 1).all():
-        limits.append("one seed, no interval over seeds")
-    return f"{text}. {', '.join(limits).capitalize()}." if limits else f"{text}."
+    one_seed = (evaluations.groupby(["setting", "objective"])["run"].nunique() == 1).all()
+    return f"{text}. One seed, no interval over seeds." if one_seed else f"{text}."
 
 
 def _outcome(
@@ -131,7 +122,7 @@ def _outcome(
     notes: Footnotes,
 ) -> Outcome:
     own = evaluations[evaluations["setting"] == setting]
-    shown = setting if evaluations["setting"].nunique() > 1 else ""
+    several = evaluations["setting"].nunique() > 1
     last, change = at_last(own, LMS), found.get(LMS.label)
     if change is None:
         probed = set(own.loc[own[LMS.label].notna(), "objective"])
@@ -142,7 +133,8 @@ def _outcome(
         )
         if missing:
             why = f"{joined(missing)} {'have' if len(missing) > 1 else 'has'} no memorization results"
-        return Outcome(objective, baseline, f"What {objective} recites is not compared: {why}", "", "", setting=shown)
+        not_compared = f"what {objective} recites is not compared: {why}"
+        return Outcome(setting, objective, baseline, not_compared, several=several)
     if change.num_units < MIN_UNITS:
         few = f"too few passages ({change.num_units}; it takes {MIN_UNITS})"
         recited: Change | str = f"{few} to judge whether {objective} recites less or more than {baseline}"
@@ -158,6 +150,7 @@ def _outcome(
     reached = {name: floor.excess[:2] for name, floor in known.items() if floor.reached}
     runs = own[own["objective"].isin([baseline, objective])].groupby("objective")["run"].nunique()
     return Outcome(
+        setting,
         objective,
         baseline,
         recited,
@@ -167,7 +160,7 @@ def _outcome(
         floors=reached,
         unknown_floor=unknown if fewest < MIN_UNITS else "",
         at_equal=gains.get((setting, objective, change.progress), 0),
-        setting=shown,
+        several=several,
         marks=notes.mark(*([BOUND] if reached else []), _SEEDS, *([_ONE_SEED] if min(runs) == 1 else [])),
     )
 
@@ -223,22 +216,18 @@ def _cost(
 
 def _statements(
     evaluations: "pd.DataFrame",
-    found: _Found,
     outcomes: Sequence[Outcome],
     at_equal_perplexity: "pd.DataFrame",
     baseline: str,
 ) -> list[str]:
     summed_up = is_summed_up(outcomes)
     told: list[tuple[str, str]] = []  # setting and sentence
-    if not summed_up:
-        told += _values(found, (LMS, PERPLEXITY), baseline)
     for setting, own in evaluations.groupby("setting", sort=False):
         for objective, last in at_last(own, LMS).groupby("objective", sort=False):
             floor = lms_floor(last)
             if floor and (floor.reached or not summed_up):
                 told.append((str(setting), _floor_statement(str(objective), floor)))
     told += [(one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()]
-    told += _values(found, SUMMARY_MEASURES + ANSWER_MEASURES, baseline)
     for (setting, objective), by_seed in compare_seeds(evaluations, baseline).items():
         if len(by_seed) > 1:
             listed = ", ".join("undefined" if math.isnan(one) else f"{100 * one:.1f} %" for one in by_seed)
@@ -246,20 +235,6 @@ def _statements(
     several = evaluations["setting"].nunique() > 1
     statements = [f"{setting}: {text}" if several else text for setting, text in told]
     return [*(one.sentence for one in outcomes), *statements] if summed_up else statements
-
-
-def _values(found: _Found, measures: Sequence[Measure], baseline: str) -> Iterator[tuple[str, str]]:
-    """Yield setting and sentence of each objective that has some of the measures."""
-    for (setting, objective), rows in found.items():
-        values = [
-            f"{measure.phrase}{at_progress(one.progress)} {one.baseline:.2f} under {baseline}, {one.other:.2f} under "
-            f"{objective}"
-            for measure in measures
-            if (one := rows.get(measure.label))
-        ]
-        if values:
-            text = "; ".join(values)
-            yield setting, f"{text[0].upper()}{text[1:]}."
 
 
 def _floor_statement(objective: str, floor: Floor) -> str:

@@ -42,6 +42,19 @@ _KEYS = ["setting", "objective"]
 # Columns: header, column of the data frame, format.
 _WHO = (("Model", "setting", ""), ("Objective", "objective", ""))
 _SEEDS = ("Seeds", "Seeds", "")
+# Scores of other tasks: name -> title, units, header -> measure.
+_SCORED: dict[str, tuple[str, str, dict[str, Measure]]] = {
+    "perplexity": ("Perplexity", "Blocks", {PERPLEXITY.label: PERPLEXITY}),
+    "other_perplexity": ("Perplexity on other text", "Blocks", {OTHER_PERPLEXITY.label: OTHER_PERPLEXITY}),
+    "summarization": ("Summarization", "Articles", {one.label.split()[1]: one for one in SUMMARY_MEASURES}),
+    "qa": ("Question answering", "Questions", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
+}
+_SCORED_NOTES = {
+    "perplexity": "Token-level perplexity on unseen text, over all predictions.",
+    "other_perplexity": "The same on a second text (task tfidf_other_ppl).",
+    "summarization": "CNN/DailyMail; means of F-measures in percent.",
+    "qa": "SQuAD v1.1, the best over each question's gold answers.",
+}
 _PAPERS_TABLES = ("memorization", "perplexity", "summarization", "qa")  # 1 to 4
 
 
@@ -60,45 +73,24 @@ def comparison_tables(
             inference, where it is detectable.
     """
     probed = list(having_at_last(evaluations, LMS))
+    rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
+    tables = [_memorization(results, probed, rows, footnotes)] if probed else []
     scored = [
         ({"Model": setting, "Objective": objective}, list(having.index))
         for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL)
     ]
-    rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
-    tables = [_memorization(results, probed, rows, footnotes)] if probed else []
     likelihoods, detectable = membership_table(results.scores, scored, footnotes)
     tables.append(likelihoods)
-    for name, title, measures, units, note in (
-        (
-            *("perplexity", "Perplexity", {PERPLEXITY.label: PERPLEXITY}, "Blocks"),
-            "Token-level perplexity on unseen text, over all predictions.",
-        ),
-        (
-            *("other_perplexity", "Perplexity on other text", {OTHER_PERPLEXITY.label: OTHER_PERPLEXITY}, "Blocks"),
-            "The same on a second text (task tfidf_other_ppl).",
-        ),
-        (
-            *(
-                "summarization",
-                "Summarization",
-                {one.label.removeprefix("Summary "): one for one in SUMMARY_MEASURES},
-                "Articles",
-            ),
-            "CNN/DailyMail; means of F-measures in percent.",
-        ),
-        (
-            *("qa", "Question answering", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
-            *("Questions", "SQuAD v1.1, the best over each question's gold answers."),
-        ),
-    ):
-        tables.append(_scores(results, evaluations, footnotes, name, title, measures, units, note))
-    tables.append(_reductions(reductions, baseline, footnotes))
-    tables.append(_equal_perplexity(at_equal_perplexity, baseline))
+    tables += [_scores(results, evaluations, footnotes, name, *of_task) for name, of_task in _SCORED.items()]
+    tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(at_equal_perplexity, baseline)]
     if probed:
         tables.append(_spread(results, probed, _averaged(probed, rows)))
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
-        tables.append(_by_prefix_length(rows))
+        frame = _recited(rows[rows["prefix"].notna()], "prefix")
+        frame["prefix"] = frame["prefix"].map(prompt_length)
+        columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *_near_verbatim(frame))
+        tables.append(tabulate("by_prefix_length", "Memorization by prefix length", frame, columns))
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
     return [table for table in tables if len(table.frame)], detectable
@@ -119,18 +111,14 @@ def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
 
 def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footnotes: Footnotes) -> Table:
     single = rows[rows["unit"] != ""]
-    lengths = [*map(prompt_length, sorted(set(single["prefix"].dropna())))]
-    injections = single.loc[(single["metric"] == "num_injections") & (single["kind"] == "target"), "value"].astype(int)
-    times = " or ".join(map(str, sorted(set(injections) - {0})))
+    caveats = _checkpoint_note(probed)
     approximate, lost = [], []
     for setting, objective, own in probed:
         made = [results.checkpoints[at] for at in own.index]
-        if any(one.text_prompts for one in made):
-            approximate.append(f"{setting}, {objective}")
+        approximate += [f"{setting}, {objective}"] if any(one.text_prompts for one in made) else []
         if num_lost := sum(one.lost_prompts for one in made):
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
             lost.append(f"{num_lost} of {asked} of {setting}, {objective}")
-    caveats = _checkpoint_note(probed)
     if approximate:
         caveats.append(f"{'; '.join(approximate)}: {TEXT_PROMPTS}")
     if lost:
@@ -138,27 +126,26 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
             "training; `tfidf-tune eval` is exact."
         )
+    lengths = [str(prompt_length(length)) for length in sorted(set(single["prefix"].dropna()))]
     asked_by = ""
     if lengths:  # condensed records have averages over them
-        of_tokens = "of their own lengths" if lengths == ["own"] else f"of {joined(map(str, lengths))} tokens"
-        asked_by = f" (prompts {of_tokens})"
-    explanation = (
+        asked_by = f" (prompts of {'their own lengths' if lengths == ['own'] else f'{joined(lengths)} tokens'})"
+    frame = _recited(rows)
+    near = _near_verbatim(frame)
+    notes = [
         f"Means and maxima over {_averaged(probed, rows)}{asked_by}. Prefix match and LMS are in tokens; Verbatim is "
         "the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS of "
         f"passages that were never injected: the floor.{footnotes.mark(*caveats)}"
-    )
-    frame = _recited(rows)
-    near = _near_verbatim(frame)
-    notes = [explanation]
-    if near:
-        notes.append(NEAR_EXPLAINED)
-    if times:
-        notes.append(f"Each target occurs {times} times in the training text.")
-    passages = single[single["kind"] == "target"].groupby("order")["unit"].nunique()
+    ]
+    notes += [NEAR_EXPLAINED] if near else []
+    targets = single[single["kind"] == "target"]
+    times = sorted(set(targets.loc[targets["metric"] == "num_injections", "value"].astype(int)) - {0})
+    notes += [f"Each target occurs {' or '.join(map(str, times))} times in the training text."] if times else []
+    passages = targets.groupby("order")["unit"].nunique()
     frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
     frame["Seeds"] = [len(own) for *_, own in probed]
     columns = (*_WHO, *RECITED, CONTROLS, *near, ("Passages", "Passages", ""), _SEEDS)
-    # Among rows of several checkpoints or prefix lengths, as below, the best would always be the first checkpoint.
+    # Among rows of several checkpoints or prefix lengths, the best would always be the first checkpoint.
     better: dict[str, Any] = {header: "lower" for header, *_ in (*RECITED, NEAR_VERBATIM[1])}
     better[NEAR_VERBATIM[0][0]] = "higher"  # the distance
     return tabulate("memorization", "Memorization", frame, columns, notes, better)
@@ -179,13 +166,6 @@ def _averaged(probed: _Groups, rows: "pd.DataFrame") -> str:
     return joined(names)
 
 
-def _by_prefix_length(rows: "pd.DataFrame") -> Table:
-    frame = _recited(rows[rows["prefix"].notna()], "prefix")
-    columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *_near_verbatim(frame))
-    frame["prefix"] = frame["prefix"].map(prompt_length)
-    return tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
-
-
 def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     measures = [measure for measure in COMPARED if measure.kind != "target"]
     frame = _recited(_rows_of(results, evaluations), "progress")
@@ -202,25 +182,22 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
 def _spread(results: Results, probed: _Groups, averaged: str) -> Table:
     import pandas as pd
 
-    lms = results.scores[(results.scores["metric"] == "lms") & (results.scores["kind"] == "target")]
-    lms = lms[lms["unit"] != ""]
+    scores = results.scores
+    lms = scores[(scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["unit"] != "")]
     rows: list[tuple[Any, ...]] = []
     for setting, objective, having in probed:
         own = lms[lms["checkpoint"].isin(having.index)]
         totals = unit_totals(having, LMS)
-        low, high = (math.nan, math.nan) if totals is None else bootstrap_interval(LMS.value, *totals)[:2]
+        ends = (math.nan, math.nan) if totals is None else bootstrap_interval(LMS.value, *totals)[:2]
         seeds = [value_of(having.loc[[at]], LMS) for at in having.index]
         values = own["value"] if (own["count"] == 1).all() else own["value"].iloc[:0]  # means have no quantiles
         quantiles = values.quantile(0.5), values.quantile(0.9), values.max()
-        ends = value_of(having, LMS), low, high
-        rows.append((setting, objective, *ends, *quantiles, min(seeds), max(seeds), len(seeds)))
+        rows.append((setting, objective, value_of(having, LMS), *ends, *quantiles, min(seeds), max(seeds), len(seeds)))
     formats = {**dict.fromkeys((LMS.label, "From", "To"), ".2f"), "Median": ".1f", "90th percentile": ".1f", "Max": ""}
     formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
-    notes = [
-        "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over "
-        f"{averaged}."
-    ]
+    note = "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over "
+    notes = [f"{note}{averaged}."]
     if (frame["Seeds"] > 1).any():
         notes.append("Lowest and highest seed: the average LMS of a single run.")
     else:
@@ -234,9 +211,8 @@ def _scores(
     footnotes: Footnotes,
     name: str,
     title: str,
-    measures: Mapping[str, Measure],
     units: str,
-    note: str,
+    measures: Mapping[str, Measure],
 ) -> Table:
     import pandas as pd
 
@@ -244,9 +220,8 @@ def _scores(
     groups = list(having_at_last(evaluations, first))
     rows, caveats = [], _checkpoint_note(groups)
     for setting, objective, having in groups:
-        _, counts = having[first.label].iloc[0]
         values = (value_of(having, measure) for measure in measures.values())
-        rows.append((setting, objective, *values, len(counts), len(having)))
+        rows.append((setting, objective, *values, len(having[first.label].iloc[0][1]), len(having)))
         made = [results.checkpoints[at] for at in having.index]
         scores = results.scores[results.scores["checkpoint"].isin(having.index)]
         if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
@@ -255,13 +230,11 @@ def _scores(
         summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
         if first.kind == "article" and (missing := int(summaries.isna().sum())):
             reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
-            caveats.append(
-                f"{setting}, {objective}: BERTScore-F1 is missing for {missing} of {len(summaries)} summaries: "
-                f"{reasons}."
-            )
+            of_all = f"BERTScore-F1 is missing for {missing} of {len(summaries)} summaries"
+            caveats.append(f"{setting}, {objective}: {of_all}: {reasons}.")
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
     better: dict[str, Any] = dict.fromkeys(measures, "lower" if first.exponential else "higher")
-    notes = [f"{note}{footnotes.mark(*caveats)}"] if rows else []
+    notes = [f"{_SCORED_NOTES[name]}{footnotes.mark(*caveats)}"] if rows else []
     return Table(name, title, frame, notes, dict.fromkeys(measures, ".2f"), better)
 
 
@@ -318,27 +291,22 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
 
 
 def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
-    """Show the paper's values next to those of runs of the same model, objective and measure.
-
-    Args:
-        tables (Sequence[Table]): of :func:`comparison_tables`.
-        models (Mapping[str, str]): setting, as in the tables -> model.
+    """Show the paper's values next to those of runs of the same model (setting -> model), objective and measure.
 
     Raises:
         ValueError: If the paper has no value of any of the runs.
     """
     import pandas as pd
 
-    measured = [
-        table.frame.melt(["Model", "Objective"], var_name="measure", value_name="run").assign(table=number)
-        for number, name in enumerate(_PAPERS_TABLES, start=1)
-        for table in tables
-        if table.name == name
-    ]
-    paper, keys = paper_results(), ["table", "model", "objective", "measure"]
-    runs = pd.concat([pd.DataFrame(columns=["Model", "Objective", "measure", "run", "table"]), *measured])
+    paper, who = paper_results(), ["Model", "Objective"]
+    measured = [pd.DataFrame(columns=[*who, "measure", "run", "table"])]
+    for table in tables:
+        if table.name in _PAPERS_TABLES:
+            own = table.frame.melt(who, var_name="measure", value_name="run")
+            measured.append(own.assign(table=1 + _PAPERS_TABLES.index(table.name)))
+    runs = pd.concat(measured)
     runs = runs.assign(model=runs["Model"].map(models), objective=runs["Objective"], run=runs["run"].astype(float))
-    frame = runs.merge(paper, on=keys).dropna(subset="run")
+    frame = runs.merge(paper, on=["table", "model", "objective", "measure"]).dropna(subset="run")
     if frame.empty:
         raise ValueError(
             f"the paper has no values for these runs ({joined(models.values())}): its models are "

@@ -79,33 +79,20 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its caption.
-
-    Args:
-        name (str): as a table's.
-        title (str): one line; also the text alternative of the drawing.
-        figure (matplotlib.figure.Figure): the drawing, made without pyplot.
-        caption (str): what is drawn, in sentences.
-    """
+    """A drawing, made without pyplot, with its caption in sentences; the name is as a table's."""
 
     name: str
-    title: str
+    title: str  # one line; also the text alternative of the drawing
     figure: "matplotlib.figure.Figure"
     caption: str
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What one model generated.
-
-    Args:
-        label (str): the objective or model.
-        scores (str): for example "LMS 128, ROUGE-L 100.0".
-        pieces (tuple[tuple[str, bool], ...]): consecutive texts, and whether each is the recited span.
-    """
+    """What one model generated: consecutive pieces of text, and whether each is the recited span."""
 
     label: str
-    scores: str
+    scores: str  # "LMS 128, ROUGE-L 100.0"
     pieces: tuple[tuple[str, bool], ...]
 
 

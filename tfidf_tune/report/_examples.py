@@ -16,7 +16,7 @@ _EXCERPT = 160
 _LONGEST_WORD = 20  # text with longer words on average is compared by character
 
 
-def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[str, bool], ...]:
+def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
     """Cut a continuation at its longest memorized substring: non-empty texts, and whether each is recited.
 
     The substring is found among the token ids. If they cannot be decoded to the sample's text (no tokenizer, or
@@ -33,8 +33,7 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> tuple[tuple[st
         words = re.findall(r"\s*\S+", text)
         start, size = _longest_common([word.strip() for word in words], sample.reference_text.split())
         first, last = (len("".join(words[:end])) for end in (start, start + size))
-    pieces = ((text[:first], False), (text[first:last], True), (text[last:], False))
-    return tuple(piece for piece in pieces if piece[0])
+    return _pieces([text[:first], text[first:last], text[last:]], [(1, 2)])
 
 
 def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
@@ -103,11 +102,6 @@ def checkpoint_decoder(checkpoint: str) -> Decode | None:
     return None
 
 
-def continuation_of(label: str, sample: ProbeSample, decode: Decode | None) -> Continuation:
-    """Show a sample with its scores."""
-    return Continuation(label, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", recited_pieces(sample, decode))
-
-
 def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> list[Example]:
     """Show the target that the first objective, the baseline, recites most, and a median one, from the shortest prompt.
 
@@ -123,9 +117,14 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
         wanted, prompt = by_lms[index]
         length, offset = wanted.prefix_length, wanted.offset
         tokens = f"tokens {offset + 1} to {offset + length}" if offset else f"first {length} tokens"
-        tokens = tokens if length else "own prompt"
+        if not length:
+            tokens = "own prompt"
         continuations = tuple(
-            continuation_of(objective, sample, decoders[objective])
+            Continuation(
+                objective,
+                f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}",
+                recited_pieces(sample, decoders[objective]),
+            )
             for objective, checkpoint in checkpoints.items()
             for sample, _ in checkpoint.samples
             if (sample.passage_id, sample.offset, sample.prefix_length) == (wanted.passage_id, offset, length)

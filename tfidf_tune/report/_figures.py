@@ -44,16 +44,9 @@ _LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold
 
 
 class Course(NamedTuple):
-    """How an objective moved through its checkpoints, and the intervals of the last one.
+    """How an objective moved through its checkpoints, and the intervals of the last one; NaN where there is none."""
 
-    Args:
-        points (list[tuple[float, float]]): perplexity and average LMS of each checkpoint.
-        perplexity (tuple[float, float]): ends of its interval; NaN if there is none.
-        lms (tuple[float, float]): ends of its interval; NaN if there is none.
-        controls (float): average LMS of the controls; NaN if there are none.
-    """
-
-    points: list[tuple[float, float]]
+    points: list[tuple[float, float]]  # perplexity and average LMS of each checkpoint
     perplexity: tuple[float, float]
     lms: tuple[float, float]
     controls: float
@@ -160,9 +153,6 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
     """Draw average LMS against perplexity: a point for each objective, thin lines to it, and a band for the controls.
 
     Up to four objectives with short names are named next to their points; others have the numbers of the legend.
-
-    Args:
-        settings (Mapping[str, Mapping[str, Course]]): setting -> objective -> its course, with at least one point.
     """
     styles = _styles(settings.values())
     numbers = {objective: str(number) for number, objective in enumerate(styles, start=1)}

@@ -62,10 +62,10 @@ _VERDICTS_EXPLAINED = (
     "p (Holm), corrected for all comparisons of LMS and perplexity of the model in this table, is below 0.05; unclear: "
     "neither, which does not show the two to be equal."
 )
-_LINES = "A line for each objective from its lowest learning rate to its highest, the markers growing with it. "
 _CAPTION = (
-    "Large, numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with "
-    "95 % intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
+    "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
+    "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with 95 % "
+    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
     "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
     "operating point lie outside."
 )
@@ -90,7 +90,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     differences = differences.sort_values("verdict", key=lambda said: said.map(VERDICTS.index), kind="stable")
     outcomes: dict[str, list[Outcome]] = {reference: [] for reference in found.references}
     for one in differences.itertuples():
-        outcomes[one.reference].append(_outcome(one, found, one.model if several else "", notes))
+        outcomes[one.reference].append(_outcome(one, found, notes, several=several))
     with_baseline, *others = outcomes.values()
     if len(found.differences) > 1:
         with_baseline = [replace(one, marks=one.marks + notes.mark(SEVERAL_COMPARISONS)) for one in with_baseline]
@@ -98,25 +98,15 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     figures = []
     for number, model in enumerate(models, start=1):
         points = found.points[found.points["model"] == model]
-        texts = (*_front(points), *_doubts(points, notes))
-        statements += [f"{model}: {text}" if several else text for text in texts]
+        statements += [f"{model}: {text}" if several else text for text in _findings(points, notes)]
         if points["operating"].any():
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
             title = f"LMS against held-out perplexity{of_model}"
-            caption = f"{_LINES if points.groupby('objective').size().max() > 1 else ''}{_CAPTION}"
-            figures.append(Figure(name, title, frontier_drawing(model, points), caption))
+            figures.append(Figure(name, title, frontier_drawing(model, points), _CAPTION))
     have = {str(name): own.tolist() for name, own in found.points.groupby("model", sort=False)["objective"]}
     operating = _operating_points(found, notes)
     likelihoods, detectable = _likelihoods(results, found, notes)
-    with_baseline = [
-        replace(
-            one,
-            detectable={
-                name: auc for (model, name), auc in detectable.items() if model == (one.setting or next(iter(models)))
-            },
-        )
-        for one in with_baseline
-    ]
+    with_baseline = [replace(one, detectable=detectable) for one in with_baseline]
     tables = (operating, likelihoods, *_differences(found, notes), _points(found, notes))
     first_line = verdict(with_baseline, have, found.references[0]) if with_baseline else _nothing_compared(found, notes)
     return Report(
@@ -136,7 +126,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     )
 
 
-def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outcome:
+def _outcome(one: Any, found: Frontiers, notes: Footnotes, *, several: bool) -> Outcome:
     """Describe a difference at the operating points."""
     operating = found.points[found.points["operating"] & (found.points["model"] == one.model)].set_index("objective")
     floors = {name: _below_floor(operating.loc[name]) for name in (one.objective, one.reference)}
@@ -150,6 +140,7 @@ def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outc
         ends = one.perplexity_low, one.perplexity_high
         cost = _change(one.perplexity, *ends, one.perplexity_p, " %", one.num_pairs)
     return Outcome(
+        one.model,
         one.objective,
         one.reference,
         recited,
@@ -157,7 +148,7 @@ def _outcome(one: Any, found: Frontiers, setting: str, notes: Footnotes) -> Outc
         kind=one.verdict,
         floors=reached,
         unknown_floor="no controls" if math.isnan(operating.loc[one.objective, "control_lms"]) else "",
-        setting=setting,
+        several=several,
         marks=notes.mark(_INTERVALS, *([_BOUND] if reached else [])),
     )
 
@@ -175,19 +166,17 @@ def _change(percent: float, low: float, high: float, p_value: float, suffix: str
 
 def _below_floor(point: Any) -> tuple[float, float] | None:
     """Return the interval of targets minus controls unless it lies above 0."""
-    return (point["excess_low"], point["excess_high"]) if point["excess_low"] <= 0 else None
+    return (point.excess_low, point.excess_high) if point.excess_low <= 0 else None
 
 
 def _nothing_compared(found: Frontiers, notes: Footnotes) -> str:
     """Say what each operating point recites, where there is nothing to compare it with."""
-    operating = [one for _, one in found.points[found.points["operating"]].iterrows()]
     told = []
-    for one in operating:
+    for one in found.points[found.points["operating"]].itertuples():
         floor = _below_floor(one)
-        clause = f"; what it recites {floor_text(*floor)}{notes.mark(_BOUND)}" if floor else ""
         told.append(
-            f"{one['model']}, {one['objective']} recites {one['lms']:.2f} tokens on average at a perplexity of "
-            f"{one['perplexity']:.2f}{clause}"
+            f"{one.model}, {one.objective} recites {one.lms:.2f} tokens on average at a perplexity of "
+            f"{one.perplexity:.2f}{f'; what it recites {floor_text(*floor)}{notes.mark(_BOUND)}' if floor else ''}"
         )
     return f"Nothing is compared{': ' if told else ''}{'. '.join(told)}."
 
@@ -208,43 +197,28 @@ def _lead(results: Results) -> str:
     )
 
 
-def _front(points: "pd.DataFrame") -> list[str]:
-    on_front = points[points["operating"] & points["on_front"].astype(bool)].sort_values(
-        ["log_perplexity", "objective"]
-    )
-    if points["objective"].nunique() < 2 or on_front.empty:
-        return []
-    several = ", by ascending perplexity, are the operating points"
-    return [
-        f"On the Pareto front of all points{several if len(on_front) > 1 else ' is the operating point'} of "
-        f"{joined(on_front['objective'].tolist())}: no other point improves one without worsening the other."
-    ]
-
-
-def _doubts(points: "pd.DataFrame", notes: Footnotes) -> list[str]:
-    """Say where an operating point is an end of the range, seeds differ, or all runs diverged."""
-    operating = points[points["operating"]]
-    statements = [
-        f"The operating point of {joined(objectives)} is at the {end} learning rate that was tried."
-        f"{notes.mark(_BEYOND)}"
-        for end in ("lowest", "highest")
-        if (objectives := operating.loc[operating["range_end"] == end, "objective"].tolist())
-    ]
-    seeds = (
-        points[points["finite"]].groupby("objective")["seeds"].agg(lambda of_rates: len(set(map(frozenset, of_rates))))
-    )
-    unequal = operating[operating["objective"].map(seeds) > 1]
-    for has_common, how in ((True, "those that all have"), (False, "each one's own, since none is common to all")):
-        if objectives := unequal.loc[unequal["common"].map(bool) == has_common, "objective"].tolist():
-            statements.append(
-                f"Not every learning rate of {joined(objectives)} has the same seeds: the operating point is chosen by "
-                f"{how}."
-            )
-    if objectives := [name for name in points["objective"].unique() if name not in set(operating["objective"])]:
-        statements.append(
-            f"At every learning rate a run of {joined(objectives)} diverged, so that there is no operating point."
+def _findings(points: "pd.DataFrame", notes: Footnotes) -> list[str]:
+    """Name the front, and say where an operating point is an end of the range, seeds differ, or all runs diverged."""
+    operating, told = points[points["operating"]], []
+    on_front = operating[operating["on_front"].astype(bool)].sort_values(["log_perplexity", "objective"])["objective"]
+    if points["objective"].nunique() > 1 and len(on_front):
+        told.append(
+            f"On the Pareto front of all points, by ascending perplexity: {joined(on_front)}, each at its operating "
+            "point. No other point improves one without worsening the other."
         )
-    return statements
+    for end in ("lowest", "highest"):
+        if names := operating.loc[operating["range_end"] == end, "objective"].tolist():
+            text = f"The operating point of {joined(names)} is at the {end} learning rate that was tried."
+            told.append(f"{text}{notes.mark(_BEYOND)}")
+    seeds = points["seeds"].map(frozenset)[points["finite"]].groupby(points["objective"]).nunique()
+    if unequal := operating.loc[operating["objective"].map(seeds) > 1, "objective"].tolist():
+        told.append(
+            f"Not every learning rate of {joined(unequal)} has the same seeds: the operating point is chosen by those "
+            "that all have, or by each one's own if none is common to all."
+        )
+    if diverged := sorted(set(points["objective"]) - set(operating["objective"])):
+        told.append(f"At every learning rate a run of {joined(diverged)} diverged: there is no operating point.")
+    return told
 
 
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:

@@ -44,18 +44,16 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
     )
     num_main = min(1, len(report.statements))  # the first figure is next to the findings
     links = [(f"figure-{figure.name}", figure.title) for figure in report.figures]
-    parts: dict[str, Sequence[tuple[str, str]]] = {
-        "figures": links[num_main:],
-        "tables": [(f"table-{table.name}", table.title) for table in report.tables],
-        "examples": [(f"example-{number}", one.title) for number, one in enumerate(report.examples, 1)],
-    }
-    filled = {
-        "findings": report.statements,
-        **({section: True} if section else {}),
-        **parts,
-        **{one.name: one.paragraphs for one in report.sections},
-        "footnotes": report.footnotes,
-        "provenance": report.provenance,
+    # Parts of the page in their order, with what they hold, and the entries of the table of contents below them.
+    entries = {
+        "findings": (report.statements, links[:num_main]),
+        **({section: (True, ())} if section else {}),
+        "figures": (links[num_main:], links[num_main:]),
+        "tables": (report.tables, [(f"table-{table.name}", table.title) for table in report.tables]),
+        "examples": (report.examples, [(f"example-{at}", one.title) for at, one in enumerate(report.examples, 1)]),
+        **{one.name: (one.paragraphs, ()) for one in report.sections},
+        "footnotes": (report.footnotes, ()),
+        "provenance": (report.provenance, ()),
     }
     return _TEMPLATES.get_template("page.html").render(
         context,
@@ -63,9 +61,7 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         section=section,
         main_figures=report.figures[:num_main],
         figures=report.figures[num_main:],
-        contents={
-            name: {**parts, "findings": links[:num_main]}.get(name, ()) for name, content in filled.items() if content
-        },
+        contents={name: below for name, (content, below) in entries.items() if content},
         policy=policy,
         scripts=scripts,
     )

@@ -52,7 +52,8 @@ def _laid_out(report: Report, escape: _Escape) -> str:
         for one in report.sections
     ]
     if report.footnotes:
-        parts.append("## Footnotes\n\n" + _numbered(report.footnotes, escape))
+        starts = [(f"{number}. ", escape(text)) for number, text in enumerate(report.footnotes, 1)]
+        parts.append("## Footnotes\n\n" + "\n".join(_wrapped(text, at, " " * len(at)) for at, text in starts))
     if report.provenance:
         rows = [("What", "Value"), *((escape(name), escape(value)) for name, value in report.provenance.items())]
         parts.append("## Provenance\n\n" + _aligned(rows, "<<"))
@@ -74,11 +75,6 @@ def _table(table: Table, escape: _Escape) -> str:
 
 def _list(sentences: Iterable[str], escape: _Escape) -> str:
     return "\n".join(_wrapped(escape(sentence), "- ", "  ") for sentence in sentences)
-
-
-def _numbered(sentences: Iterable[str], escape: _Escape) -> str:
-    starts = ((f"{number}. ", escape(text)) for number, text in enumerate(sentences, 1))
-    return "\n".join(_wrapped(text, start, " " * len(start)) for start, text in starts)
 
 
 def _wrapped(text: str, first_indent: str = "", indent: str = "") -> str:

@@ -14,7 +14,7 @@ from tfidf_tune.analysis import (
     membership_scores,
 )
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
-from tfidf_tune.report._document import Table, tabulate
+from tfidf_tune.report._document import Table
 from tfidf_tune.report._wording import FEW_UNITS, Footnotes, joined, span
 
 if TYPE_CHECKING:
@@ -22,30 +22,21 @@ if TYPE_CHECKING:
 
 _SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
 _NUM_SAMPLES = 1000
-_COLUMNS = (
-    *(("NLL of targets", "nll", ".2f"), ("NLL of controls", "control_nll", ".2f")),
-    *(("Gap", "gap", ".2f"), ("Gap from", "gap_low", ".2f"), ("Gap to", "gap_high", ".2f")),
-    *(
-        (" ".join(["AUC", *attack, *end]), "_".join([*attack, "auc", *end]), ".2f")
-        for attack in ([], ["zlib"], ["Min-K%"], ["Min-K%++"], ["Loss against start"])
-        for end in ([], ["from"], ["to"])
-    ),
-    *(("TPR at 1 % FPR (%)", "tpr", ".1f"), ("TPR from", "tpr_low", ".1f"), ("TPR to", "tpr_high", ".1f")),
-    ("Exposure (bits)", "exposure", ".2f"),
-    (f"Extracted by {_NUM_SAMPLES:,} samples (%)", "extracted", ".1f"),
+_ENDS = ("", " from", " to")
+_ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start")
+_EXTRACTED = f"Extracted by {_NUM_SAMPLES:,} samples (%)"
+_IN_PERCENT = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
+_HEADERS = (
+    *("NLL of targets", "NLL of controls", "Gap", "Gap from", "Gap to"),
+    *(f"AUC{'' if attack == 'Loss' else f' {attack}'}{end}" for attack in _ATTACKS for end in _ENDS),
+    *(*_IN_PERCENT, "Exposure (bits)", _EXTRACTED),
 )
 
 
 def membership_table(
     scores: "pd.DataFrame", groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
 ) -> tuple[Table, dict[tuple[str, ...], str]]:
-    """Make the table of groups of checkpoints, and name those whose membership is detectable.
-
-    Args:
-        scores (pandas.DataFrame): of :class:`~tfidf_tune.results.Results`.
-        groups (Sequence[tuple[Mapping[str, str], Sequence[int]]]): columns of the first cells, and checkpoints, one for
-            each seed, of the same passages.
-        footnotes (Footnotes): caveats are added.
+    """Make the table of groups of checkpoints, one for each seed, of the same passages, under their first cells.
 
     Returns:
         tuple[Table, dict[tuple[str, ...], str]]: the table, without groups that have no scores of targets and
@@ -65,9 +56,7 @@ def membership_table(
         if made.detectable:
             ends = span(*made.auc_interval[:2], decimals=2)
             detectable[tuple(labels.values())] = f"AUC {made.auc:.2f}, 95 % interval {ends}"
-    names = [*groups[0][0]] if groups else []
-    columns = (*((name, name, "") for name in names), *_COLUMNS)
-    frame = pd.DataFrame(rows, columns=[source for _, source, _ in columns])
+    frame = pd.DataFrame(rows, columns=[*(groups[0][0] if groups else ()), *_HEADERS])
     few = [FEW_UNITS] if fewest and MIN_UNITS <= min(fewest) < ENOUGH_UNITS else []
     intervals = (
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, targets and controls "
@@ -86,7 +75,8 @@ def membership_table(
         if detectable
         else "No interval of the AUC by the loss excludes 0.5.",
     ]
-    table = tabulate("membership", "Likelihood and membership", frame, columns, notes if rows else [])
+    formats = dict.fromkeys(_HEADERS, ".2f") | dict.fromkeys((*_IN_PERCENT, _EXTRACTED), ".1f")
+    table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
     return table.without_empty_columns(), detectable
 
 
@@ -102,26 +92,21 @@ def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> tuple[dict[str, 
     )
     attacks, others = membership_scores(targets), membership_scores(controls)
     found = {name: membership(scores, others[name]) for name, scores in attacks.items() if name in others}
-    made = found.pop("Loss")
-    continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]
-    extracted = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None
-    aucs = {
-        f"{name}{end}": value
-        for name, of in (("", made), *((f"{name}_", of) for name, of in found.items()))
-        for end, value in zip(("auc", "auc_from", "auc_to"), (of.auc, *of.auc_interval), strict=False)
-    }
-    nll, control_nll = float(targets["nll"].mean()), float(controls["nll"].mean())
+    by_loss, nlls = found["Loss"], [float(values["nll"].mean()) for values in (targets, controls)]
     exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
-    return {
-        **aucs,
-        "exposure": float(np.mean(exposed)),
-        "nll": nll,
-        "control_nll": control_nll,
-        "gap": control_nll - nll,
-        "extracted": extracted,
-        **dict(zip(("gap_low", "gap_high"), gap, strict=False)),
-        **dict(zip(("tpr", "tpr_low", "tpr_high"), (100 * x for x in (made.tpr, *made.tpr_interval)), strict=False)),
-    }, made
+    continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]
+    values = (
+        *(*nlls, nlls[1] - nlls[0], *gap[:2]),
+        *(
+            value
+            for one in map(found.get, _ATTACKS)
+            for value in ((one.auc, *one.auc_interval[:2]) if one else (None,) * 3)
+        ),
+        *(100 * value for value in (by_loss.tpr, *by_loss.tpr_interval[:2])),
+        float(np.mean(exposed)),
+        100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None,
+    )
+    return dict(zip(_HEADERS, values, strict=True)), by_loss
 
 
 def _by_passage(rows: "pd.DataFrame", kind: str) -> dict[str, Any]:

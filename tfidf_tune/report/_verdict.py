@@ -19,17 +19,11 @@ _AT_EQUAL = {
 
 
 class Change(NamedTuple):
-    """A relative change.
+    """A relative change."""
 
-    Attributes:
-        percent (float): of the reference's value, finite.
-        direction (int | None): -1 if its interval lies below 0, 1 above, 0 if it includes 0; None without a verdict.
-        evidence (str): the interval in words, or why there is no verdict.
-    """
-
-    percent: float
-    direction: int | None
-    evidence: str
+    percent: float  # of the reference's value, finite
+    direction: int | None  # -1 if its interval lies below 0, 1 above, 0 if it includes 0; None without a verdict
+    evidence: str  # the interval in words, or why there is no verdict
 
     def told(self, lower: str, higher: str, unclear: str) -> str:
         """Fill the size into the text for its direction, or into ``unclear``, and add the evidence."""
@@ -42,38 +36,23 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """An objective against the baseline, both at one checkpoint.
+    """An objective against the baseline, both at one checkpoint."""
 
-    Args:
-        objective (str): the objective.
-        baseline (str): the baseline.
-        recited (Change | str): of the average LMS; or a clause that says why it is not compared.
-        cost (Change | str): of the utility; or a clause that says why it is unknown; empty if it is of no interest.
-        kind (str): how it came out, for a summary: "recites less, perplexity higher".
-        utility (str): the measure of the cost. Default: "perplexity".
-        floors (Mapping[str, tuple[float, float]]): of the objective and the baseline those that do not recite more than
-            the floor, with the interval of targets minus controls in tokens. Default: none.
-        unknown_floor (str): why the floor is unknown, if it is. Default: it is known.
-        at_equal (int): -1 if less is recited than the baseline did at equal perplexity, 1 if more. Default: 0, neither
-            is known.
-        setting (str): model and learning rate, where the report has several. Default: none.
-        marks (str): of footnotes. Default: none.
-        detectable (Mapping[str, str]): objective -> AUC of membership inference, of those whose passages are detected:
-            "AUC 0.98, 95 % interval 0.96 to 0.99". Those of ``floors`` are named. Default: none.
-    """
-
+    setting: str  # model and, in a comparison, learning rate
     objective: str
     baseline: str
-    recited: Change | str
-    cost: Change | str
-    kind: str
+    recited: Change | str  # of the average LMS; or a clause that says why it is not compared
+    cost: Change | str = ""  # of the utility; or a clause that says why it is unknown; empty if it is of no interest
+    kind: str = "without a verdict"  # how it came out, for a summary: "recites less, perplexity higher"
     utility: str = "perplexity"
+    # Of both objectives those that do not recite more than the floor: interval of targets minus controls in tokens.
     floors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    unknown_floor: str = ""
-    at_equal: int = 0
-    setting: str = ""
-    marks: str = ""
-    detectable: Mapping[str, str] = field(default_factory=dict)
+    unknown_floor: str = ""  # why the floor is unknown, if it is
+    at_equal: int = 0  # -1 if less is recited than the baseline did at equal perplexity, 1 if more
+    several: bool = False  # whether the report has several settings, so that this one is named
+    marks: str = ""  # of footnotes
+    # Setting and objective -> AUC of membership inference, of those whose passages are detected.
+    detectable: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -99,7 +78,7 @@ class Outcome:
             text += f"; {self.cost}"
         unknown = [f"the floor is unknown ({self.unknown_floor})"] if self.unknown_floor else []
         text = "; ".join([text, *floors, *unknown, *_detectable(self.detected)])
-        return f"{f'{self.setting}: ' if self.setting else ''}{text[0].upper()}{text[1:]}.{self.marks}"
+        return f"{f'{self.setting}: ' if self.several else ''}{text[0].upper()}{text[1:]}.{self.marks}"
 
     @property
     def brief(self) -> str:
@@ -112,11 +91,12 @@ class Outcome:
     @property
     def detected(self) -> dict[str, str]:
         """The objectives at the floor whose membership is detectable, with the AUC."""
-        return {name: self.detectable[name] for name in self.floors if name in self.detectable}
+        aucs = {name: self.detectable.get((self.setting, name), "") for name in self.floors}
+        return {name: auc for name, auc in aucs.items() if auc}
 
     def named(self, objective: str) -> str:
         """Name an objective where a report may have several settings."""
-        return f"{objective} of {self.setting}" if self.setting else objective
+        return f"{objective} of {self.setting}" if self.several else objective
 
 
 def floor_text(low: float, high: float) -> str:
@@ -132,13 +112,7 @@ def is_summed_up(outcomes: Sequence[Outcome]) -> bool:
 
 
 def verdict(outcomes: Sequence[Outcome], objectives: Mapping[str, Sequence[str]], baseline: str) -> str:
-    """Sum up comparisons with one baseline, and name the settings where nothing is compared.
-
-    Args:
-        outcomes (Sequence[Outcome]): the comparisons.
-        objectives (Mapping[str, Sequence[str]]): those of the runs of each setting.
-        baseline (str): the baseline.
-    """
+    """Sum up comparisons, and name the settings (with the objectives of their runs) where nothing is compared."""
     alone = {name: joined(own) for name, own in objectives.items() if baseline not in own or {*own} == {baseline}}
     if len(alone) == len(objectives):
         have = "; ".join(f"{name}: {own}" for name, own in alone.items())

@@ -35,6 +35,15 @@ def weights_report(
 ) -> Report:
     """Make the report of all tokens of a text, see :func:`~tfidf_tune.analysis._token_weights.weigh_blocks`."""
     labels = tokens[tokens["tf"] > 0]
+    num_steps, largest = int(tokens["step"].max()), int(tokens["documents"].max())
+    window = f"{largest} blocks; full from mini-batch {num_batches} of {num_steps} on"
+    if num_steps < num_batches:
+        filled = f"{num_steps} of {num_batches} mini-batches, {largest} blocks"
+        window = f"never full: {filled}; idf spreads further with more text"
+    statistics = (
+        f"over {tokens['block'].nunique()} blocks, {len(labels)} label tokens, each with the weight of its own step; "
+        "the first token of a block is never a label"
+    )
     bands = frequency_bands(labels)
     shares = ("% of tokens", *(f"% of weight, {each}" for each in WEIGHTS))
     columns = [("frequency rank", "frequency rank", ""), *((share, share, ".1f") for share in shares)]
@@ -43,7 +52,7 @@ def weights_report(
         "Token weights under TF-IDF",
         findings(form, bands),
         [tabulate("frequency_bands", title, bands, columns, [_BAND_NOTE])],
-        provenance={**provenance, **_method(tokens, len(labels), num_batches)},
+        provenance={**provenance, "window": window, "statistics": statistics},
     )
 
 
@@ -64,26 +73,16 @@ def findings(form: TermFrequency, bands: "pd.DataFrame") -> list[str]:
     return sentences
 
 
-def _method(tokens: "pd.DataFrame", num_labels: int, num_batches: int) -> dict[str, str]:
-    num_steps, largest = int(tokens["step"].max()), int(tokens["documents"].max())
-    window = f"{largest} blocks; full from mini-batch {num_batches} of {num_steps} on"
-    if num_steps < num_batches:
-        filled = f"{num_steps} of {num_batches} mini-batches, {largest} blocks"
-        window = f"never full: {filled}; idf spreads further with more text"
-    statistics = (
-        f"over {tokens['block'].nunique()} blocks, {num_labels} label tokens, each with the weight of its own step; "
-        "the first token of a block is never a label"
-    )
-    return {"window": window, "statistics": statistics}
-
-
 def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
     """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
+    shown = []
+    for tokens in blocks:
+        heading = "Block {block}, mini-batch {step}, {documents} blocks in the window".format_map(tokens[0])
+        classes = [{each: _class_of(level_of(token, each)) for each in WEIGHTS} for token in tokens]
+        shown.append((heading, [(one, _details(one), own) for one, own in zip(tokens, classes, strict=True)]))
     return {
         "section": "tokens",
-        "blocks": [
-            (_heading(tokens), [(token, _details(token), _classes(token)) for token in tokens]) for tokens in blocks
-        ],
+        "blocks": shown,
         "form": form,
         "forms": [*WEIGHTS],
         "readable": readable,
@@ -120,16 +119,6 @@ def _readable_character(character: str) -> str:
     if character not in _SIGNS and unicodedata.category(character)[0] in "CZ":
         return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
     return _SIGNS.get(character, character)
-
-
-def _heading(tokens: Sequence[ShownToken]) -> str:
-    """Name a block, its mini-batch and the size of its window."""
-    first = tokens[0]
-    return f"Block {first['block']}, mini-batch {first['step']}, {first['documents']} blocks in the window"
-
-
-def _classes(token: ShownToken) -> dict[str, str]:
-    return {form: _class_of(level_of(token, form)) for form in WEIGHTS}
 
 
 def _class_of(level: int | None) -> str:

@@ -111,15 +111,12 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         }
         for example in report.examples
     ]
-    return {
-        "title": report.title,
-        "verdict": report.verdict,
-        "lead": report.lead,
-        "statements": report.statements,
+    shown = {name: getattr(report, name) for name in ("title", "verdict", "lead", "statements")}
+    return shown | {
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
         "examples": examples,
-        "sections": [vars(section) for section in report.sections],
+        "sections": list(map(vars, report.sections)),
         "footnotes": report.footnotes,
         "provenance": report.provenance,
         "files": files,

@@ -6,20 +6,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Measure:
-    """A mean over observations, or e to the power of it.
+    """A mean over observations, or e to the power of it."""
 
-    Args:
-        metric (str): in the table of results: "lms".
-        kind (str): of the units: "target", "control", "block", "article", "question".
-        label (str): in tables: "Avg LMS".
-        phrase (str): in sentences: "average LMS".
-        exponential (bool): whether the measure is e to the power of the mean. Default: False.
-    """
-
-    metric: str
-    kind: Literal["target", "control", "block", "article", "question"]
-    label: str
-    phrase: str
+    metric: str  # in the table of results: "lms"
+    kind: Literal["target", "control", "block", "article", "question"]  # of the units
+    label: str  # in tables: "Avg LMS"
+    phrase: str  # in sentences: "average LMS"
     exponential: bool = False
 
     @property
