@@ -1,10 +1,10 @@
 """Models: builders that a config names, and their Hugging Face checkpoints."""
 
 from tfidf_tune.models._auto import FAMILIES, auto, lora_auto
-from tfidf_tune.models._bitsandbytes import dequantize_4bit, is_4bit, quantize_as_4bit, scales_of_4bit
-from tfidf_tune.models._blocks import NF4_MULTIPLE, LinearFactory, with_lora
+from tfidf_tune.models._blocks import LinearFactory, with_lora
 from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, has_own_code
 from tfidf_tune.models._family import ModelFamily, StateDict
+from tfidf_tune.models._nf4 import NF4_MULTIPLE, dequantize_4bit, is_4bit, quantize_as_4bit, scales_of_4bit
 
 __all__ = [
     "FAMILIES",

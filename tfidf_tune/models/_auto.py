@@ -10,8 +10,9 @@ from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from tfidf_tune.models._blocks import PLAIN, LinearFactory
-from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, linear_layers, quantize
+from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, linear_layers
 from tfidf_tune.models._family import ModelFamily
+from tfidf_tune.models._nf4 import quantize
 from tfidf_tune.models.gpt_neox import GPTNeoXFamily
 from tfidf_tune.models.gptj import GPTJFamily
 from tfidf_tune.models.llama import LlamaFamily
@@ -161,19 +162,15 @@ def _build_transformers(
         return hf, None, ""
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
-    # PEFT refuses the output projection of Mamba's mixers.
-    is_mamba = "mamba" in hf_config.model_type
-    layers = {
-        name: is_attention
-        for name, is_attention in linear_layers(hf).items()
-        if not (name.endswith("out_proj") and (is_mamba or "mamba" in name))
-    }
+    kinds, names = linear_layers(hf)
+    for name in [name for name in kinds if "mamba" in name + hf_config.model_type and name.endswith("out_proj")]:
+        del kinds[name]  # of mixers, which PEFT refuses
     try:
-        chosen = _chosen(layers, targets)
+        chosen = _chosen(kinds, targets)
     except ValueError as error:
         raise ValueError(f"lora_targets: {type(hf).__name__} has {error}") from error
     is_transposed = any(type(module) is Conv1D and name.endswith(tuple(chosen)) for name, module in hf.named_modules())
-    not_torchao = quantize(hf) if linear.quantize_base else ""
+    not_torchao = quantize(hf, names) if linear.quantize_base else ""
     hf.is_loaded_in_4bit = bool(not_torchao)  # PEFT then has layers for those of bitsandbytes
     config = LoraConfig(
         task_type="CAUSAL_LM",

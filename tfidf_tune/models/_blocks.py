@@ -20,8 +20,7 @@ from torchtune.modules.peft import LoRALinear
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-NF4_MULTIPLE = 64 * 256
-"""Weights of an NF4 block, times the blocks that share a scaler: torchao's defaults."""
+from tfidf_tune.models._nf4 import NF4_MULTIPLE
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchtune.modules import FrozenNF4Linear, TiedLinear
+from torchtune.modules import TiedLinear
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
-
-from tfidf_tune.models._bitsandbytes import nf4_linear
-from tfidf_tune.models._blocks import NF4_MULTIPLE
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -48,7 +45,6 @@ class HFCausalLM(nn.Module):
         hf (PreTrainedModel): the model, without its output layer if :attr:`output` is one.
         output (Any): the output layer, a ``TiedLinear`` where it shares the weights of the embedding. None if the model
             keeps it.
-        has_tied_head (bool): whether the output layer has the weight of the embedding.
         layer_names (tuple[str, ...]): names of the decoder layers.
         num_output_chunks (int): see torchtune's ``TransformerDecoder``; 0 for logits in one piece.
     """
@@ -72,7 +68,6 @@ class HFCausalLM(nn.Module):
             hf.set_submodule(self._head_name, nn.Identity())
         elif is_tied:
             hf.set_submodule(self._head_name, _TiedHead(hf.get_input_embeddings(), head.bias))
-        self.has_tied_head = is_tied
         once = {name for name, _ in hf.named_parameters()}
         if shared := [name for name, _ in hf.named_parameters(remove_duplicate=False) if name not in once]:
             raise ValueError(f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not supported")
@@ -132,12 +127,9 @@ class HFCausalLM(nn.Module):
         return mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)
 
     def check_causality(self) -> None:
-        """Refuse a model whose logits depend on later tokens.
+        """Raise a ValueError if logits depend on later tokens.
 
         The model has its weights and is in eval mode. Every process of a sharded model has to call.
-
-        Raises:
-            ValueError: If they do.
         """
         tokens = self._sample(10)
         changed = tokens.clone()
@@ -151,10 +143,7 @@ class HFCausalLM(nn.Module):
     def check_packing(self) -> None:
         """Find out how documents of packed rows are kept apart: by the positions in most models, in others by a mask.
 
-        The model has its weights and is in eval mode. Every process of a sharded model has to call.
-
-        Raises:
-            ValueError: If the model has no such way.
+        A ValueError is raised if neither does; otherwise as :meth:`check_causality`.
         """
         tokens = self._sample(10)
         behind_another = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)
@@ -197,26 +186,23 @@ class HFCausalLM(nn.Module):
             return f"{self._head_name}.{name.removeprefix(_HEAD)}"
         return name.removeprefix(_PREFIX).replace(".base_layer.", ".")
 
-    def peft_name(self, name: str) -> str:
-        """Return the name that an adapter's parameter has in a file of PEFT."""
-        return f"base_model.model.{self.hf_name(name).replace('.default.', '.')}"
-
 
 def _are_equal(logits: Tensor) -> bool:
-    """Return whether the logits of two rows ``[2, s, v]`` of one batch are equal.
-
-    In one batch both are computed by the same operations on the same shapes, so that they are the same bits in every
-    dtype, up to rounding in float32 within a mixture of experts (5e-7 of the largest).
-    """
+    """Return whether the logits of two rows ``[2, s, v]`` of one batch are equal."""
+    # The same operations on the same shapes give the same bits, but for a mixture of experts (5e-7 of the largest).
     return bool((logits[0] - logits[1]).abs().max() <= 1e-4 * logits.abs().max())
 
 
-def linear_layers(hf: PreTrainedModel) -> dict[str, bool]:
-    """Map the names of linear layers within the decoder layers, ``self_attn.q_proj``, to whether an attention has them.
+def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
+    """Find the linear layers within the decoder layers.
 
-    An attention is known by its name or, as in RecurrentGemma's ``temporal_block``, by its class.
+    Returns:
+        tuple[dict[str, bool], list[str]]: their names within a layer, ``self_attn.q_proj``, with whether they are of an
+        attention, which is known by its name or, as in RecurrentGemma's ``temporal_block``, by its class; their names
+        within the model.
     """
-    found: dict[str, bool] = {}
+    kinds: dict[str, bool] = {}
+    names = []
     for layer in _decoder_layers(hf):
         modules = dict(hf.get_submodule(layer).named_modules(prefix="layer"))
         within = tuple(f"{path}." for path, module in modules.items() if type(module).__name__.endswith("Attention"))
@@ -224,44 +210,9 @@ def linear_layers(hf: PreTrainedModel) -> dict[str, bool]:
             if isinstance(module, (nn.Linear, Conv1D)):
                 name = path.removeprefix("layer.")
                 is_named = re.match(r"\w*(attn|attention)\b", name) is not None
-                found[name] = found.get(name, False) or is_named or path.startswith(within)
-    return found
-
-
-def quantize(hf: PreTrainedModel) -> str:
-    """Replace the linear layers of the decoder layers by layers with NF4 weights; in place.
-
-    One library holds them all: torchao if it can, else bitsandbytes.
-
-    Returns:
-        str: why it is not torchao; empty if it is.
-
-    Raises:
-        ValueError: If neither can.
-    """
-    linear: dict[str, Any] = {
-        f"{layer}.{name}": module
-        for layer in _decoder_layers(hf)
-        for name, module in hf.get_submodule(layer).named_modules()
-        if isinstance(module, (nn.Linear, Conv1D))
-    }
-    reason = ""
-    for name, module in linear.items():
-        if isinstance(module, Conv1D):
-            reason = reason or f"{name} is a Conv1D, which torchao has no NF4 form of"
-        elif module.weight.numel() % NF4_MULTIPLE:
-            reason = (
-                reason
-                or f"{name} has {module.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
-            )
-    for name, module in linear.items():
-        if reason:
-            new = nf4_linear(name, module, f"quantize_base is True, but {reason}")
-        else:
-            has_bias, weight = module.bias is not None, module.weight
-            new = FrozenNF4Linear(module.in_features, module.out_features, has_bias, weight.device, weight.dtype)
-        hf.set_submodule(name, new)
-    return reason
+                kinds[name] = kinds.get(name, False) or is_named or path.startswith(within)
+                names.append(f"{layer}.{name}")
+    return kinds, names
 
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:

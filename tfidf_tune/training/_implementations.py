@@ -266,7 +266,9 @@ class _TransformersModel(Implementation):
 
     def adapter(self, base: BaseCheckpoint) -> "tuple[StateDict, LoraConfig]":
         config: Any = self.model.peft_config
-        return {self.model.peft_name(name): value for name, value in _adapter_weights(self.model).items()}, config
+        names = {name: self.model.hf_name(name).replace(".default.", ".") for name in parameters_by_name(self.model)}
+        weights = _adapter_weights(self.model)
+        return {f"base_model.model.{names[name]}": value for name, value in weights.items()}, config
 
     def check_causality(self) -> None:
         self.model.check_causality()
