@@ -218,17 +218,17 @@ FILES = [
     BadInput(
         "a pipe for a tokenizer file",
         checkpoint(lambda folder: os.mkfifo(folder / "merges.txt")),
-        r"base/merges\.txt is not a regular file: replace it with the file of the model, or remove it",
+        r"base/merges\.txt .*is not a file of the checkpoint folder .*: replace it with the file of the model",
     ),
     BadInput(
         "a dangling link",
         checkpoint(linked("merges.txt", "blob")),
-        r"base/merges\.txt is a link to .*/base/blob, which does not exist: replace it",
+        r"base/merges\.txt would be copied .*, but .*/base/blob is not a file of the checkpoint folder",
     ),
     BadInput(
         "a link out of the folder",
         checkpoint(linked("vocab.txt", f"../{CONFIG}")),
-        r"base/vocab\.txt is a link to .*/mine\.yaml, outside of the checkpoint folder: replace it",
+        r"base/vocab\.txt would be copied .*, but .*/mine\.yaml is not a file of the checkpoint folder",
     ),
     BadInput(
         "a list in generation_config.json",

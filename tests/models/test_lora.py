@@ -45,7 +45,7 @@ def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
     randomize_adapters(model)
     train_adapters_only(model)
     settings = LoRASettings.require(model)
-    targets = family.peft_target_modules(settings.module_names)
+    targets = [family.lora_targets[name] for name in settings.module_names]
     adapted = peft.get_peft_model(
         hf_model,
         peft.LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, task_type="CAUSAL_LM"),
@@ -61,7 +61,7 @@ def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
     for output in (logits, expected_logits):
         F.cross_entropy(output[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
-    assert tuple(family.peft_target_modules(tiny.attn_modules)) == tiny.peft_targets
+    assert tuple(family.lora_targets[name] for name in tiny.attn_modules) == tiny.peft_targets
     torch.testing.assert_close(logits, expected_logits)
     gradients = {key: value.grad for key, value in get_adapter_params(model).items()}
     expected = {key: value.grad for key, value in named.items() if value.requires_grad}

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -25,14 +25,14 @@ class ModelFamily(ABC):
     Attributes:
         modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
             If a module has several names, files have the first, transformers (and so PEFT) the last.
-        lora_targets (ClassVar[Mapping[str, str]]): torchtune's names of linear layers -> PEFT's ``target_modules``.
+        target_parts (ClassVar[int]): parts of a module's name in PEFT's ``target_modules``.
         norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
         norm_eps (ClassVar[str]): the config's name of the epsilon of norms.
         ignored (ClassVar[tuple[str, ...]]): ends of names in older checkpoints that are not weights.
     """
 
     modules: ClassVar[Mapping[str, str]]
-    lora_targets: ClassVar[Mapping[str, str]]
+    target_parts: ClassVar[int] = 1
     norm_weight: ClassVar[str] = "weight"
     norm_eps: ClassVar[str]
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -46,10 +46,7 @@ class ModelFamily(ABC):
         """
 
     def hf_to_tune(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
-        """Convert (a part of) a Hugging Face state dict to torchtune's names and layout.
-
-        Returns:
-            StateDict: torchtune's; without a head that is tied to the embeddings.
+        """Convert (a part of) a Hugging Face state dict to torchtune's names and layout, without a tied head.
 
         Raises:
             ValueError: If a key is not one of the architecture; the message names it.
@@ -80,12 +77,7 @@ class ModelFamily(ABC):
     def tune_to_peft(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
 
-        Args:
-            state_dict (StateDict): ``....lora_a.weight`` and ``....lora_b.weight`` by torchtune's names.
-            config (PreTrainedConfig): the checkpoint's config.
-
-        Returns:
-            StateDict: PEFT's; the rows of B are ordered like those of the weight.
+        The keys end in ``.lora_a.weight`` and ``.lora_b.weight``; the rows of B are ordered as the weight's.
         """
         converted: StateDict = {}
         for key, value in state_dict.items():
@@ -95,9 +87,14 @@ class ModelFamily(ABC):
             converted[f"base_model.model.{self._hf_modules(name)[-1]}.{matrix}.weight"] = value
         return converted
 
-    def peft_target_modules(self, module_names: Iterable[str]) -> list[str]:
-        """Translate torchtune's names of linear layers (``output_proj``) into PEFT's (``o_proj``)."""
-        return [self.lora_targets[name] for name in module_names]
+    @property
+    def lora_targets(self) -> dict[str, str]:
+        """Map torchtune's names of linear layers (``output_proj``) to PEFT's ``target_modules`` (``o_proj``)."""
+        return {
+            ours.rpartition(".")[2]: ".".join(theirs.split(".")[-self.target_parts :])
+            for theirs, ours in self.modules.items()
+            if not ours.endswith(("norm", "tok_embeddings"))
+        }
 
     def hf_name(self, name: str) -> str:
         """Translate the name of a weight into Hugging Face's in files; unknown names are returned unchanged."""

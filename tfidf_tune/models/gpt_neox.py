@@ -53,11 +53,8 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=embed_dim // num_heads,
-            q_proj=None,
-            k_proj=None,
-            v_proj=None,
-            output_proj=None,
             attn_dropout=attn_dropout,
+            **dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj")),
         )
         # In this order, which is that of the parameters in resume checkpoints and of random draws.
         self.query_key_value = query_key_value
@@ -192,13 +189,6 @@ class GPTNeoXFamily(ModelFamily):
         "gpt_neox.final_layer_norm": "norm",
         "embed_out": "output",
         "lm_head": "output",
-    }
-    lora_targets: ClassVar = {
-        "query_key_value": "query_key_value",
-        "output_proj": "dense",
-        "w1": "dense_h_to_4h",
-        "w2": "dense_4h_to_h",
-        "output": "lm_head",
     }
     norm_eps = "layer_norm_eps"
     ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")

@@ -100,15 +100,7 @@ class GPTJFamily(ModelFamily):
         "transformer.ln_f": "norm",
         "lm_head": "output",
     }
-    lora_targets: ClassVar = {
-        "q_proj": "attn.q_proj",
-        "k_proj": "attn.k_proj",
-        "v_proj": "attn.v_proj",
-        "output_proj": "attn.out_proj",
-        "w1": "mlp.fc_in",
-        "w2": "mlp.fc_out",
-        "output": "lm_head",
-    }
+    target_parts = 2
     norm_eps = "layer_norm_epsilon"
     ignored = (".attn.bias", ".attn.masked_bias")
 

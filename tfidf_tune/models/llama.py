@@ -88,16 +88,6 @@ class LlamaFamily(ModelFamily):
         "model.norm": "norm",
         "lm_head": "output",
     }
-    lora_targets: ClassVar = {
-        "q_proj": "q_proj",
-        "k_proj": "k_proj",
-        "v_proj": "v_proj",
-        "output_proj": "o_proj",
-        "w1": "gate_proj",
-        "w2": "down_proj",
-        "w3": "up_proj",
-        "output": "lm_head",
-    }
     norm_weight = "scale"
     norm_eps = "rms_norm_eps"
     ignored = (".rotary_emb.inv_freq",)

@@ -296,17 +296,14 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
 
 def _read(path: Path, roots: list[Path]) -> bytes:
     target = path.resolve()
-    if not target.exists():
-        reason = f"is a link to {target}, which does not exist"
-    elif not any(target.is_relative_to(root) for root in roots):  # sharing a checkpoint would share that file
-        reason = f"is a link to {target}, outside of the checkpoint folder"
-    elif not target.is_file():  # reading a pipe would wait
-        reason = "is not a regular file"
-    elif target.stat().st_size > _MAX_BYTES:
-        reason = f"has more than the {_MAX_BYTES // 2**20} MiB that are copied into each checkpoint"
-    else:
-        return target.read_bytes()
-    raise ValueError(f"{path} {reason}: replace it with the file of the model, or remove it")
+    # A link to another place would be shared with the checkpoints, and reading a pipe would wait.
+    is_within = target.is_file() and any(target.is_relative_to(root) for root in roots)
+    if not is_within or target.stat().st_size > _MAX_BYTES:
+        raise ValueError(
+            f"{path} would be copied into each checkpoint, but {target} is not a file of the checkpoint folder of at "
+            f"most {_MAX_BYTES // 2**20} MiB: replace it with the file of the model, or remove it"
+        )
+    return target.read_bytes()
 
 
 def read_json(path: Path) -> dict[str, Any]:

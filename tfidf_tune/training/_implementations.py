@@ -172,7 +172,7 @@ class _TorchtuneModel(Implementation):
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=family.peft_target_modules(lora.module_names),
+            target_modules=[family.lora_targets[name] for name in lora.module_names],
         )
 
     @contextmanager
