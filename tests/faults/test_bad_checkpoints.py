@@ -163,15 +163,21 @@ KINDS = [
         checkpoint(settings(quantization_config={"quant_method": "gptq", "bits": 4})),
         r"is quantized \(quantization_config: .*gptq.*\): name the original model; model\.quantize_base=True",
     ),
-    BadInput("an encoder and a decoder", checkpoint(another("t5")), r"'t5', has an encoder and a decoder"),
-    BadInput("a vision model", checkpoint(another("llava")), r"'llava', also reads images or sound"),
     BadInput(
-        "a masked language model",
-        checkpoint(settings(model_type="bert", architectures=["BertForMaskedLM"])),
-        r"'bert', is an encoder, not a decoder: name a checkpoint of a causal",
+        "an encoder and a decoder",
+        checkpoint(another("t5")),
+        r"'t5': name a checkpoint of a causal language model for text alone, without an enc",
     ),
-    BadInput("an encoder that does not say what it is", checkpoint(another("electra")), r"'electra', is an encoder"),
-    BadInput("no language model", checkpoint(another("vit")), r"'vit', has no causal language model in transformers"),
+    BadInput(
+        "a vision model",
+        checkpoint(another("llava")),
+        r"'llava': name a checkpoint of a causal language model for text alone, without an enc",
+    ),
+    BadInput(
+        "no language model",
+        checkpoint(another("vit")),
+        r"'vit': name a checkpoint of a causal language model for text alone, without an enc",
+    ),
     BadInput(
         "code of its own",
         checkpoint(settings(model_type="brand-new", auto_map={"AutoConfig": "configuration_new.NewConfig"})),

@@ -229,7 +229,7 @@ def one_of_two_processes() -> Iterator[Break]:
         "a milestone cannot be written",
         TWO,
         r"error: checkpoint [^\n]*checkpoint_100pct could not be written: \[Errno 28\] No space left on device; ",
-        partial(at_call, "_implementations.write_weights", write_one_part, nth=2, ranks=(0,)),
+        partial(at_call, "_checkpointer.write_weights", write_one_part, nth=2, ranks=(0,)),
         newest=10,
     )
     yield Break(

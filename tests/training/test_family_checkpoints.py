@@ -21,8 +21,8 @@ from torchtune import config, modules, training
 
 from tfidf_tune.models import FAMILIES
 from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
+from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._hf_files import COMPANIONS
-from tfidf_tune.training._implementations import implementation_of
 
 TOKENS = torch.arange(1, 41).view(2, 20)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

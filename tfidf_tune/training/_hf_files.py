@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.models import build_hf
@@ -114,27 +114,14 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
         # Its message about code of the checkpoint names the argument that trusts it, which is the config's key.
         message = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"{folder / 'config.json'}: {message}") from error
-    if reason := _reason_against(config, values):
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
+    reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
+    if reads_more or not is_causal:
         raise ValueError(
-            f"the checkpoint {folder}, of the architecture '{config.model_type}', {reason}: name a checkpoint of a "
-            "causal language model for text"
+            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a checkpoint of a causal "
+            "language model for text alone, without an encoder"
         )
     return config
-
-
-def _reason_against(config: PreTrainedConfig, values: dict[str, Any]) -> str:
-    """Return why a config is not of a causal language model for text; empty if it is."""
-    if config.is_encoder_decoder:
-        return "has an encoder and a decoder"
-    if any(hasattr(config, f"{part}_config") for part in ("vision", "audio")):
-        return "also reads images or sound"
-    if any("MaskedLM" in name for name in values.get("architectures") or []) or (
-        type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
-    ):
-        return "is an encoder, not a decoder"
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in values.get("auto_map", {}):
-        return "has no causal language model in transformers"
-    return ""
 
 
 def _find_weight_files(folder: Path) -> list[Path]:

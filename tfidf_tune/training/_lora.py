@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchtune.modules.peft import LoRALinear
 
 from tfidf_tune.training._components import find_component
 from tfidf_tune.training._distributed import parameters_by_name
 
-_IS_A = re.compile(r"\.lora_(a|A\.default)\.weight$")
-_IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")
+_IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")  # torchtune's names, PEFT's
 
 
 @dataclass(frozen=True)
@@ -29,36 +27,30 @@ class LoRASettings:
 
     @classmethod
     def of(cls, model: nn.Module) -> "LoRASettings | None":
-        """Read the settings off a model; None if it has no LoRA layers.
-
-        Raises:
-            ValueError: If the model has adapters other than LoRA, or LoRA layers that differ.
-        """
+        """Read the settings off a model; None if it has no LoRA layers. Layers that differ are a ValueError."""
         peft: Any = getattr(model, "peft_config", None)
         if peft is not None:
             return cls(peft.r, peft.lora_alpha, peft.lora_dropout, tuple(sorted(peft.target_modules)))
         adapters = {name: module for name, module in model.named_modules() if hasattr(module, "adapter_params")}
         if not adapters:
             return None
-        others = {type(module).__name__ for module in adapters.values() if not isinstance(module, LoRALinear)}
-        if others:
-            raise ValueError(f"the model has adapters of the class {', '.join(sorted(others))}; only LoRA is supported")
-        settings = {(m.rank, m.alpha, float(getattr(m.dropout, "p", 0.0))) for m in adapters.values()}
-        if len(settings) > 1:
-            raise ValueError(f"LoRA layers differ in (rank, alpha, dropout): {sorted(settings)}; give all the same")
-        rank, alpha, dropout = settings.pop()
+        settings = {(type(m).__name__, m.rank, m.alpha, float(getattr(m.dropout, "p", 0.0))) for m in adapters.values()}
+        kind, rank, alpha, dropout = next(iter(settings))
+        if len(settings) > 1 or kind != "LoRALinear":
+            raise ValueError(
+                f"layers differ in (class, rank, alpha, dropout): {sorted(settings)}; give all the same of LoRALinear"
+            )
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
 
     @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":
         """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a ValueError."""
-        settings = cls.of(model)
-        if settings is None:
-            raise ValueError(
-                "the model of the config has no LoRA layers: name a LoRA builder (for example "
-                "tfidf_tune.models.lora_auto) in `model`, or use the recipe full_finetune"
-            )
-        return settings
+        if settings := cls.of(model):
+            return settings
+        raise ValueError(
+            "the model of the config has no LoRA layers: name a LoRA builder (for example tfidf_tune.models.lora_auto) "
+            "in `model`, or use the recipe full_finetune"
+        )
 
 
 def has_lora_builder(cfg: Any) -> bool:
@@ -79,12 +71,11 @@ def check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
     """Refuse layers that the model's attention lacks, which torchtune would ignore, by a ValueError."""
     attention = model.get_submodule("layers.0.attn")
     possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
-    for name in attn_modules:
-        if name not in possible:
-            raise ValueError(
-                f"lora_attn_modules names '{name}', which the model's attention does not have; "
-                f"possible are {', '.join(possible)}"
-            )
+    if unknown := [name for name in attn_modules if name not in possible]:
+        raise ValueError(
+            f"lora_attn_modules names '{unknown[0]}', which the model's attention does not have; possible are "
+            f"{', '.join(possible)}"
+        )
 
 
 def keep_adapters_in_fp32(model: nn.Module) -> None:
@@ -97,9 +88,9 @@ def keep_adapters_in_fp32(model: nn.Module) -> None:
 def initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """Yield names and whole initial weights of LoRA layers, as torchtune and PEFT set them: A random, B zero."""
     for name, parameter in parameters_by_name(model).items():
-        if is_adapter(name):
+        if kind := _IS_ADAPTER.search(name):
             weight = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
-            yield name, nn.init.kaiming_uniform_(weight, a=math.sqrt(5)) if _IS_A.search(name) else weight
+            yield name, nn.init.kaiming_uniform_(weight, a=math.sqrt(5)) if kind[1][0] in "aA" else weight
 
 
 def is_adapter(name: str) -> bool:

@@ -24,12 +24,11 @@ from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import NF4_MULTIPLE, is_4bit
-from tfidf_tune.training._checkpointer import HFCheckpointer
+from tfidf_tune.training._checkpointer import HFCheckpointer, implementation_of
 from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._distributed import assign_parameters, is_main_process
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._implementations import implementation_of
 from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
 
@@ -144,12 +143,8 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset
         torch.manual_seed(run.seed)
         assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
     _build_rope_tables(model, run.device)
-    with evaluating(model):
-        with setup_errors("config: model"):
-            implementation_of(model).check_causality()
-        if dataset is not None and is_packed(dataset):
-            with setup_errors("config: dataset: packed"):
-                implementation_of(model).check_packing()
+    with evaluating(model), setup_errors("config: model"):
+        implementation_of(model).check_attention(packed=dataset is not None and is_packed(dataset))
     training.validate_no_params_on_meta_device(model)
 
 

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 
 from tfidf_tune.analysis import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.loss import HeadInput
+from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import SetupError, setup_errors
-from tfidf_tune.training._implementations import implementation_of
 from tfidf_tune.training._metrics import ProgressLog, require_finite
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
 
