@@ -148,8 +148,8 @@ def test_an_unreadable_source_is_refused_by_name(tmp_path):
     (tmp_path / "mixed" / "a.txt").write_text("one")
     corrupt = r"cannot read '.*bad.*'; is it a complete \w+ file.*\? \w+: \S"
     for name, contents, column, message in (
-        ("a.csv", b"text\none\n", "text", r"a\.csv' has an unknown format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
-        ("mixed/b.jsonl", JSON_LINES, "text", r"mixes files of the formats \['json', 'text'\]"),
+        ("a.csv", b"text\none\n", "text", r"a\.csv' has text of no known format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
+        ("mixed/b.jsonl", JSON_LINES, "text", "has text of json and text format"),
         ("a.jsonl", b"", "text", r"a\.jsonl' is empty"),
         ("b.jsonl", b'{"id": 1, "body": "x"}', "text", r"no column 'text', only \['body', 'id'\]: name another"),
         ("c.jsonl", b'{"id": 1, "text": "x"}', "id", r"column 'id' of .* holds int, not text.*\['id', 'text'\]"),

@@ -39,16 +39,14 @@ def embedded_documents(split: str) -> list[str]:
     """Return documents of the embedded corpus, distinct and in a fixed order.
 
     A hash of a document's text decides its split; about 10 % are validation. The two kinds of text, ``reference`` and
-    ``docstrings``, also have splits of their own, for tasks that need two kinds of text. A split whose name starts with
-    ``framed_`` has sections of these documents, each in the same frame with different fillings: legitimate repetition.
-    Two more have a prompt, the first line of a document, and a completion, see :func:`embedded_row`: after ``asked_``,
-    the rest of the document; after ``stock_``, one of six stock answers, which are legitimate repetition in data for
-    supervised fine-tuning.
+    ``docstrings``, also have splits of their own. A split whose name starts with ``framed_`` has sections of these
+    documents, each in the same frame with different fillings: legitimate repetition. Two more have the first line of a
+    document as a prompt, see :func:`embedded_row`, and as its completion the rest of the document (``asked_``) or one
+    of six stock answers (``stock_``), which are legitimate repetition in data for supervised fine-tuning.
 
     Args:
-        split (str): ``"train"`` or ``"validation"``; ``"reference_train"``, ``"reference_validation"``,
-            ``"docstrings_train"`` or ``"docstrings_validation"``; one of these after ``framed_``, ``asked_`` or
-            ``stock_``; or a slice in the notation of ``datasets``: ``"train[:60%]"``, ``"train[60%:]"``,
+        split (str): ``"train"`` or ``"validation"``, also after ``reference_`` or ``docstrings_``; one of these after
+            ``framed_``, ``asked_`` or ``stock_``; or a slice in the notation of ``datasets``: ``"train[:60%]"``,
             ``"validation[:20]"``, ``"train[:5]+validation[:5]"``.
 
     Returns:
@@ -75,10 +73,7 @@ def embedded_documents(split: str) -> list[str]:
 
 
 def embedded_row(document: str) -> dict[str, str]:
-    """Return the columns of a document of :func:`embedded_documents`: ``text``, and ``prompt`` and ``completion``.
-
-    Only documents of the splits ``asked_…`` and ``stock_…`` have the latter; the text is both together.
-    """
+    """Return the ``text`` of a document, in splits ``asked_…`` and ``stock_…`` also ``prompt`` and ``completion``."""
     prompt, response, completion = document.partition(_RESPONSE)
     parts = {"prompt": prompt + response, "completion": completion} if response else {}
     return {"text": document, **parts}

@@ -133,12 +133,13 @@ def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type
                     f"{source!r} has no column {column!r}, only {sorted(row)}: name another source, or another column "
                     "where it can be chosen"
                 )
-            if row[column] is not None and not isinstance(row[column], kind):
+            value = row[column]
+            if value is not None and not isinstance(value, kind):
                 raise ValueError(
-                    f"column {column!r} of {source!r} holds {type(row[column]).__name__}, not "
+                    f"column {column!r} of {source!r} holds {type(value).__name__}, not "
                     f"{'text' if kind is str else kind.__name__}: name another column or source; it has {sorted(row)}"
                 )
-            check_length(row[column], place)
+            check_length(value, place)
         yield row
 
 
@@ -246,13 +247,10 @@ def local_files(source: str) -> list[Path]:
         raise FileNotFoundError(f"no such file or folder: {source!r}")
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
-    if not known:
+    if len(readers := {_reader(file) for file in known}) != 1:
         raise ValueError(
-            f"{source!r} has an unknown format: the name of a text file ends in one of {', '.join(_FORMATS)}"
-        )
-    if len(readers := {_reader(file) for file in known}) > 1:
-        raise ValueError(
-            f"{source!r} mixes files of the formats {sorted(readers)}: name a file or a folder of one format"
+            f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name a file or a folder of "
+            f"files that all end in one of {', '.join(_FORMATS)}"
         )
     filled = [file for file in known if file.stat().st_size]
     if not filled:
