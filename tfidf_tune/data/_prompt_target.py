@@ -108,16 +108,8 @@ def cnn_dailymail_dataset(
     Articles and summaries that are too long are truncated at their end; EOS ends a truncated summary as well. Rows
     without article or highlights are left out. A log line reports the counts.
 
-    Args:
-        tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): as in :func:`squad_dataset`, but with the columns ``article`` and ``highlights``.
-            Default: "abisee/cnn_dailymail"
-        name (str | None): configuration of a hub data set. Default: "3.0.0"
-        split (str): split of a hub data set. Default: "train"
-        max_source_tokens (int): tokens in a prompt, including BOS. Default: 1024
-        max_target_tokens (int): tokens in a summary, including EOS. Default: 128
-        packed (bool): put several examples into a row, as in :func:`squad_dataset`. Default: False
-        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+    A prompt has at most ``max_source_tokens`` tokens, including BOS, a summary ``max_target_tokens``, including EOS.
+    The source has the columns ``article`` and ``highlights``; other arguments are those of :func:`squad_dataset`.
 
     Raises:
         ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for a token
@@ -141,17 +133,11 @@ def encode_prompts(
 ) -> tuple[list[list[int]], set[int]]:
     """Encode prompts for an evaluation as the data sets do: BOS first, texts truncated at their end.
 
-    Args:
-        tokenizer (TextTokenizer): the tokenizer.
-        prompts (Sequence[Callable[[str], str]]): each turns its text, complete or truncated, into the prompt.
-        texts (Sequence[str]): as many.
-        max_tokens (int): tokens in a prompt, including BOS.
+    Each of ``prompts`` turns its text, complete or truncated, into a prompt of at most ``max_tokens`` tokens, including
+    BOS. A ValueError names a prompt that is too long even without its text.
 
     Returns:
         tuple[list[list[int]], set[int]]: the ids of each prompt, and the indices of those whose text was truncated.
-
-    Raises:
-        ValueError: If a prompt is too long even without its text.
     """
     bos = bos_ids(tokenizer)
     encoded: list[list[int]] = []

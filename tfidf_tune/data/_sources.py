@@ -39,11 +39,7 @@ class TextSource(NamedTuple):
 
 
 def load_documents(
-    source: str,
-    name: str | None = None,
-    split: str = "train",
-    column: str = "text",
-    sample_by: SampleBy = "line",
+    source: str, name: str | None = None, split: str = "train", column: str = "text", sample_by: SampleBy = "line"
 ) -> Iterator[str]:
     """Stream the documents of a source without surrounding white space; empty ones are dropped.
 
@@ -69,10 +65,8 @@ def load_documents(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If the files' format is unknown or mixed, all files are empty or one cannot be read; if the hub has
-            no such data set or cannot be reached; if ``embedded`` has no such split; if ``column`` is missing, is not
-            text or holds a text that is too long; if ``sample_by`` is unknown. Errors in the contents are raised while
-            reading.
+        ValueError: If the source cannot be read, has no such split or column, or the column holds something other than
+            texts, or a text that is too long; in part while reading.
     """
     return _texts(load_rows(source, {column: str}, name=name, split=split, sample_by=sample_by), source, column)
 
@@ -95,21 +89,9 @@ def load_rows(
     split: str = "train",
     sample_by: SampleBy = "line",
 ) -> Iterator[dict[str, Any]]:
-    """Stream the rows of a source, see :func:`load_documents`, that has certain columns.
+    """Stream the rows of a source with all their columns; arguments and errors as for :func:`load_documents`.
 
-    Args:
-        source (str): the source.
-        columns (Mapping[str, type]): the required columns and the type of their values; a value may be None.
-        name (str | None): configuration of a hub data set.
-        split (str): its split.
-        sample_by (Literal["line", "paragraph", "document"]): what a row of a ``.txt`` file is. Default: "line"
-
-    Returns:
-        Iterator[dict[str, Any]]: the rows, with all their columns.
-
-    Raises:
-        FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: As for :func:`load_documents`, or if a column is missing or has another type.
+    ``columns`` are those that are required, and the type of their values; a value may be None.
     """
     require_choice("sample_by", sample_by, get_args(SampleBy))
     if source == EMBEDDED:
@@ -188,18 +170,11 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
 
 
 def source_fingerprint(
-    source: str,
-    name: str | None = None,
-    split: str = "train",
-    column: str = "text",
-    sample_by: SampleBy = "line",
+    source: str, name: str | None = None, split: str = "train", column: str = "text", sample_by: SampleBy = "line"
 ) -> str:
-    """Return a hash that changes when the documents of a source do; arguments and errors as :func:`load_documents`.
+    """Return 16 hexadecimal digits that change when the documents of a source do, see :func:`load_documents`.
 
     Local files and ``embedded`` are hashed by their contents, a hub data set only by its names.
-
-    Returns:
-        str: 16 hexadecimal digits.
     """
     if source == EMBEDDED:
         return digest([EMBEDDED, embedded_documents(split), column])

@@ -197,22 +197,13 @@ def text_dataset(
 ) -> Dataset[dict[str, Any]]:
     """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids are cached.
 
-    A document of more than ``max_seq_len`` tokens is cut into pieces, each a sequence of its own. A last piece of one
-    token, which has nothing to predict, is left out. A log line reports the counts.
+    A document of more than ``max_seq_len`` tokens, BOS and EOS included, is cut into pieces, each a sequence of its
+    own. A last piece of one token, which has nothing to predict, is left out. A log line reports the counts.
 
-    Args:
-        tokenizer (TextTokenizer): the tokenizer.
-        source (str): a source; this and the next four as in :func:`text_blocks_dataset`.
-        source_name (str | None): configuration of a hub data set. Default: None
-        source_split (str): its split. Default: "train"
-        source_column (str): its column of text. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): a document of a ``.txt`` file. Default: "line"
-        max_seq_len (int | None): tokens in a sequence, including BOS and EOS. Default: None, the tokenizer's own.
-        add_bos (bool): start a document with BOS, if there is one, so that its first token is learnt. Default: True
-        add_eos (bool): end each document with EOS. Default: True
-        packed (bool): put several documents into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
-        deduplicate (Deduplicate): which sequences are removed as copies, see :class:`Deduplication`. Default: "none"
-        cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
+    The source, ``deduplicate`` and ``cache_dir`` are those of :func:`text_blocks_dataset`; ``max_seq_len`` is by
+    default the tokenizer's. With ``add_bos``, a document starts with BOS, if the tokenizer has one, so that its first
+    token is learnt; with ``add_eos``, it ends with EOS. ``packed`` puts several documents into a row of the tokenizer's
+    ``max_seq_len`` tokens.
 
     Returns:
         Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.

@@ -90,10 +90,7 @@ def bos_ids(tokenizer: TextTokenizer) -> list[int]:
 
 
 def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) -> None:
-    """Raise a ``ValueError`` if lengths, settings in tokens, are together above the tokenizer's ``max_seq_len``.
-
-    The message names the setting to ``lower``.
-    """
+    """Refuse lengths in tokens that are together above the tokenizer's ``max_seq_len``; ``lower`` is the remedy."""
     num_tokens = sum(lengths.values())
     if tokenizer.max_seq_len is not None and num_tokens > tokenizer.max_seq_len:
         raise ValueError(
@@ -128,9 +125,8 @@ class HFTokenizer:
     In configs it is the component ``tfidf_tune.data.hf_tokenizer``.
 
     Args:
-        path (str | PreTrainedTokenizerBase): a hub id, or a folder with ``tokenizer.json`` or a SentencePiece
-            ``tokenizer.model``. A ``tokenizer.model`` without further tokenizer files is read as Llama's.
-            Or the tokenizer itself, as ``transformers`` has loaded it.
+        path (str | PreTrainedTokenizerBase): a hub id, a folder with ``tokenizer.json`` or a SentencePiece
+            ``tokenizer.model`` (read as Llama's if it is alone), or a tokenizer that ``transformers`` has loaded.
         max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
         trust_remote_code (bool): run the Python files of a tokenizer that transformers lacks. Default: False.
 
@@ -148,19 +144,14 @@ class HFTokenizer:
 
     Raises:
         FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
-        ValueError: If no tokenizer can be loaded from ``path``, it has no EOS token, it needs code that is not
-            trusted, or ``max_seq_len`` is below 1.
+        ValueError: If no tokenizer can be loaded, it has no EOS token, or ``max_seq_len`` is below 1.
 
     Example:
         >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
     """
 
     def __init__(
-        self,
-        path: "str | PreTrainedTokenizerBase",
-        max_seq_len: int | None = None,
-        *,
-        trust_remote_code: bool = False,
+        self, path: "str | PreTrainedTokenizerBase", max_seq_len: int | None = None, *, trust_remote_code: bool = False
     ) -> None:
         if max_seq_len is not None:
             check_at_least(1, max_seq_len=max_seq_len)
@@ -226,27 +217,21 @@ class HFTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, by default without special tokens."""
-        text: str = self._hf.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-        return text
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self._hf.decode(list(token_ids), **options))
 
     def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
         """Return the ids of messages, EOS after those of the assistant, and whether the message of each is masked."""
         from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
 
-        tokens, mask = tokenize_messages_no_special_tokens(
-            tokenizer=self,
-            messages=list(_carry_spaces(messages)),
-            bos_id=self.bos_id,
-            eos_id=self.eos_id if add_end_tokens else None,
-        )
+        eos_id = self.eos_id if add_end_tokens else None
+        messages = list(_carry_spaces(messages))
+        tokens, mask = tokenize_messages_no_special_tokens(self, messages, bos_id=self.bos_id, eos_id=eos_id)
         return tokens, mask
 
     def __call__(self, sample: dict[str, Any], inference: bool = False) -> dict[str, Any]:
         """Replace the ``messages`` of a sample by ``tokens`` and ``mask``; for inference without the final EOS."""
-        messages = sample.pop("messages")
-        sample["tokens"], sample["mask"] = self.tokenize_messages(messages, add_end_tokens=not inference)
+        sample["tokens"], sample["mask"] = self.tokenize_messages(sample.pop("messages"), not inference)
         return sample
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -274,8 +259,8 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     if folder.is_dir() and not any(part in file for file in files for part in _TOKENIZER_FILES):
         # transformers would make an empty tokenizer from config.json
         raise ValueError(
-            f"the folder {path!r} has no tokenizer files: copy those of the model into it (tokenizer.json or "
-            "tokenizer.model, and tokenizer_config.json), or set tokenizer.path to a folder or hub id that has them"
+            f"the folder {path!r} has no tokenizer files: copy those of the model into it, or set tokenizer.path to a "
+            "folder or hub id that has tokenizer.json or tokenizer.model"
         )
     try:
         if "tokenizer.model" in files and not files & {"tokenizer.json", "tokenizer_config.json"}:
