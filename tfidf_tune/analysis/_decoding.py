@@ -74,8 +74,7 @@ def greedy_continuations(
         eos_id (int | None): ends a row; generation stops when every row has ended. Default: None, no end.
 
     Returns:
-        list[list[int]]: for each prompt at most ``num_tokens`` token ids, without EOS and what follows it; the
-            lowest id wins a tie.
+        list[list[int]]: the ids without EOS and what follows it; the lowest id wins a tie.
     """
     decoding = Decoding(prompts, num_tokens)
     ids_bs = torch.tensor(decoding.start, device=next(model.parameters()).device)

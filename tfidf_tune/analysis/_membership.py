@@ -32,10 +32,8 @@ def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[
                         https://arxiv.org/abs/2012.07805, have the mean over the tokens in place of the sum)
     ==================  ================================================================================================
 
-    Args:
-        nll (np.ndarray): float64 ``[n]``, of each predicted token.
-        standardized (np.ndarray | None): float64 ``[n]``, see :func:`token_likelihoods`. None leaves out Min-K%++.
-        text (str): the passage.
+    ``nll`` and ``standardized``, see :func:`token_likelihoods`, are float64 ``[n]`` of the predicted tokens; without
+    ``standardized`` Min-K%++ is left out.
     """
     return {
         "nll": float(nll.mean()),
@@ -135,12 +133,8 @@ def _counts(indices: Any) -> Any:
 def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = FALSE_POSITIVE_RATE) -> Any:
     """Return the share of members with a score above a threshold that at most a given share of the others exceeds.
 
-    With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others.
-
-    Args:
-        members (np.ndarray): float64 ``[..., n]``.
-        others (np.ndarray): float64 ``[..., k]``.
-        false_positive_rate (float): at least 0 and less than 1.
+    With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others. Scores are float64,
+    ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0 and less than 1.
     """
     size = others.shape[-1]
     num_allowed = math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
@@ -157,11 +151,8 @@ def exposure(nll: Floats, control_nll: Floats) -> Floats:
         exposure = log2 |R| - log2 rank        rank = 1 + number of controls whose NLL is not higher
 
     It lies in ``[0, log2(k + 1)]``. The paper's extrapolation by a fitted distribution is left out: it holds for
-    alternatives drawn at random like the canary, not for passages of other text.
-
-    Args:
-        nll (np.ndarray): float64 ``[n]``, of passages of the training text.
-        control_nll (np.ndarray): float64 ``[k]``, of passages that are not in it.
+    alternatives drawn at random like the canary, not for passages of other text. ``nll`` is float64 ``[n]`` of passages
+    of the training text, ``control_nll`` ``[k]`` of others.
     """
     ranks = 1 + np.searchsorted(np.sort(control_nll), nll, side="right")
     return np.asarray(np.log2(len(control_nll) + 1) - np.log2(ranks))
@@ -175,9 +166,7 @@ def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
 
         q = exp(-NLL)        p = 1 - (1 - q)^n
 
-    Args:
-        nll_sum (np.ndarray | float): NLL of the continuation given the prompt, summed over its tokens.
-        num_samples (float): n, at least 0.
+    ``nll_sum`` is the NLL of a continuation given its prompt, summed over its tokens; ``num_samples`` is n.
     """
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         one_miss = np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64)))
@@ -198,10 +187,7 @@ def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return membership scores, the higher the more likely a member, by attack.
 
     "Loss" is the NLL, "Loss against start" the NLL minus that under a reference model, which did not see the training
-    text. Attacks without values are left out.
-
-    Args:
-        values (Mapping[str, np.ndarray]): arrays of the scores of :func:`passage_scores` and of ``reference_nll``.
+    text. Attacks without values are left out. ``values`` are scores of :func:`passage_scores` and ``reference_nll``.
     """
     signed = {"Loss": ("nll", -1), "zlib": ("zlib", -1), "Min-K%": ("min_k", 1), "Min-K%++": ("min_k_plus_plus", 1)}
     scores = {name: sign * values[key] for name, (key, sign) in signed.items() if key in values}

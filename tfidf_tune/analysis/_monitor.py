@@ -110,18 +110,16 @@ class MemorizationProbe:
                 targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
                 and the same with ``control``, if there are controls.
         """
-        nll = [0.0] * len(self._prompts)
-        is_recited = [False] * len(self._prompts)
+        scores: dict[int, tuple[float, bool]] = {}
         for chosen in self._batches(range(len(self._prompts))):
-            for i, (total, recited) in zip(chosen, self._score(model, chosen), strict=True):
-                nll[i], is_recited[i] = total, recited
+            scores |= zip(chosen, self._score(model, chosen), strict=True)
         continuations = list(self._references)
-        for chosen in self._batches(_of_first_process([i for i, known in enumerate(is_recited) if not known])):
+        for chosen in self._batches(_of_first_process([i for i in range(len(scores)) if not scores[i][1]])):
             lengths = [len(self._references[i]) for i in chosen]
             generated = model.continuations([self._prompts[i] for i in chosen], lengths)
             for i, ids in zip(chosen, generated, strict=True):
                 continuations[i] = ids
-        return _of_first_process(self._metrics(continuations, nll))
+        return _of_first_process(self._metrics(continuations, [scores[i][0] for i in range(len(scores))]))
 
     def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> list[tuple[float, bool]]:
         """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""

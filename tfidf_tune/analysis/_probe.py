@@ -77,8 +77,7 @@ def probe(
         list[ProbeSample]: one for each prefix length and passage, ordered by prefix length.
 
     Raises:
-        ValueError: If a passage has no ids after a prefix, comes from another tokenizer, or has ids outside
-            the model's vocabulary. Checked before generation starts.
+        ValueError: As by :func:`check_passages`, or if an id is outside the model's vocabulary; before the generation.
     """
     check_passages(tokenizer, passages, offset + max(prefix_lengths))
     for passage in passages:
@@ -146,16 +145,11 @@ def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
 
 
 def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num_prompt: int) -> None:
-    """Refuse passages that cannot be probed.
-
-    Args:
-        tokenizer (ProbeTokenizer): the model's.
-        passages (Sequence[Passage]): targets and controls.
-        num_prompt (int): tokens up to the end of the longest prompt, including the offset; completions have their own.
+    """Refuse passages that cannot be probed; ``num_prompt`` are the tokens of the longest prompt with its offset.
 
     Raises:
-        ValueError: If a passage has no ids after the prompt, comes from another tokenizer, or has an id that the
-            tokenizer does not have.
+        ValueError: If a passage, other than a completion, has no ids after the prompt, comes from another tokenizer, or
+            has an id that the tokenizer does not have.
     """
     identified: Any = tokenizer if hasattr(tokenizer, "fingerprint") or hasattr(tokenizer, "encode") else None
     fingerprint = identified and tokenizer_fingerprint(identified)

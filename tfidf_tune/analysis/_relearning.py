@@ -39,7 +39,7 @@ def relearning_steps(
         passages (Sequence[Passage]): targets and controls.
         prefix_length (int): tokens of the prompt; a completion has its own.
         max_new_tokens (int): most tokens of the continuation that are to be recited.
-        max_steps (int): steps after which a passage is given up; 0 only looks whether it is recited already.
+        max_steps (int): after which a passage is given up; 0 only looks whether it is recited already.
         learning_rate (float): of AdamW, constant.
         progress (Callable[[int], None] | None): called after each passage with the number done.
 

@@ -97,10 +97,10 @@ def main(arguments: list[str]) -> None:
     else:
         if options.tokenizer is None:
             raise ValueError("a model behind a server needs --tokenizer: its own, or another one to count tokens in")
-        local = [name for name in ("base", "device", "dtype", "model_args") if getattr(options, name)]
-        local += ["backend"] * (options.backend != "transformers")
-        if local:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in local)
+        local = ["base", "device", "dtype", "model_args"]
+        given = [f"--{name.replace('_', '-')}" for name in local if getattr(options, name)]
+        given += ["--backend"] if options.backend != "transformers" else []
+        if named := ", ".join(given):
             raise ValueError(f"{named}: for a model that is loaded here, not for one behind --base-url; leave them out")
         require_extras("audit", "server")
     folder, bounds = report_folder(options, options.model)
@@ -245,23 +245,20 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
         f"{num_targets - made.num_duplicates} were drawn at random.",
         f"Targets by where they start: {starts}.",
     ]
-    if made.num_repetitive:
-        lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
-    if spec.num_controls:
-        lines.append(
-            f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data and were "
-            "rejected."
-        )
-    if num_targets < spec.num_targets or num_controls < spec.num_controls:
-        lines.append(
-            f"No more passages of {spec.block_size} tokens without overlap were found: {spec.num_targets} targets and "
-            f"{spec.num_controls} controls were wanted."
-        )
-    if num_controls and spec.controls_source is None:
-        lines.append(
-            "The controls are Python's documentation: another domain than your text, and known to most pretrained "
-            "models. Held-out text of your own is better: --controls-source."
-        )
+    repetitive = f"Left out: {made.num_repetitive} passages that repeat a few tokens."
+    refused = f"{made.num_refused} candidates share text with the training data and were rejected."
+    fewer = (
+        f"No more passages of {spec.block_size} tokens without overlap were found: {spec.num_targets} targets and "
+        f"{spec.num_controls} controls were wanted."
+    )
+    other_domain = (
+        "The controls are Python's documentation: another domain than your text, and known to most pretrained models. "
+        "Held-out text of your own is better: --controls-source."
+    )
+    lines += [repetitive] if made.num_repetitive else []
+    lines += [f"Controls: {num_controls}; {refused}"] if spec.num_controls else []
+    lines += [fewer] if num_targets < spec.num_targets or num_controls < spec.num_controls else []
+    lines += [other_domain] if num_controls and spec.controls_source is None else []
     return "\n".join(lines)
 
 

@@ -57,9 +57,7 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
         folder (str | os.PathLike[str]): output folder; must not exist or be empty.
 
     Raises:
-        FileExistsError: If ``folder`` is not empty.
-        FileNotFoundError: If ``name`` looks like a path and the folder does not exist.
-        ValueError: If no tokenizer can be loaded from ``name``.
+        FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has no tokenizer.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import AutoConfig, PreTrainedTokenizerFast
