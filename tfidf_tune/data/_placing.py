@@ -44,7 +44,13 @@ from tfidf_tune.data._passages import (
     read_probe_file,
     write_probe_file,
 )
-from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
+from tfidf_tune.data._sequences import (
+    CompletionsDataset,
+    InjectedCorpusDataset,
+    SequenceDataset,
+    cached_folder,
+    label_runs,
+)
 from tfidf_tune.data._sources import (
     EMBEDDED,
     SampleBy,
@@ -71,6 +77,7 @@ if TYPE_CHECKING:
 
 Layout = Literal["aligned", "concatenated"]
 _ALL = -1
+_NO_LIMIT = 2**62  # tokens
 _BLOCK_SIZE = 256
 _MOST_TARGETS = 100  # the paper's number
 _LEAST_TARGETS = 10  # a report judges nothing from fewer
@@ -78,8 +85,6 @@ _ENOUGH_WINDOWS = 16
 _LEAST_LENGTH = 16
 _SHARED = f"90 % of the tokens, or half of them and at least {LONG_RUN},"
 _ROWS_AT_ONCE = 1000
-Places = list[list[int]]
-"""``[block, offset in the block]`` of the first token of each injection of a target, or ``[row, offset]``."""
 
 logger = logging.getLogger(__name__)
 
@@ -141,8 +146,8 @@ class _CorpusSpec:
             check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
         if not self.is_concatenated and self.least_tokens < self.block_size:
             raise ValueError(
-                f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}, but in the aligned "
-                "layout a target fills a block: raise min_target_tokens or use layout 'concatenated'"
+                f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}, which an aligned "
+                "target fills: raise min_target_tokens or use layout 'concatenated'"
             )
 
     @property
@@ -165,12 +170,10 @@ class _CorpusSpec:
 
     def numbers(self, by_rule: int, found: int | None = None) -> tuple[int, int]:
         """Return how many targets and controls are wanted: if no number is given, no more than were found."""
+        if found is not None and found > 1 and self.num_targets is None and self.num_controls is None:
+            by_rule = min(by_rule, found // 2)
         num_targets = by_rule if self.num_targets is None else self.num_targets
-        num_controls = num_targets if self.num_controls is None else self.num_controls
-        is_free = self.num_targets is None and self.num_controls is None
-        if found is not None and is_free and 1 < found < num_targets + num_controls:
-            return found // 2, found // 2
-        return num_targets, num_controls
+        return num_targets, num_targets if self.num_controls is None else self.num_controls
 
 
 def injected_corpus_dataset(
@@ -279,10 +282,13 @@ def injected_corpus_dataset(
         copies = _copies(material, spec, tokenizer.eos_id)
         blocks, starts = _inject(material.base, copies, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
-        injected, changes = _kept_places(starts, copies, kept, spec)
-        measured = [*material.targets, *material.controls]
+        injected = [_kept_copies(*copied, kept, block_size) for copied in zip(starts, copies, strict=True)]
+        changes = [[changed for _, changed in found] for found in injected if noise]
         injected += [[] for _ in material.controls]
-        windows = [(ids[: spec.block_size], at, origin) for ids, at in zip(measured, injected, strict=True)]
+        windows = [
+            (ids[:block_size], [place for place, _ in found], origin)
+            for ids, found in zip(material.targets + material.controls, injected, strict=True)
+        ]
         passages = make_passages(tokenizer, windows, len(material.targets), changes=changes)
         np.save(folder / "blocks.npy", blocks[kept])
         write_probe_file(folder / "probe.jsonl", passages)
@@ -314,11 +320,10 @@ def injected_corpus_dataset(
 
 
 class _Material(NamedTuple):
-    """What a corpus is made of.
+    """What a corpus is made of; ``base`` is documents, or blocks ``[num_blocks, block_size]`` in the aligned layout.
 
-    ``targets``, ``controls`` and concatenated ``base`` are int32 ids of each; aligned ``base`` is int32 blocks
-    ``[num_blocks, block_size]``. ``lengths`` are the tokens of the documents that were read for the base;
-    ``num_left_out`` counts those of them that were left out, or the passages that were taken out of them.
+    ``lengths`` are the tokens of the documents that were read for the base; ``num_left_out`` counts those that were
+    left out, or the passages that were taken out of them.
     """
 
     targets: list[TokenArray]
@@ -329,11 +334,22 @@ class _Material(NamedTuple):
 
 
 def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
-    """Take the first long passages of one source as targets and controls, and base text from another."""
+    """Take the first long passages of one source as targets and controls, and base text from another.
+
+    Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
+    copy of a target, nor a target be injected twice as often as the others.
+    """
     wanted = sum(spec.numbers(_MOST_TARGETS))
-    passages = _first_passages(tokenizer, load_documents(*target), wanted, spec)
-    num_targets, num_controls = spec.numbers(_MOST_TARGETS, len(passages))
-    known = {text for text, _ in passages[: num_targets + num_controls]}
+    found: dict[bytes, tuple[str, TokenArray]] = {}
+    texts, to_encode = tee(load_documents(*target))
+    for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
+        if len(found) == wanted:
+            break
+        if len(ids) >= spec.least_tokens:
+            found.setdefault(ids[: spec.block_size].tobytes(), (text, ids))
+    num_targets, num_controls = spec.numbers(_MOST_TARGETS, len(found))
+    chosen = [*found.values()][: num_targets + num_controls]
+    known = {text for text, _ in chosen}
     left_out: list[str] = []
 
     def base_documents() -> Iterator[str]:
@@ -347,29 +363,11 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
     base, lengths = _cut_base(encoded, tokenizer.eos_id, spec, spec.num_base)
     what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r} as targets and controls"
     _require_enough(
-        (len(passages), num_targets + num_controls, what),
+        (len(found), num_targets + num_controls, what),
         (len(base), max(1, spec.num_base), f"base {spec.unit} in {source.source!r}"),
     )
-    ids = [ids for _, ids in passages]
-    return _Material(ids[:num_targets], ids[num_targets : num_targets + num_controls], base, lengths, len(left_out))
-
-
-def _first_passages(
-    tokenizer: TextTokenizer, documents: Iterable[str], count: int, spec: _CorpusSpec
-) -> list[tuple[str, TokenArray]]:
-    """Return text and ids of the first ``count`` long passages, or all if there are fewer.
-
-    Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
-    copy of a target, nor a target be injected twice as often as the others. BOS and EOS are not counted.
-    """
-    chosen: dict[bytes, tuple[str, TokenArray]] = {}
-    texts, to_encode = tee(documents)
-    for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
-        if len(chosen) == count:
-            break
-        if len(ids) >= spec.least_tokens:
-            chosen.setdefault(ids[: spec.block_size].tobytes(), (text, ids))
-    return list(chosen.values())
+    ids_of = [ids for _, ids in chosen]
+    return _Material(ids_of[:num_targets], ids_of[num_targets:], base, lengths, len(left_out))
 
 
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
@@ -378,7 +376,13 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     A passage is a window of tokens that occurs once in the text, so that no copy of it stays in the base. A document
     ends where a passage was taken out, and the rest of it is a document of its own.
     """
-    documents = _read_own(tokenizer, source, spec)
+    documents: list[TokenArray] = []
+    num_left = _NO_LIMIT if spec.is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
+    for ids in encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents)):
+        documents.append(ids[: num_left - 1])  # EOS follows
+        num_left -= len(documents[-1]) + 1
+        if num_left < 2:
+            break
     lengths = [len(ids) for ids in documents]
     least = spec.least_tokens
     if spec.min_target_tokens is None and spec.is_concatenated:
@@ -390,13 +394,13 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     rng = np.random.default_rng(0)  # the same passages for every seed
     drawn = [*islice(_unique_windows(tokenizer, corpus, least, least, rng), sum(spec.numbers(by_rule)))]
     num_targets, num_controls = spec.numbers(by_rule, len(drawn))
-    windows = [window for _, window in drawn[: num_targets + num_controls]]
+    drawn = drawn[: num_targets + num_controls]
+    windows = [window for _, window in drawn]
 
     is_base = corpus != SEPARATOR
-    for start, _ in drawn[: num_targets + num_controls]:
+    for start, _ in drawn:
         is_base[start : start + least] = False
-    borders = np.flatnonzero(np.diff(is_base, prepend=False, append=False)).reshape(-1, 2)
-    base, _ = _cut_base((corpus[first:end] for first, end in borders), tokenizer.eos_id, spec, _ALL)
+    base, _ = _cut_base((corpus[first:end] for first, end in label_runs(is_base)), tokenizer.eos_id, spec, _ALL)
     num_read = len(documents) if spec.is_concatenated else (sum(lengths) + len(lengths)) // spec.block_size
     num_wanted, where = num_targets + num_controls, f"in {source.source!r}"
     _require_enough(
@@ -405,21 +409,6 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
         (len(base), 1, f"base {spec.unit} without {num_wanted} targets and controls"),
     )
     return _Material(windows[:num_targets], windows[num_targets:], base, lengths, len(windows))
-
-
-def _read_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> list[TokenArray]:
-    """Read as many documents as ``num_base`` says, or as fill so many blocks."""
-    encoded = encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents))
-    if spec.is_concatenated or spec.num_base == _ALL:
-        return list(encoded)
-    documents: list[TokenArray] = []
-    num_left = spec.num_base * spec.block_size
-    for ids in encoded:
-        documents.append(ids[: num_left - 1])  # EOS follows
-        num_left -= len(documents[-1]) + 1
-        if num_left < 2:
-            break
-    return documents
 
 
 def _cut_base(
@@ -444,26 +433,24 @@ def _require_enough(*amounts: tuple[int, int, str]) -> None:
 
 def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[list[NoisyCopy]]:
     """Return the copies of each target; aligned, each is exactly a block."""
-    copies = [[NoisyCopy(ids, [0, 0, 0])] * spec.num_repeats for ids in material.targets]
-    if spec.noise:
-        words = np.concatenate([*material.base])
-        words = words[words != eos_id]  # a document does not end within a copy
-        rng = np.random.default_rng([spec.seed, 1])  # the places are drawn with the seed itself
-        copies = [
-            [noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, rng) for _ in range(spec.num_repeats)]
-            for ids in material.targets
-        ]
-    if spec.is_concatenated:
-        return copies
-    rng = np.random.default_rng([spec.seed, 2])
+    # The places are drawn with the seed itself.
+    noise_rng, fill_rng = (np.random.default_rng([spec.seed, number]) for number in (1, 2))
+    words = np.concatenate([*material.base]) if spec.noise else np.empty(0, dtype=np.int32)
+    words = words[words != eos_id]  # a document does not end within a copy
     eos = np.array([eos_id], dtype=np.int32)
 
-    def cut(ids: TokenArray) -> TokenArray:
+    def copy_of(ids: TokenArray) -> NoisyCopy:
+        copy = NoisyCopy(ids, [0, 0, 0])
+        if spec.noise:
+            copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
+        if spec.is_concatenated:
+            return copy
+        ids = copy.token_ids
         if len(ids) < spec.block_size:
-            ids = np.concatenate([ids, eos, material.base[rng.integers(len(material.base))]])
-        return ids[: spec.block_size]
+            ids = np.concatenate([ids, eos, material.base[fill_rng.integers(len(material.base))]])
+        return copy._replace(token_ids=ids[: spec.block_size])
 
-    return [[copy._replace(token_ids=cut(copy.token_ids)) for copy in row] for row in copies]
+    return [[copy_of(ids) for _ in range(spec.num_repeats)] for ids in material.targets]
 
 
 def _inject(
@@ -471,8 +458,8 @@ def _inject(
 ) -> tuple[TokenArray, Positions]:
     """Put copies at random places between base blocks, or between documents that are then cut into blocks.
 
-    Returns the blocks, int32 ``[num_blocks, block_size]``, and where in their tokens each copy starts, int64
-    ``[num_targets, num_repeats]``, ascending for each target; the last ones may end beyond the blocks.
+    Returns the blocks, and where in their tokens each copy starts, int64 ``[num_targets, num_repeats]``, ascending for
+    each target; the last ones may end beyond the blocks.
     """
     end = np.array([eos_id] if spec.is_concatenated else [], dtype=np.int32)
     pieces = [*base, *(copy.token_ids for row in copies for copy in row)]
@@ -484,21 +471,18 @@ def _inject(
     return blocks, starts.reshape(len(copies), spec.num_repeats)
 
 
-def _kept_places(
-    starts: Positions, copies: list[list[NoisyCopy]], kept: Mask, spec: _CorpusSpec
-) -> tuple[list[Places], list[list[list[int]]]]:
-    """Return for each target the places, in the blocks that are kept, and with noise the changes of these copies."""
+def _kept_copies(
+    starts: Positions, copies: list[NoisyCopy], kept: Mask, block_size: int
+) -> list[tuple[list[int], list[int]]]:
+    """Return the place in the blocks that are kept, and the changes, of each complete copy of a target."""
     numbers = np.cumsum(kept) - 1
-    places: list[Places] = [[] for _ in copies]
-    changes: list[list[list[int]]] = [[] for _ in copies]
-    for target, row in enumerate(copies):
-        for start, copy in zip(starts[target].tolist(), row, strict=True):
-            block, offset = divmod(start, spec.block_size)
-            end = start + len(copy.token_ids[: spec.block_size])
-            if end <= len(kept) * spec.block_size and kept[block : -(-end // spec.block_size)].all():
-                places[target].append([int(numbers[block]), offset])
-                changes[target].append(copy.changes)
-    return places, changes if spec.noise else []
+    found = []
+    for start, copy in zip(starts.tolist(), copies, strict=True):
+        block, offset = divmod(start, block_size)
+        end = start + len(copy.token_ids[:block_size])
+        if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
+            found.append(([int(numbers[block]), offset], copy.changes))
+    return found
 
 
 # Answers
