@@ -39,9 +39,7 @@ class StepBatches(NamedTuple):
 def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
     """Shift a step's labels, and agree on its tokens and largest shapes over all processes, on the host alone.
 
-    Args:
-        batches (Sequence[Batch]): mini-batches of this process, labels not shifted; as many on every process.
-        stop (int): signal that this process received. Default: 0, none.
+    Every process has as many ``batches``, labels not shifted; ``stop`` is a signal that this one received, or 0.
     """
     batches = [_shifted(batch) for batch in batches]
     num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]

@@ -77,9 +77,8 @@ def _special_ids(tokenizer: Any) -> list[int]:
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """Build the data set of the config; its probe file is not written before :func:`write_probe_files`.
 
-    Returns:
-        Dataset[Any]: map-style data set of ``{"tokens": list[int], "labels": list[int]}``, or a packed one, see
-        :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
+    It is a map-style data set of ``{"tokens": list[int], "labels": list[int]}``, or a packed one, see
+    :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
 
     Raises:
         SetupError: If it cannot be built, several cannot be mixed, packed rows need another ``collate_fn``, there are
@@ -194,19 +193,11 @@ def _samples(dataset: Dataset[Any]) -> Iterator[Any]:
 def build_dataloader(
     cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run, *, counts_tokens: bool = False
 ) -> DataLoader[Batch]:
-    """Build the loader: its order follows from seed and epoch, an incomplete batch at the end is left out.
+    """Build the loader: its order follows from the run's seed and epoch, an incomplete batch at the end is left out.
 
-    Args:
-        cfg (FinetuneConfig): the checked config.
-        dataset (Dataset[Any]): of :func:`build_dataset`.
-        tokenizer (Any): gives the id of padding.
-        run (Run): gives seed and device.
-        counts_tokens (bool): add ``unpadded_tokens``, for a weighting that ``needs_tokens``. Default: False.
-
-    Returns:
-        DataLoader[Batch]: mini-batches of ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and
-        -100 where ignored; of a packed data set see :class:`~tfidf_tune.data.PackedBatch`. ``unpadded_tokens`` are the
-        tokens with -100 in place of padding.
+    Mini-batches have ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and -100 where ignored; those
+    of a packed data set are a :class:`~tfidf_tune.data.PackedBatch`. ``counts_tokens`` adds ``unpadded_tokens``, the
+    tokens with -100 in place of padding, for a weighting that ``needs_tokens``.
 
     Raises:
         SetupError: If ``collate_fn`` does not fit the data set.
