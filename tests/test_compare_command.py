@@ -48,7 +48,6 @@ def test_it_needs_neither_torch_nor_what_only_training_and_evaluation_need(compa
         "lm_eval",
         "omegaconf",
         "peft",
-        "pydantic",
         "rouge_score",
         "torch",
         "torchtune",

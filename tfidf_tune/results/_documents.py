@@ -1,27 +1,56 @@
 """What our tasks log of each document: the one definition that tasks, results and reports share.
 
 A line of the harness's ``samples_<task>_<date>.jsonl`` has the document under ``doc``. The tasks add the fields of the
-scores in ``process_results``; the table of results reads the fields that are listed here, and checks each by the
-:class:`~tfidf_tune.results._fields.Field` in its annotation, see :func:`schema`.
+scores in ``process_results``; the table of results reads the fields that are listed here, which pydantic checks.
 """
 
+import reprlib
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal
 
-from tfidf_tune.results._fields import FLAG, OBJECT, TEXT, TOKEN_IDS, Field, integer, number, optional
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+from tfidf_tune._checks import first_problem
 
 MEMORIZATION, MEMBERSHIP = "tfidf_memorization", "tfidf_membership"
 PERPLEXITY, OTHER_PERPLEXITY = "tfidf_wikitext2_ppl", "tfidf_other_ppl"
 SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
 
-_Text = Annotated[str, TEXT]
-_Flag = Annotated[bool, FLAG]
-_Kind = Annotated[str, Field(lambda value: value in ("target", "control"), "one of target, control")]
-_Count = Annotated[int, integer()]
-_TokenIds = Annotated[list[int], TOKEN_IDS]
-_Percent = Annotated[float, number(0, 100)]
-_NLL = Annotated[float, number(0, finite=False)]
-_Object = Annotated[dict[str, Any], OBJECT]
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+"""What reading a damaged file may raise; pydantic's ``ValidationError`` is a ``ValueError``."""
+
+
+def cause_of(error: BaseException) -> str:
+    """Describe an error of a damaged file; of pydantic's, the first wrong field, its value and what is possible."""
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    name, problem = first_problem(error)
+    return f"{name} is {reprlib.repr(problem['input'])}: {problem['msg']}"
+
+
+def _encodable(text: Any) -> Any:
+    """Escape lone surrogates, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(text, str) else text
+
+
+def _not_negative(value: float) -> float:
+    if value < 0:
+        raise ValueError("it must not be below 0")
+    return value
+
+
+# Strict: neither True nor "1" is a number. Integers up to 2^53, which a float holds exactly.
+Text = Annotated[str, BeforeValidator(_encodable)]
+Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Percent = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Score = Annotated[float, Field(strict=True)]
+"""Also NaN and infinity, of a model that diverged."""
+Nll = Annotated[Score, AfterValidator(_not_negative)]
+_Kind = Literal["target", "control"]
+_TokenIds = list[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]]
 
 
 @dataclass(frozen=True)
@@ -46,21 +75,21 @@ class ProbeSample:
         attack (str): how the passage was asked for, if the task names several ways. Default: "".
     """
 
-    passage_id: _Text
+    passage_id: Text
     kind: _Kind
-    offset: _Count
-    prefix_length: _Count
+    offset: Count
+    prefix_length: Count
     generated_ids: _TokenIds
     reference_ids: _TokenIds
-    generated_text: _Text
-    reference_text: _Text
-    prefix_match: _Count
-    lms: _Count
-    rouge_l: _Percent
-    verbatim: _Flag
-    edit_distance: Annotated[float | None, optional(number(0, 1))] = None
-    common_subsequence: Annotated[int | None, optional(integer())] = None
-    attack: _Text = ""
+    generated_text: Text
+    reference_text: Text
+    prefix_match: Count
+    lms: Count
+    rouge_l: Percent
+    verbatim: Flag
+    edit_distance: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    common_subsequence: Count | None = None
+    attack: Text = ""
 
     @property
     def prompt_label(self) -> str:
@@ -72,69 +101,66 @@ class ProbeSample:
 
 
 class PromptDocument(TypedDict):
-    """A prompt of ``tfidf_memorization_*``; ``sample`` has the fields of :class:`ProbeSample`."""
+    """A prompt of ``tfidf_memorization_*``, and how it was asked."""
 
-    prompt_text: _Text
-    round_trip: _Flag
-    num_injections: _Count
-    sample: _Object
+    prompt_text: Text
+    round_trip: Flag
+    num_injections: Count
+    sample: ProbeSample
+    prompts: NotRequired[Text]
+    prompt_noise: NotRequired[Any]
+    generation: NotRequired[Any]
 
 
 class PassageDocument(TypedDict):
     """A complete passage of ``tfidf_membership``.
 
-    ``scores`` has fields of :class:`PassageScores`; ``continuations`` has pairs of the length of a prompt, 0 for the
-    prompt of a completion, and the NLL of what follows it, a sum.
+    ``continuations`` has pairs of the length of a prompt, 0 for the prompt of a completion, and the NLL of what follows
+    it, a sum.
     """
 
-    passage_id: _Text
+    passage_id: Text
     kind: _Kind
     token_ids: _TokenIds
-    round_trip: _Flag
-    prompts: _Text
-    scores: _Object
-    continuations: Annotated[list[tuple[int, float]], Field(lambda value: isinstance(value, list), "a list")]
+    round_trip: Flag
+    prompts: Text
+    scores: "PassageScores"
+    continuations: list[tuple[Count, Nll]]
 
 
-class PassageScores(TypedDict, total=False):
-    """Scores of a passage, ``nll`` always; :func:`tfidf_tune.analysis.passage_scores` defines them."""
+class PassageScores(TypedDict):
+    """Scores of a passage; :func:`tfidf_tune.analysis.passage_scores` defines them."""
 
-    nll: _NLL
-    zlib: _NLL
-    min_k: Annotated[float, number(finite=False)]
-    min_k_plus_plus: Annotated[float, number(finite=False)]
-    reference_nll: Annotated[float, number(finite=False)]
+    nll: Nll
+    zlib: NotRequired[Nll]
+    min_k: NotRequired[Score]
+    min_k_plus_plus: NotRequired[Score]
+    reference_nll: NotRequired[Score]
 
 
 class BlockDocument(TypedDict):
     """A block of ``tfidf_wikitext2_ppl`` or ``tfidf_other_ppl``; ``log_likelihood`` is a sum over its predictions."""
 
-    block: _Count
-    num_predictions: Annotated[int, integer(1)]
-    log_likelihood: Annotated[float, number(most=0, finite=False)]
-    round_trip: _Flag
+    block: Count
+    num_predictions: Annotated[Count, Field(ge=1)]
+    log_likelihood: Annotated[Score, AfterValidator(lambda value: -_not_negative(-value))]
+    round_trip: Flag
 
 
 class SummaryDocument(TypedDict):
     """An article of ``tfidf_cnn_dailymail``: scores × 100, or the reason why BERTScore is missing."""
 
-    id: _Text
-    rouge1: _Percent
-    rouge2: _Percent
-    rouge_l: _Percent
-    bertscore_f1: Annotated[float | None, optional(number())]
-    bertscore_missing: Annotated[str | None, optional(TEXT)]
+    id: Text
+    rouge1: Percent
+    rouge2: Percent
+    rouge_l: Percent
+    bertscore_f1: Finite | None
+    bertscore_missing: Text | None
 
 
 class AnswerDocument(TypedDict):
     """A question of ``tfidf_squad``: scores × 100."""
 
-    id: _Text
-    exact_match: _Percent
-    f1: _Percent
-
-
-def schema(of: type) -> dict[str, Field]:
-    """Return what each annotated field of a class must be, for :func:`~._fields.checked`."""
-    hints = get_type_hints(of, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    id: Text
+    exact_match: Percent
+    f1: Percent

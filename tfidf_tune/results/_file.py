@@ -5,19 +5,24 @@ The paper's results are a file of this package.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.results._fields import TEXT, TEXTS, UNREADABLE, Field, checked, integer, list_of, number, optional
+from tfidf_tune.results._documents import UNREADABLE, Count, Finite, Text, cause_of
 from tfidf_tune.results._importer import import_results, split_label
-from tfidf_tune.results._table import CHECKPOINT, Checkpoint, Results, join_results, scores_table
+from tfidf_tune.results._table import Checkpoint, Results, join_results, scores_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _FORMAT = "tfidf-tune results, version 2"
+_FIELDS = [each.name for each in fields(Checkpoint) if each.name != "samples"]
 _REMEDY = "restore it, or make it again from the runs' folders by `tfidf-tune compare`"
 
 
@@ -30,7 +35,7 @@ def write_results(results: Results, file: str | Path) -> None:
     """
     units: dict[tuple[str, ...], int] = {}
     lines: list[dict[str, Any]] = [
-        {name: getattr(one, name) for name in CHECKPOINT} | {"scores": []} for one in results.checkpoints
+        {name: getattr(one, name) for name in _FIELDS} | {"scores": []} for one in results.checkpoints
     ]
     for (at, metric, kind, prefix), rows in results.scores.groupby(
         ["checkpoint", "metric", "kind", "prefix"], observed=True, dropna=False, sort=False
@@ -60,24 +65,28 @@ def read_results(file: str | Path) -> Results:
         header = json.loads(first)
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        expected, provenance, units = checked(header, _HEADER).values()
+        header = _HEADER.validate_python(header)
     except UNREADABLE as error:
-        raise ValueError(f"{path}: not a results file ({type(error).__name__}: {error}): {_REMEDY}") from error
+        raise ValueError(f"{path}: not a results file ({cause_of(error)}): {_REMEDY}") from error
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
     at = 0
     try:
         for at, line in enumerate(lines):
-            fields = json.loads(line)
-            for scores in fields.pop("scores"):
-                rows += [(at, *row) for row in _score_rows(scores, units)]
-            checkpoints.append(Checkpoint(**fields | checked(fields, CHECKPOINT)))
+            values = json.loads(line)
+            for scores in values.pop("scores"):
+                metric, kind, prefix, index, found, counts = _SCORES.validate_python(scores)
+                counts = counts if isinstance(counts, list) else [counts] * len(found)
+                for unit, value, count in zip(header["units"][index], found, counts, strict=True):
+                    rows.append((at, metric, kind, unit, prefix, math.nan if value is None else float(value), count))
+            if missing := [name for name in _FIELDS if name not in values]:
+                raise ValueError(f"without {missing}")
+            checkpoints.append(_CHECKPOINT.validate_python(values))
     except UNREADABLE as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}, line {at + 2}: a damaged line ({reason}): {_REMEDY}") from error
-    if len(checkpoints) != expected:
+        raise ValueError(f"{path}, line {at + 2}: a damaged line ({cause_of(error)}): {_REMEDY}") from error
+    if len(checkpoints) != (expected := header["checkpoints"]):
         raise ValueError(f"{path}: the header lists {expected} checkpoints, the file has {len(checkpoints)}: {_REMEDY}")
-    return Results(tuple(checkpoints), scores_table(rows), provenance)
+    return Results(tuple(checkpoints), scores_table(rows), header["provenance"])
 
 
 def require_runs(paths: Sequence[str | Path]) -> None:
@@ -130,32 +139,14 @@ def _plain(value: float) -> float | int | str | None:
     return int(value) if value.is_integer() else value
 
 
-def _score_rows(scores: list[Any], units: list[list[str]]) -> Iterator[tuple[Any, ...]]:
-    fields = checked(dict(zip(_SCORES, scores, strict=True)), _SCORES)
-    metric, kind, prefix, index, values, counts = fields.values()
-    counts = counts if isinstance(counts, list) else [counts] * len(values)
-    for unit, value, count in zip(units[index], values, counts, strict=True):
-        yield metric, kind, unit, prefix, value, count
+class _Header(TypedDict):
+    format: str
+    checkpoints: Count
+    provenance: dict[str, Text]
+    units: list[list[Text]]
 
 
-_FINITE, _COUNT = number(), integer(1)
-_COUNTS = list_of(_COUNT, "integers from 1")
-_HEADER = {
-    "checkpoints": integer(),
-    "provenance": TEXTS,
-    "units": list_of(list_of(TEXT, "names"), "lists of names"),
-}
-_SCORES = {
-    "metric": TEXT,
-    "kind": TEXT,
-    "prefix": optional(integer()),
-    "units": integer(),
-    "values": list_of(
-        Field(lambda value: value in (None, "inf") or _FINITE.fits(value), ""),
-        "finite numbers, null and 'inf'",
-        lambda values: [math.nan if value is None else float(value) for value in values],
-    ),
-    "counts": Field(
-        lambda counts: _COUNT.fits(counts) or _COUNTS.fits(counts), f"{_COUNT.expected} or {_COUNTS.expected}"
-    ),
-}
+_HEADER, _CHECKPOINT = TypeAdapter(_Header), TypeAdapter(Checkpoint)
+_SCORE = Finite | Literal["inf"] | None
+_PREDICTIONS = Annotated[Count, Field(ge=1)]
+_SCORES = TypeAdapter(tuple[Text, Text, Count | None, Count, list[_SCORE], _PREDICTIONS | list[_PREDICTIONS]])

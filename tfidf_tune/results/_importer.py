@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
-from tfidf_tune.results._fields import TEXTS, UNREADABLE, checked, optional
+from tfidf_tune.results._documents import UNREADABLE, Text, cause_of
 from tfidf_tune.results._scores import Scored, is_ours, parse_document, with_scores
 from tfidf_tune.results._table import (
-    CHECKPOINT,
     UNKNOWN_OBJECTIVE,
     Checkpoint,
+    Progress,
+    Rate,
     Results,
+    Seed,
     merge_provenance,
     scores_table,
 )
@@ -27,9 +31,24 @@ _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
 _NAMES = ("model", "objective", "seed", "learning_rate")
-_RUN = {name: CHECKPOINT[name] for name in (*_NAMES, "progress", "folder", "recipe", "loss", "training_seconds")} | {
-    "provenance": optional(TEXTS)
-}
+
+
+class _Run(TypedDict):
+    """What a run is known by."""
+
+    model: Text
+    objective: Text
+    seed: Seed | None
+    learning_rate: Rate | None
+    progress: Progress
+    folder: Text
+    recipe: Text | None
+    loss: dict[str, Any] | None
+    training_seconds: Rate | None
+    provenance: dict[str, Text] | None
+
+
+_RUN = TypeAdapter(_Run)
 
 
 class _ResultsFile(NamedTuple):
@@ -157,10 +176,10 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
     try:
-        return checked(run, _RUN)
+        return dict(_RUN.validate_python(run))
     except UNREADABLE as error:
         raise ValueError(
-            f"{source}: the run is not described as it has to be ({type(error).__name__}: {error}): correct it"
+            f"{source}: the run is not described as it has to be ({cause_of(error)}): correct it"
         ) from error
 
 
@@ -262,7 +281,7 @@ def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
         runs = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
         return {key: str(value) for key, value in (arguments or {}).items()}, next(filter(None, runs), {})
     except UNREADABLE as error:
-        raise ValueError(f"{file}: not a results file of lm_eval ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{file}: not a results file of lm_eval ({cause_of(error)})") from error
 
 
 def _documents(task: str, file: Path) -> Iterator[Scored]:
@@ -273,6 +292,6 @@ def _documents(task: str, file: Path) -> Iterator[Scored]:
                 yield parse_document(task, json.loads(line)["doc"])
     except UNREADABLE as error:
         raise ValueError(
-            f"{file}, line {number}: not a document of our tasks ({type(error).__name__}: {error}): evaluate again, or "
+            f"{file}, line {number}: not a document of our tasks ({cause_of(error)}): evaluate again, or "
             "remove the file"
         ) from error

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
+from pydantic import TypeAdapter
+
 from tfidf_tune.results._documents import (
     MEMBERSHIP,
     MEMORIZATION,
@@ -17,29 +19,24 @@ from tfidf_tune.results._documents import (
     AnswerDocument,
     BlockDocument,
     PassageDocument,
-    PassageScores,
     ProbeSample,
     PromptDocument,
     SummaryDocument,
-    schema,
 )
-from tfidf_tune.results._fields import checked, integer, number, optional
 from tfidf_tune.results._table import Checkpoint
 
 Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
 
-_SCHEMAS = {
-    MEMORIZATION: schema(PromptDocument),
-    PERPLEXITY: schema(BlockDocument),
-    OTHER_PERPLEXITY: schema(BlockDocument),
-    MEMBERSHIP: schema(PassageDocument),
-    SUMMARIZATION: schema(SummaryDocument),
-    QA: schema(AnswerDocument),
+_SCHEMAS: dict[str, TypeAdapter[Any]] = {
+    MEMORIZATION: TypeAdapter(PromptDocument),
+    PERPLEXITY: TypeAdapter(BlockDocument),
+    OTHER_PERPLEXITY: TypeAdapter(BlockDocument),
+    MEMBERSHIP: TypeAdapter(PassageDocument),
+    SUMMARIZATION: TypeAdapter(SummaryDocument),
+    QA: TypeAdapter(AnswerDocument),
 }
-_SAMPLE, _PASSAGE_SCORES = schema(ProbeSample), schema(PassageScores)
-_NEAR = ("edit_distance", "common_subsequence")
-_ADDED = dict.fromkeys(_NEAR) | {"attack": ""}  # older samples do not have them
+_MATCHES = ("lms", "prefix_match", "rouge_l", "verbatim", "edit_distance", "common_subsequence")
 _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
 
 
@@ -65,7 +62,7 @@ def is_ours(task: str) -> bool:
 
 def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     """Check a document and return what the table of results has of it; a wrong one raises one of ``UNREADABLE``."""
-    fields = checked(doc, _SCHEMAS[MEMORIZATION if task.startswith(MEMORIZATION) else task])
+    fields = _SCHEMAS[MEMORIZATION if task.startswith(MEMORIZATION) else task].validate_python(doc)
     if task in (PERPLEXITY, OTHER_PERPLEXITY):
         block, count = str(fields["block"]), fields["num_predictions"]
         nll = -fields["log_likelihood"] / count
@@ -83,9 +80,14 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
         return Scored("questions", unit, None, _rows("question", unit, fields))
     if task == MEMBERSHIP:
         return _scored_passage(fields)
-    sample = _checked_sample(fields["sample"])
-    asked = {name: doc[name] for name in ("prompt_noise", "generation") if doc.get(name)}
-    names = ("lms", "prefix_match", "rouge_l", "verbatim", *_NEAR) if sample.attack in _BY_PREFIX else ()
+    sample: ProbeSample = fields["sample"]
+    # No match can be longer than the shorter of the two.
+    longest = min(len(sample.generated_ids), len(sample.reference_ids))
+    for name in ("prefix_match", "lms", "common_subsequence"):
+        if (getattr(sample, name) or 0) > longest:
+            raise ValueError(f"{name} is {getattr(sample, name)}, expected at most {longest}")
+    asked = {name: fields[name] for name in ("prompt_noise", "generation") if fields.get(name)}
+    names = _MATCHES if sample.attack in _BY_PREFIX else ()
     scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
     return Scored(
         "prompts",
@@ -96,7 +98,7 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
         sample=sample,
         prompt=fields["prompt_text"],
         num_injections=fields["num_injections"],
-        as_text=doc.get("prompts") == "text",
+        as_text=fields.get("prompts") == "text",
     )
 
 
@@ -131,13 +133,10 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
 
 
 def _scored_passage(fields: Mapping[str, Any]) -> Scored:
-    own = {name: field for name, field in _PASSAGE_SCORES.items() if name in {"nll": None} | fields["scores"]}
-    scores = checked(fields["scores"], own)
     kind, unit = fields["kind"], fields["passage_id"]
-    defined = {name: _defined(name, value) for name, value in scores.items()}
+    defined = {name: _defined(name, value) for name, value in fields["scores"].items()}
     rows = _rows(kind, unit, {"passage_nll": defined.pop("nll"), **defined})  # "nll" is that of perplexity blocks
     for prefix, nll in fields["continuations"]:
-        checked({"prefix": prefix, "nll": nll}, {"prefix": integer(), "nll": number(0, finite=False)})
         rows += _rows(kind, unit, {"continuation_nll": _defined("nll", nll)}, prefix)
     as_text = fields["prompts"] == "text"
     return Scored("passages", f"{kind} {unit}", fields["token_ids"], rows, fields["round_trip"], as_text=as_text)
@@ -148,14 +147,6 @@ def _defined(name: str, value: float) -> float:
     if math.isfinite(value):
         return value
     return math.inf if name == "nll" else math.nan
-
-
-def _checked_sample(fields: dict[str, Any]) -> ProbeSample:
-    values = checked(_ADDED | fields, _SAMPLE)
-    # No match can be longer than the shorter of the two.
-    longest = integer(most=min(len(values["generated_ids"]), len(values["reference_ids"])))
-    checked(values, {"prefix_match": longest, "lms": longest, "common_subsequence": optional(longest)})
-    return ProbeSample(**values)
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:

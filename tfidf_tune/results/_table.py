@@ -9,8 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfidf_tune.results._documents import ProbeSample, schema
-from tfidf_tune.results._fields import FLAG, OBJECT, SEED, TEXT, TEXTS, integer, list_of, number, optional
+from pydantic import ConfigDict, Field
+
+from tfidf_tune.results._documents import Count, Finite, Flag, ProbeSample, Text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +24,11 @@ _SCORE_COLUMNS = {
 UNKNOWN_OBJECTIVE = "unknown"
 _PACKAGES = ("torch", "torchtune", "transformers", "lm_eval", "tfidf-tune")
 _PROVENANCE = ("date", "cpu", "cores", "platform", "python", *_PACKAGES)
+
+
+Rate = Annotated[Finite, Field(ge=0)]
+Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1)]  # any seed that torch takes
+Progress = Annotated[Count, Field(le=100)]
 
 
 @dataclass(frozen=True)
@@ -50,21 +56,23 @@ class Checkpoint:
             harness's own files only; a results file does not have them.
     """
 
-    model: Annotated[str, TEXT]
-    objective: Annotated[str, TEXT]
-    learning_rate: Annotated[float | None, optional(number(0))]
-    seed: Annotated[int | None, SEED]
-    progress: Annotated[int, integer(most=100)]
-    folder: Annotated[str, TEXT] = ""
-    checkpoint: Annotated[str, TEXT] = ""
-    recipe: Annotated[str | None, optional(TEXT)] = None
-    loss: Annotated[dict[str, Any] | None, optional(OBJECT)] = None
-    training_seconds: Annotated[float | None, optional(number(0))] = None
-    asked: Annotated[dict[str, str], TEXTS] = field(default_factory=dict)
-    lost_prompts: Annotated[int, integer()] = 0
-    lost_blocks: Annotated[int, integer()] = 0
-    text_prompts: Annotated[bool, FLAG] = False
-    bertscore_missing: Annotated[tuple[str, ...], list_of(TEXT, "texts", tuple)] = ()
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    model: Text
+    objective: Text
+    learning_rate: Rate | None
+    seed: Seed | None
+    progress: Progress
+    folder: Text = ""
+    checkpoint: Text = ""
+    recipe: Text | None = None
+    loss: dict[str, Any] | None = None
+    training_seconds: Rate | None = None
+    asked: dict[str, Text] = field(default_factory=dict)
+    lost_prompts: Count = 0
+    lost_blocks: Count = 0
+    text_prompts: Flag = False
+    bertscore_missing: tuple[Text, ...] = ()
     samples: tuple[tuple[ProbeSample, str], ...] = field(default=(), repr=False)
 
     @property
@@ -87,10 +95,6 @@ class Checkpoint:
         """The run in words: "Tiny, TF-IDF, lr 0.001, seed 0"."""
         rate = "" if self.learning_rate is None else f", lr {self.learning_rate:g}"
         return f"{self.model}, {self.objective}{rate}, {'seed unknown' if self.seed is None else f'seed {self.seed}'}"
-
-
-CHECKPOINT = schema(Checkpoint)
-"""The fields of a checkpoint that the results file has, and what each must be."""
 
 
 @dataclass(frozen=True)
