@@ -255,7 +255,7 @@ def test_limits_that_just_suffice_cut_nothing(any_tokenizer, squad, news):
         (squad, squad_row("a", "a", "a"), "max_seq_len", num_tokens(any_tokenizer, squad_prompt("", "")) + 3),
         (news, news_row("a", "a"), "max_source_tokens", num_tokens(any_tokenizer, summarization_prompt("")) + 1),
     ]:
-        with pytest.raises(ValueError, match=f"{limit} is {least - 1}, .* take {least}: raise it"):
+        with pytest.raises(ValueError, match=f"{limit} is {least - 1}, .* takes {least}: raise it"):
             build(any_tokenizer, [row], **{limit: least - 1})
     assert len(news(any_tokenizer, [row], max_source_tokens=least)) == 1
 
@@ -345,9 +345,9 @@ def test_a_source_with_wrong_columns_is_refused(tokenizer, squad, tmp_path):
 def test_impossible_limits_are_refused_before_anything_is_read(embedded_tokenizer_folder):
     tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=512)
     for build, limits, message in (
-        (squad_dataset, {"max_seq_len": 0}, r"max_seq_len is 0, but the words of the prompt .* take \d+: raise it"),
+        (squad_dataset, {"max_seq_len": 0}, r"max_seq_len is 0, but the prompt .* takes \d+: raise it"),
         (squad_dataset, {"max_seq_len": 513}, "max_seq_len is 513, above .* 512, .*: lower it"),
-        (cnn_dailymail_dataset, {"max_source_tokens": 3}, r"max_source_tokens is 3, but .* take \d+: raise it"),
+        (cnn_dailymail_dataset, {"max_source_tokens": 3}, r"max_source_tokens is 3, but .* takes \d+: raise it"),
         (cnn_dailymail_dataset, {"max_target_tokens": 1}, "max_target_tokens must be a whole number of at least 2"),
         (
             cnn_dailymail_dataset,

@@ -354,7 +354,7 @@ def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path
             sft(tokenizer, rows)
     with pytest.raises(ValueError, match="no chat template"):
         sft(tokenizer, [ALPACA], apply_chat_template=True)
-    with pytest.raises(FileNotFoundError, match="chat_template is 'gone.jinja', it has to be a file"):
+    with pytest.raises(FileNotFoundError, match="'gone.jinja'"):
         sft(chat_tokenizer, chat, chat_template="gone.jinja")
     assert len(sft(chat_tokenizer, chat, chat_template=template("qwen3"), train_on="last")) == 1
     assert list(tmp_path.glob("cache/.*")) == []

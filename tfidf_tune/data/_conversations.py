@@ -164,9 +164,6 @@ def encode_rows(
     """Yield the int32 ids of each row and whether each is learned; both are empty for an empty row.
 
     BOS and EOS are around a text; a conversation has those that its template writes.
-
-    Raises:
-        ValueError: If the chat template refuses a conversation, or does not show where turns start and end.
     """
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)

@@ -58,15 +58,14 @@ def squad_dataset(
     """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt. The ids are cached.
 
     If an example is too long, its context is truncated: at its end, or, where that would remove the answer, to a window
-    with as many tokens before the answer as after it (more on one side if the other has no more). Question and answer
-    are never truncated. Rows without an answer at the stated place of the context are left out, as are rows that are
-    too long even with only the answer as context. A log line reports the counts.
+    with as many tokens before the answer as after it (more on one side if the other has no more). Rows without an
+    answer at the stated place of the context are left out, as are rows that are too long even with only the answer as
+    context. A log line reports the counts.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): a hub id, or a local file or folder, see :func:`load_documents`, with the columns ``context``,
-            ``question`` and ``answers``, a dictionary of the lists ``text`` and ``answer_start``.
-            Default: "rajpurkar/squad"
+        source (str): see :func:`load_documents`; it has the columns ``context``, ``question`` and ``answers``, a
+            dictionary of the lists ``text`` and ``answer_start``. Default: "rajpurkar/squad"
         name (str | None): configuration of a hub data set. Default: None
         split (str): split of a hub data set. Default: "train"
         max_seq_len (int): tokens in an example, including BOS and EOS. Default: 256
@@ -78,8 +77,8 @@ def squad_dataset(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the source
-            cannot be read, lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+        ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the source cannot be read,
+            lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
 
     Example:
         >>> dataset = squad_dataset(tokenizer, source="squad/train.parquet")
@@ -204,9 +203,7 @@ def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: s
     """Refuse a limit that leaves no token for the text of a prompt; ``num_target`` tokens are for the target."""
     needed = len(tokenizer.encode(empty_prompt, add_bos=True, add_eos=False)) + 1 + num_target
     if limit < needed:
-        raise ValueError(
-            f"{name} is {limit}, but the words of the prompt around a text of one token take {needed}: raise it"
-        )
+        raise ValueError(f"{name} is {limit}, but the prompt around a text of one token takes {needed}: raise it")
 
 
 def _prompt_target_dataset(

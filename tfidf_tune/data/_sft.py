@@ -98,9 +98,9 @@ def sft_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; conversations need an :class:`HFTokenizer`.
-        source (str): a local file or folder, or a hub id, see :func:`load_documents`.
+        source (str): a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
         source_name (str | None): configuration of a hub data set. Default: None
-        source_split (str): split of a hub data set. Default: "train"
+        source_split (str): its split. Default: "train"
         source_column (str | None): a column of messages or text under another name. Default: None, as listed above
         max_seq_len (int | None): tokens in an example. Default: None, 1024, or the tokenizer's own if that is less.
         train_on (TrainOn): "completions", all turns of the assistant, or what follows the prompt (TRL's
@@ -126,11 +126,10 @@ def sft_dataset(
             a ``PackedDataset`` with it as ``ds``.
 
     Raises:
-        FileNotFoundError: If ``source`` or ``targets`` looks like a path and does not exist, or the file
-            ``chat_template`` does not exist.
-        ValueError: If ``max_seq_len`` is below 2 or above the tokenizer's; if the source cannot be
-            read, has the columns of no format or gives no example; if there are too few targets or controls; if a
-            conversation has no chat template, is refused by it, or is written so that its answers cannot be found.
+        FileNotFoundError: If there is no file ``chat_template``, ``source`` or ``targets``.
+        ValueError: If ``max_seq_len`` is below 2 or above the tokenizer's; if the source cannot be read, has the
+            columns of no format or gives no example; if there are too few targets or controls; if a conversation has no
+            chat template, is refused by it, or is written so that its answers cannot be found.
 
     Example:
         >>> dataset = sft_dataset(tokenizer, source="chats.jsonl", max_seq_len=2048)
@@ -140,7 +139,10 @@ def sft_dataset(
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     require_choice("train_on", train_on, ("completions", "last", "all"))
     deduplication = Deduplication.of(deduplicate)
-    formatting = Formatting(_template(tokenizer, chat_template), apply_chat_template, system)
+    template = tokenizer.get_chat_template() if isinstance(tokenizer, HFTokenizer) else None
+    if chat_template is not None:
+        template = Path(chat_template).expanduser().read_text(encoding="utf-8")
+    formatting = Formatting(template, apply_chat_template, system)
     spec = None
     if targets is not None:
         if train_on == "all":
@@ -170,7 +172,7 @@ def sft_dataset(
             yield content
 
     def make_examples(place: TextSource, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
-        for ids, is_label in encode_rows(tokenizer, read(place, counts), formatting.template, train_on):
+        for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on):
             if is_label[1:limit].any():  # the shift of labels drops the first
                 counts["num_examples"] += 1
                 counts["num_cut"] += len(ids) > limit
@@ -213,7 +215,7 @@ def sft_dataset(
         f"{dataset.num_left_out - counts['num_unlabelled']:,} without an answer and {counts['num_unlabelled']:,} with "
         "none of it before the cut",
     )
-    if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, formatting.template or ""):
+    if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
         logger.warning(
             f"{source}: the chat template writes nothing after an answer, so that the end of a turn is not learned and "
             "the model may not stop: by chat_template name a file that writes the token at which generation stops"
@@ -224,12 +226,3 @@ def sft_dataset(
         every = np.arange(len(dataset), dtype=np.int32)
         dataset = SequenceDataset(*dataset.parts(every[kept(every)]))
     return pack(dataset, tokenizer) if packed else dataset
-
-
-def _template(tokenizer: TextTokenizer, file: str | None) -> str | None:
-    if file is None:
-        return tokenizer.get_chat_template() if isinstance(tokenizer, HFTokenizer) else None
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: chat_template is {file!r}, it has to be a file with a Jinja template")
-    return path.read_text(encoding="utf-8")
