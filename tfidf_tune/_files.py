@@ -185,15 +185,10 @@ def require_writable(what: str, path: Path) -> None:
     try:  # the only reliable test for root, network folders and the like
         TemporaryFile(dir=nearest_folder(path)).close()
     except OSError as error:
-        raise not_writable(what, path, error) from error
-
-
-def not_writable(what: str, path: Path, error: OSError) -> OSError:
-    """Make the error of :func:`require_writable`."""
-    return OSError(
-        f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); choose "
-        f"another {what}"
-    )
+        raise OSError(
+            f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); "
+            f"choose another {what}"
+        ) from error
 
 
 def nearest_folder(path: Path) -> Path:

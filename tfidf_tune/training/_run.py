@@ -17,7 +17,7 @@ import torch.distributed as dist
 from omegaconf import DictConfig
 from torchtune import training, utils
 
-from tfidf_tune._files import locked_folder, not_writable, require_writable
+from tfidf_tune._files import locked_folder, require_writable
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training._config import FinetuneConfig, load_config, shards_model
 from tfidf_tune.training._distributed import (
@@ -91,6 +91,8 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
 @contextmanager
 def hold_folder(output_dir: Path) -> Iterator[None]:
     """Keep other runs out of a run's folder; a SetupError says why it is not possible."""
+    with setup_errors():
+        require_writable("output_dir", output_dir)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked_folder(output_dir))
@@ -99,8 +101,6 @@ def hold_folder(output_dir: Path) -> Iterator[None]:
                 f"another process is writing into output_dir {output_dir}: wait until it ends, or choose another "
                 "output_dir"
             ) from error
-        except OSError as error:
-            raise SetupError(str(not_writable("output_dir", output_dir, error))) from error
         yield
 
 
@@ -133,7 +133,6 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
             f"output_dir {output_dir} already holds {', '.join(found)}: {resuming}choose another output_dir, or move "
             "them away"
         )
-    require_writable("output_dir", output_dir)
 
 
 def _read_arguments() -> DictConfig:
