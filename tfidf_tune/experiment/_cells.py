@@ -104,29 +104,26 @@ class Run:
         return "failed or interrupted, will be repeated" if is_unfinished else "to do"
 
     def all_changes(self) -> list[str]:
-        """Return the changes of the training, or if there are none, those of the evaluations."""
-        return self.changes(TRAINING) or [line for percent in self.evaluations for line in self.changes(percent)]
+        """Return a line for each change of the training, or if there is none, of the evaluations."""
+        of_evaluations = [change for percent in self.evaluations for change in self.changes(percent).items()]
+        return [f"{folder}: {change}" for folder, change in [*self.changes(TRAINING).items()] or of_evaluations]
 
-    def changes(self, cell: int) -> list[str]:
-        """Return a line for each folder of a cell whose results were made with different settings."""
+    def changes(self, cell: int) -> dict[Path, str]:
+        """Return the folders of a cell whose results were made with different settings, and what differs."""
+        changes = {}
         manifests = self.manifests(cell)
-        lines = [f"{folder}: {line}" for folder in manifests for line in self._changes_in(manifests[folder])]
-        if cell != TRAINING or lines or not manifests:
-            return lines
-        needed = [percent for percent in self.evaluations if not self.is_done(percent)]
-        gone = [milestone_name(percent) for percent in needed if not self.checkpoint(percent).is_dir()]
-        remark = "checkpoints are only written during training"
-        return [f"{self.folder}: has no {', '.join(gone)}; {remark}"] if gone else []
-
-    def _changes_in(self, manifest: Mapping[str, Any]) -> list[str]:
-        if "settings" in manifest:
-            changed = differences(manifest["settings"], self.settings)
-            return ["; ".join(changed)] if changed else []
-        return [
-            f"{task}: {'; '.join(changed)}"
-            for task, settings in manifest["tasks"].items()
-            if task in self.tasks and (changed := differences(settings, self.tasks[task]))
-        ]
+        for folder, manifest in manifests.items():
+            before, now = manifest.get("settings", {}), self.settings
+            if cell != TRAINING:
+                before = {task: settings for task, settings in manifest["tasks"].items() if task in self.tasks}
+                now = {task: self.tasks[task] for task in before}
+            if changed := differences(before, now):
+                changes[folder] = "; ".join(changed)
+        if cell == TRAINING and manifests and not changes:
+            needed = [percent for percent in self.evaluations if not self.is_done(percent)]
+            if gone := [milestone_name(percent) for percent in needed if not self.checkpoint(percent).is_dir()]:
+                changes[self.folder] = f"has no {', '.join(gone)}; checkpoints are only written during training"
+        return changes
 
     def check_folder(self) -> None:
         """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of another origin."""
@@ -164,10 +161,9 @@ class Run:
         if self.changes(TRAINING):
             self.clear()
         for percent in self.evaluations:
-            for folder, manifest in self.manifests(percent).items():
-                if self._changes_in(manifest):
-                    (folder / _EVALUATED).unlink()
-                    shutil.rmtree(folder)
+            for folder in self.changes(percent):
+                (folder / _EVALUATED).unlink()
+                shutil.rmtree(folder)
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -100,16 +100,12 @@ class WeightedCrossEntropyLoss(nn.Module):
         self.num_output_chunks = num_output_chunks
         self.head: Head = head
         self.accumulate_in_fp32 = accumulate_in_fp32
-
-    def compute_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of each token of a chunk, :func:`token_cross_entropy`: the only part worth compiling."""
-        return token_cross_entropy(logits, labels)
+        self.compute_cross_entropy = token_cross_entropy  # the only part worth compiling
 
     def compile_chunks(self) -> None:
         """Compile the cross-entropy of a chunk of logits. Compiling the fused head takes memory and saves no time."""
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
-        compiled = torch.compile(self.compute_cross_entropy, backend=backend)
-        self.compute_cross_entropy = compiled  # type: ignore[method-assign]
+        self.compute_cross_entropy = torch.compile(self.compute_cross_entropy, backend=backend)
 
     def terms(self, logits: Logits, batch: TokenBatch | Tensor) -> LossTerms:
         """Compute the objective together with the values that are logged.

@@ -97,10 +97,7 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: in
 
 
 def _mix_bits(numbers: Tensor) -> Tensor:
-    """Spread the lowest 32 bits of int64 numbers, so that similar ones differ widely: int64 in [0, 2**32), one to one.
-
-    Two rounds of multiplying and shifting.
-    """
+    """Spread the lowest 32 bits of int64 numbers, so that similar ones differ widely: in [0, 2**32), one to one."""
     mixed = numbers & _MASK
     for _ in range(2):
         mixed = (mixed ^ (mixed >> 16)).mul_(_MULTIPLIER).bitwise_and_(_MASK)

@@ -13,7 +13,6 @@ from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch
 from tfidf_tune.weighting._weighting import TokenWeighting
 
 GoldfishStrategy = Literal["hash", "static"]
-_MOST_K = 2**63 // HASH_RANGE  # a product of k and a hash is one int64
 
 
 class GoldfishWeighting(TokenWeighting):
@@ -48,7 +47,7 @@ class GoldfishWeighting(TokenWeighting):
     def __init__(self, *, strategy: GoldfishStrategy = "hash", k: int = 4, h: int = 13, seed: int = 0) -> None:
         super().__init__()
         require_choice("strategy", strategy, get_args(GoldfishStrategy))
-        require_integer("k", k, 2, "one token in k is left out of the loss", _MOST_K)
+        require_integer("k", k, 2, "one token in k is left out of the loss", 2**31)  # k times a hash is an int64
         require_integer("h", h, 1, "the hash is of the h tokens before a token", LONGEST_CONTEXT)
         self.strategy: GoldfishStrategy = strategy
         self.k = k
