@@ -12,12 +12,9 @@ from tfidf_tune._files import config_path
 from tfidf_tune._printing import counted, say, visible
 from tfidf_tune.commands import add_tasks, require_extras, task_runner, whole_number
 
-_EXAMPLE = "tfidf-tune data preview any/lora_sft dataset.source=chats.jsonl checkpointer.checkpoint_dir=MODEL"
 _MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
-_LEARNED = "bold green"
 
-Document = tuple[list[int], list[bool]]
-"""Token ids, and whether the loss counts each."""
+Document = tuple[list[int], list[bool]]  # token ids, and whether the loss counts each
 
 
 def main(arguments: list[str]) -> None:
@@ -85,25 +82,20 @@ def _preview(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a config; remove copies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    default = "default: %(default)s"
     preview = commands.add_parser(
         "preview",
         help="print examples with the tokens that are learned marked, and count tokens",
         description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
-        epilog=f"example: {_EXAMPLE}",
+        epilog="example: tfidf-tune data preview any/lora_sft dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
     )
     preview.set_defaults(run=_preview)
     preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
     preview.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
-    preview.add_argument(
-        "--number", type=whole_number(0), default=3, metavar="N", help="examples to print; default: %(default)s"
-    )
-    _add_dedup(commands.add_parser("dedup", help="remove copies from text that may be larger than memory"))
-    return parser
-
-
-def _add_dedup(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_dedup)
-    add, default = parser.add_argument, "default: %(default)s"
+    preview.add_argument("--number", type=whole_number(0), default=3, metavar="N", help=f"examples to print; {default}")
+    dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
+    dedup.set_defaults(run=_dedup)
+    add = dedup.add_argument
     add("paths", nargs="+", metavar="IN ... OUT", help=".txt, .jsonl, .parquet or folders; and the folder to write")
     add("--method", choices=("exact", "minhash"), default="minhash", help=default)
     add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
@@ -111,7 +103,8 @@ def _add_dedup(parser: argparse.ArgumentParser) -> None:
     add("--column", default="text", help=f"column of the text; {default}")
     add("--sample-by", choices=("line", "paragraph", "document"), default="line",
         help=f"what a document of a .txt file is; {default}")  # fmt: skip
-    add_tasks(parser)
+    add_tasks(dedup)
+    return parser
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:
@@ -120,13 +113,12 @@ def _model_max_seq_len(cfg: Any) -> int | None:
         return int(limit)
     from transformers import AutoConfig
 
-    trusted = bool(cfg.checkpointer.get("trust_remote_code"))
+    folder, trusted = str(cfg.checkpointer.checkpoint_dir), bool(cfg.checkpointer.get("trust_remote_code"))
     try:
-        config = AutoConfig.from_pretrained(str(cfg.checkpointer.checkpoint_dir), trust_remote_code=trusted)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     except (OSError, ValueError):  # unknown or no connection: the data set asks for a limit if it needs it
         return None
-    config = config.get_text_config()
-    return getattr(config, "max_position_embeddings", None)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def _documents(dataset: Any, indices: Sequence[int]) -> Iterator[Document]:
@@ -147,47 +139,38 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from tfidf_tune.data import HFTokenizer
+
     tokens, is_learned = document
     console = Console(highlight=False)
     is_colored = console.color_system is not None and not console.no_color
     mark = "in green" if is_colored else "in [[ ]]"
     say(f"\nExample {number}: {counted(len(tokens), 'token')}, {sum(is_learned):,} learned, {mark}")
     shown = Text()
-    for text, learned in _runs(tokenizer, tokens, is_learned):
-        if is_colored:
-            shown.append(visible(text), _LEARNED if learned else "dim")
-        else:
-            shown.append(f"[[{visible(text)}]]" if learned else visible(text))
-    console.print(shown, soft_wrap=True)
-
-
-def _runs(tokenizer: Any, tokens: list[int], is_learned: list[bool]) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each run of tokens that are all learned or all not."""
-    from tfidf_tune.data import HFTokenizer
-
     options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
     end, before = 0, ""
     for learned, run in groupby(is_learned):
         end += len(list(run))
         # Decoded from the start, because a decoder drops the space before a first token.
         whole = tokenizer.decode(tokens[:end], **options)
-        yield whole[len(before) :], learned
+        text = visible(whole[len(before) :])
         before = whole
+        style = "bold green" if learned else "dim"
+        shown.append(f"[[{text}]]" if learned and not is_colored else text, style if is_colored else None)
+    console.print(shown, soft_wrap=True)
 
 
 def _counts(dataset: Any) -> str:
     num_items = len(dataset)
     step = -(-num_items // _MOST_COUNTED)
-    documents = [
-        (len(tokens), sum(is_learned)) for tokens, is_learned in _documents(dataset, range(0, num_items, step))
-    ]
-    lengths = sorted(length for length, _ in documents)
-    num_tokens, num_learned = sum(lengths), sum(learned for _, learned in documents)
+    counts = [(len(tokens), sum(is_learned)) for tokens, is_learned in _documents(dataset, range(0, num_items, step))]
+    lengths = sorted(length for length, _ in counts)
+    num_tokens = sum(lengths)
     is_packed = "seq_lens" in dataset[0]
-    rows = counted(num_items, "packed row" if is_packed else "example")
     sampled = f", of which every {step}th was counted" if step > 1 else ""
-    of = f" in {counted(len(documents), 'example')}" if is_packed else ""
+    of = f" in {counted(len(counts), 'example')}" if is_packed else ""
     return (
-        f"\n{rows}{sampled}: {num_tokens:,} tokens{of}, {num_learned / num_tokens:.1%} of them learned; "
+        f"\n{counted(num_items, 'packed row' if is_packed else 'example')}{sampled}: {num_tokens:,} tokens{of}, "
+        f"{sum(learned for _, learned in counts) / num_tokens:.1%} of them learned; "
         f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {lengths[len(lengths) // 2]:,}"
     )

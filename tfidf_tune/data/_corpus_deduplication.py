@@ -8,8 +8,9 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from datatrove.pipeline.writers import JsonlWriter
 from loguru import logger
 
 from tfidf_tune.data._deduplication import Deduplication
-from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps, progress
+from tfidf_tune.data._disk_tasks import Step, TaskRunner, begin, file_stamps, progress
 from tfidf_tune.data._near_copies import Hashes, bands, signature, word_ngrams
 from tfidf_tune.data._sources import SampleBy, load_rows
 
@@ -83,14 +84,13 @@ def deduplicate_corpus(
     begin(work, {"files": stamps, **settings})
     config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
     signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
-    writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=_row)
-    find, write = "Finding copies", "Writing"
-    cluster = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
-    steps: list[tuple[str, int, list[PipelineStep]]] = [
-        (find, len(files), [_Reader(files, column, sample_by, find), _Signature(signatures, config, is_exact)]),
+    writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
+    read = partial(_read, files, column, sample_by)
+    steps: list[tuple[str, int, list[Step]]] = [
+        ("Finding copies", len(files), [partial(read, "Finding copies"), _Signature(signatures, config, is_exact)]),
         ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
-        ("Joining copies", 1, [cluster]),
-        (write, len(files), [_Reader(files, column, sample_by, write), _Keep(clusters, counts), writer]),
+        ("Joining copies", 1, [MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)]),
+        ("Writing", len(files), [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), writer]),
     ]
     for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
         runner.run(pipeline, work / str(number), num_tasks, doing)
@@ -100,34 +100,24 @@ def deduplicate_corpus(
     return report
 
 
-def _row(_: Any, document: Document) -> Any:
-    return document.metadata["row"]
-
-
-class _Reader(PipelineStep):  # type: ignore[misc]
-    """Read the file of a task."""
-
-    type, name = "Reader", "rows"
-
-    def __init__(self, files: Sequence[str], column: str, sample_by: SampleBy, doing: str) -> None:
-        super().__init__()
-        self.files, self.column, self.sample_by, self.doing = files, column, sample_by, doing
-
-    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Yield its rows."""
-        column, file = self.column, self.files[rank]
-        with progress(self.files, rank, self.doing) as count:
-            for number, row in enumerate(load_rows(file, {column: str}, sample_by=self.sample_by)):
-                if number == 0:
-                    _check_columns(row, file)
-                text = row[column] or ""
-                count(text)
-                yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
+def _read(
+    files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
+) -> Iterator[Document]:
+    """Yield the rows of the file of a task."""
+    file = files[rank]
+    with progress(files, rank, doing) as count:
+        for number, row in enumerate(load_rows(file, {column: str}, sample_by=sample_by)):
+            if number == 0:  # it is written only after all files were read
+                try:
+                    orjson.dumps(row)
+                except TypeError as error:
+                    raise ValueError(f"{file!r} has a column that cannot be written as JSON ({error})") from error
+            text = row[column] or ""
+            count(text)
+            yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]
-    """The signature of a document."""
-
     def __init__(self, output_folder: str, config: MinhashConfig, is_exact: bool) -> None:
         PipelineStep.__init__(self)  # that of the base class loads a tokenizer
         self.output_folder, self.config = get_datafolder(output_folder), config
@@ -136,12 +126,11 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
 
     def get_shingles(self, text: str) -> Hashes:
         """Return the hashes of the n-grams of a text, or the two halves of that of the text."""
-        if self.is_exact:
-            if not text:  # rows without text are no copies of each other
-                return np.zeros(0, np.uint64)
-            digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            return np.frombuffer(digest, np.uint64)
-        return word_ngrams(text, self.config.n_grams)
+        if not self.is_exact:
+            return word_ngrams(text, self.config.n_grams)
+        # Rows without text are no copies of each other.
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() if text else b""
+        return np.frombuffer(digest, np.uint64)
 
     def get_signature(self, shingles: Hashes) -> list[list[int]]:
         """Return the least value of each hash function, by band."""
@@ -149,43 +138,27 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
         return [band.tolist() for band in np.split(hashes >> _UNUSED_BITS, self.config.num_buckets)]
 
 
-class _Keep(PipelineStep):  # type: ignore[misc]
-    """Leave out the copies of a task's documents, and count."""
-
-    type, name = "Filter", "copies"
-
-    def __init__(self, clusters: str, counts: str) -> None:
-        super().__init__()
-        self.clusters, self.counts = clusters, counts
-
-    def run(self, data: Iterator[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Yield the documents that stay."""
-        removed = set(_numbers(Path(self.clusters) / f"{rank:06d}.remove").tolist())
-        pairs = _numbers(Path(self.clusters) / f"{rank:06d}.sizes").reshape(-1, 2)
-        sizes: dict[int, int] = {int(number): int(size) for number, size in pairs}
-        counts: Counter[str] = Counter()
-        largest: list[tuple[int, str]] = []
-        for number, document in enumerate(data):
-            counts.update(documents=1, characters=len(document.text))
-            if number in removed:
-                continue
-            counts.update(kept_documents=1, kept_characters=len(document.text))
-            if number in sizes:
-                largest.append((sizes[number], document.text[:_SHOWN_CHARACTERS]))
-                largest = sorted(largest, key=lambda one: -one[0])[:_SHOWN_CLUSTERS]
-            yield document
-        folder = Path(self.counts)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{rank}.json").write_text(json.dumps({"counts": counts, "largest": largest}), encoding="utf-8")
+def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
+    """Yield the documents of a task that stay, and count."""
+    removed = set(_numbers(clusters / f"{rank:06d}.remove").tolist())
+    pairs = _numbers(clusters / f"{rank:06d}.sizes").reshape(-1, 2)
+    sizes = dict(zip(*pairs.T.tolist(), strict=True))
+    total: Counter[str] = Counter()
+    largest: list[tuple[int, str]] = []
+    for number, document in enumerate(data):
+        total.update(documents=1, characters=len(document.text))
+        if number in removed:
+            continue
+        total.update(kept_documents=1, kept_characters=len(document.text))
+        if number in sizes:
+            largest = _largest([*largest, (sizes[number], document.text[:_SHOWN_CHARACTERS])])
+        yield document
+    counts.mkdir(parents=True, exist_ok=True)
+    (counts / f"{rank}.json").write_text(json.dumps({"counts": total, "largest": largest}), encoding="utf-8")
 
 
-def _check_columns(row: dict[str, Any], file: str) -> None:
-    try:
-        orjson.dumps(row)
-    except TypeError as error:
-        raise ValueError(
-            f"{file!r} has a column that cannot be written as JSON ({error}): remove it or make it text"
-        ) from error
+def _largest(clusters: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    return sorted(clusters, key=lambda cluster: -cluster[0])[:_SHOWN_CLUSTERS]
 
 
 def _numbers(file: Path) -> npt.NDArray[np.uint32]:
@@ -194,11 +167,10 @@ def _numbers(file: Path) -> npt.NDArray[np.uint32]:
 
 def _report(counts: Path, settings: dict[str, Any]) -> dict[str, Any]:
     parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(counts.glob("*.json"))]
-    total: Counter[str] = sum((Counter(part["counts"]) for part in parts), Counter())
     names = ("documents", "kept_documents", "characters", "kept_characters")
-    largest = sorted((tuple(one) for part in parts for one in part["largest"]), key=lambda one: -one[0])
+    largest = _largest((size, text) for part in parts for size, text in part["largest"])
     return {
-        **{name: total[name] for name in names},
+        **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
         "settings": settings,
-        "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest[:_SHOWN_CLUSTERS]],
+        "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
     }
