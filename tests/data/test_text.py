@@ -102,7 +102,7 @@ def test_impossible_limits_and_sources_are_refused(tokenizer, texts, monkeypatch
         monkeypatch.setattr(tokenizer, "max_seq_len", own)
         with pytest.raises(ValueError, match=message):
             texts(tokenizer, [LONG], max_seq_len=limit)
-    with pytest.raises(ValueError, match="gives no sequence of two tokens or more out of 2 documents: name another"):
+    with pytest.raises(ValueError, match="has 2 documents, none of two tokens: name another"):
         texts(tokenizer, [TINY, TINY], max_seq_len=16, add_eos=False)
 
 

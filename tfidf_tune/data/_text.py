@@ -57,15 +57,13 @@ def blocks_and_lengths(
     """Cut tokenized documents into blocks, see :func:`text_blocks`; also return the tokens of each that was read."""
     eos = np.array([] if eos_id is None else [eos_id], dtype=np.int32)
     pieces: list[TokenArray] = []
-    lengths: list[int] = []
     num_tokens = 0
     for ids in documents:
         pieces += [ids, eos]
-        lengths.append(len(ids))
         num_tokens += len(ids) + len(eos)
         if num_blocks is not None and num_tokens >= num_blocks * block_size:
             break
-    return cut_blocks(pieces, block_size)[:num_blocks], lengths
+    return cut_blocks(pieces, block_size)[:num_blocks], [len(ids) for ids in pieces[::2]]
 
 
 def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
@@ -211,7 +209,7 @@ def text_dataset(
     Raises:
         FileNotFoundError: If the source looks like a path and does not exist.
         ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set, or the source cannot be
-            read or gives no sequence of two tokens.
+            read or has no document of two tokens.
 
     Example:
         >>> dataset = text_dataset(tokenizer, source="letters.jsonl", max_seq_len=512)
@@ -228,23 +226,19 @@ def text_dataset(
 
     def pieces(counts: Counts) -> Iterator[TokenArray]:
         lengths: list[int] = []
-        num_kept = 0
+        longest = 0
         for text in encode_texts(tokenizer, load_documents(*place)):
             lengths.append(len(text))
             ids = np.concatenate([bos, text, eos])
             cut = [ids[start : start + limit] for start in range(0, len(ids), limit)]
+            longest = max(longest, len(ids))
             counts["num_documents"] += 1
             counts["num_cut"] += len(cut) > 1
-            kept = [piece for piece in cut if len(piece) > 1]
-            counts["num_left_out"] += len(cut) - len(kept)
-            num_kept += len(kept)
-            yield from kept
+            counts["num_left_out"] += len(ids) % limit == 1  # the last piece
+            yield from (piece for piece in cut if len(piece) > 1)
         warn_of_short_documents(source, sample_by, lengths)
-        if not num_kept:
-            raise ValueError(
-                f"{source!r} gives no sequence of two tokens or more out of {len(lengths)} documents: name another "
-                "source"
-            )
+        if longest < 2:
+            raise ValueError(f"{source!r} has {len(lengths)} documents, none of two tokens: name another source")
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
         rows: Iterable[TokenArray] = pieces(counts)

@@ -109,9 +109,7 @@ def tokenizer_fingerprint(tokenizer: TextTokenizer) -> str:
 
     They are the tokenizer's ``fingerprint``, or a hash of its ``vocab_size`` and of the ids of a fixed sample text.
     """
-    if hasattr(tokenizer, "fingerprint"):
-        return str(tokenizer.fingerprint)
-    return _fingerprint(tokenizer, tokenizer.vocab_size)
+    return str(getattr(tokenizer, "fingerprint", None) or _fingerprint(tokenizer, tokenizer.vocab_size))
 
 
 def _fingerprint(tokenizer: TextTokenizer, vocabulary: Any) -> str:
@@ -158,8 +156,8 @@ class HFTokenizer:
         self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
         if self._hf.eos_token_id is None:
             raise ValueError(
-                f"the tokenizer {self.name!r} has no EOS token, which ends every document: "
-                'set "eos_token" in its tokenizer_config.json to a token of its vocabulary'
+                f"the tokenizer {self.name!r} has no EOS token, which ends every document: set eos_token in its "
+                "tokenizer_config.json to a token of its vocabulary"
             )
         self.max_seq_len = max_seq_len
         self.vocab_size: int = len(self._hf)
