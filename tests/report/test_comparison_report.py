@@ -23,6 +23,7 @@ from tfidf_tune.report import comparison_report, frontier_report
 EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
 )
+NOT_COMPARED = "What TF-IDF recites is not compared: TF-IDF and CE share no checkpoint with memorization results."
 
 
 def report(*runs, **options):
@@ -152,7 +153,7 @@ def test_only_tables_with_rows_are_shown():
     assert [table.name for table in made.tables] == ["qa", "reductions"]
     lead = "Runs of Tiny. One seed, no interval over seeds."
     assert (made.figures, made.examples, made.lead) == ([], [], lead)
-    assert made.verdict == "What TF-IDF recites is not compared: TF-IDF and CE have no memorization results."
+    assert made.verdict == NOT_COMPARED
 
 
 def test_scores_and_their_reductions_are_by_objective():
@@ -358,10 +359,7 @@ def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing
     )
     for statement, start in zip(made.statements, starts, strict=False):
         assert statement.startswith(start)
-    assert (
-        "B: What TF-IDF recites is not compared: TF-IDF and CE share no checkpoint with memorization results"
-        in made.statements[2]
-    )
+    assert made.statements[2] == f"B: {NOT_COMPARED}"
     assert "(equal for all passages, at 50 % of training[" in made.statements[3]
     assert any("last checkpoint that all runs of the model share: C at 50 %" in text for text in made.footnotes)
     rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
@@ -374,7 +372,7 @@ def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing
 
 def test_an_objective_without_memorization_results_is_named():
     made = report(run("CE", [evaluation(100, targets(4, 2))]), run("TF-IDF", [evaluation(100)]))
-    assert made.verdict == "What TF-IDF recites is not compared: TF-IDF has no memorization results."
+    assert made.verdict == NOT_COMPARED
 
 
 def test_without_a_common_model_nothing_is_compared():

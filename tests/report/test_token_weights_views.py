@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from browser import DESKTOP, PHONE
 from selenium.webdriver.common.by import By
@@ -11,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tfidf_tune.analysis._token_weights import WEIGHTS, shown_tokens, weigh_blocks
 from tfidf_tune.report import html_page
-from tfidf_tune.report._weights import LEVELS, findings, level_of, readable, tokens_section, weights_report
+from tfidf_tune.report._weights import LEVELS, level_of, readable, tokens_section, weights_report
 
 HOSTILE = "</span><script>alert(1)</script>\"'&"
 TEXTS = dict(enumerate([" the", " lob", "ster", ",", "\n", HOSTILE, " $x$"]))
@@ -62,25 +61,6 @@ def test_a_level_is_half_an_octave_of_weight():
     first, *labels = block_of(*(("x", weight) for weight in levels))
     assert [level_of(token, "log") for token in labels] == [*levels.values()]
     assert level_of(first, "log") is None
-
-
-# ---- the report
-
-
-def test_findings_say_what_each_form_does_to_frequent_tokens():
-    bands = pd.DataFrame({"frequency rank": ["1 to 10"], "% of tokens": [20.0]})
-    bands = bands.assign(**{"% of weight, count": 35.0, "% of weight, log": 20.0, "% of weight, binary": 10.0})
-    assert findings("count", bands) == [
-        "With tf=count, the 10 most frequent tokens hold 20.0 % of the tokens and 35.0 % of the weight: raw counts "
-        "lift frequent tokens here.",
-        "With tf=log, the 10 most frequent tokens hold 20.0 % of the tokens and 20.0 % of the weight: 1 + ln count "
-        "hardly changes frequent tokens here.",
-        "With tf=binary, the 10 most frequent tokens hold 20.0 % of the tokens and 10.0 % of the weight: idf alone "
-        "lowers frequent tokens here.",
-    ]
-    first, *_, last = findings("binary", bands)
-    assert first.startswith("With tf=binary")
-    assert last.startswith("With tf=log")
 
 
 # ---- the page

@@ -125,16 +125,10 @@ def _outcome(
     several = evaluations["setting"].nunique() > 1
     last, change = at_last(own, LMS), found.get(LMS.label)
     if change is None:
-        probed = set(own.loc[own[LMS.label].notna(), "objective"])
-        missing = [name for name in (objective, baseline) if name not in probed]
-        why = (
-            f"{objective} and {baseline} share no checkpoint with memorization results: evaluate both at the same "
-            "checkpoints"
+        why = f"{objective} and {baseline} share no checkpoint with memorization results"
+        return Outcome(
+            setting, objective, baseline, f"what {objective} recites is not compared: {why}", several=several
         )
-        if missing:
-            why = f"{joined(missing)} {'have' if len(missing) > 1 else 'has'} no memorization results"
-        not_compared = f"what {objective} recites is not compared: {why}"
-        return Outcome(setting, objective, baseline, not_compared, several=several)
     if change.num_units < MIN_UNITS:
         few = f"too few passages ({change.num_units}; it takes {MIN_UNITS})"
         recited: Change | str = f"{few} to judge whether {objective} recites less or more than {baseline}"
@@ -261,11 +255,11 @@ def _equal_perplexity_statement(one: Any, baseline: str) -> str:
         1: f"no gain, more than {baseline} did there",
         None: f"what both recite {floor_text(-math.inf, bound)}",
     }[_gain(one)]
+    when = span(one.before, one.after, decimals=0, suffix=" %")
     recited = span(*sorted((one.lms_before, one.lms_after)), decimals=2)
     return (
-        f"At equal perplexity ({one.perplexity:.2f}, which {baseline} first had at "
-        f"{span(one.before, one.after, decimals=0, suffix=' %')} of its training) {baseline} recited {recited} tokens "
-        f"on average, {one.objective}{at_progress(one.progress)} {one.lms:.2f}: {clause}."
+        f"At equal perplexity ({one.perplexity:.2f}, which {baseline} first had at {when} of its training) {baseline} "
+        f"recited {recited} tokens on average, {one.objective}{at_progress(one.progress)} {one.lms:.2f}: {clause}."
     )
 
 

@@ -274,19 +274,18 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
         "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg LMS: the "
         "objective's, at Progress %."
     ]
-    frame = at_equal_perplexity.assign(span=None)
-    for one in frame.itertuples():
+    spans: list[str | None] = []
+    for one in at_equal_perplexity.itertuples():
         if math.isnan(one.before):
             ends = span(one.lowest, one.highest, decimals=2)
             notes.append(f"{one.setting}, {one.objective}: out of range, {baseline} has {ends}.")
-        else:
-            frame.loc[one.Index, "span"] = span(one.before, one.after, decimals=0)
+        spans.append(None if math.isnan(one.before) else span(one.before, one.after, decimals=0))
     columns = (
         *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
-        *((f"{baseline} LMS before", "lms_before", ".2f"), (f"{baseline} LMS after", "lms_after", ".2f")),
-        *(("Interpolated", "interpolated", ".2f"), (LMS.label, "lms", ".2f")),
-        ("Progress %", "progress", ""),
+        *((f"{baseline} LMS {end}", f"lms_{end}", ".2f") for end in ("before", "after")),
+        *(("Interpolated", "interpolated", ".2f"), (LMS.label, "lms", ".2f"), ("Progress %", "progress", "")),
     )
+    frame = at_equal_perplexity.assign(span=spans)
     return tabulate("equal_perplexity", f"At equal perplexity, against {baseline}", frame, columns, notes)
 
 

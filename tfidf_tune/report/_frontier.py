@@ -12,6 +12,7 @@ from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._membership import membership_table
 from tfidf_tune.report._verdict import Change, Outcome, floor_text, summary, verdict
 from tfidf_tune.report._wording import (
+    BOUND,
     LMS_EXPLAINED,
     NEAR_EXPLAINED,
     NOT_CORRECTED,
@@ -30,20 +31,25 @@ if TYPE_CHECKING:
 _WHO = (("Model", "model", ""), ("Objective", "objective", ""))
 _RATE = ("Learning rate", "learning_rate", "g")
 _SEEDS = ("Seeds", "num_seeds", "")
+
+
+def _ranged(header: str, source: str, form: str, short: str, unit: str = "") -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of a value and of the ends of its interval."""
+    ends = ((f"{short} {end}{unit}", f"{source}_{name}", form) for end, name in (("from", "low"), ("to", "high")))
+    return ((header, source, form), *ends)
+
+
 _MEASURED = (
-    *((LMS.label, "lms", ".2f"), ("LMS from", "lms_low", ".2f"), ("LMS to", "lms_high", ".2f")),
-    (PERPLEXITY.label, "perplexity", ".2f"),
-    ("Perplexity from", "perplexity_low", ".2f"),
-    ("Perplexity to", "perplexity_high", ".2f"),
+    *_ranged(LMS.label, "lms", ".2f", "LMS"),
+    *_ranged(PERPLEXITY.label, "perplexity", ".2f", "Perplexity"),
 )
 _COMPARED = (
     ("Pairs", "num_pairs", ""),
-    *(("LMS difference", "lms", "+.2f"), ("LMS from", "lms_low", "+.2f"), ("LMS to", "lms_high", "+.2f")),
+    *_ranged("LMS difference", "lms", "+.2f", "LMS"),
     ("LMS reduction %", "percent", ".1f"),
-    ("Perplexity %", "perplexity", "+.2f"),
-    ("Perplexity from %", "perplexity_low", "+.2f"),
-    ("Perplexity to %", "perplexity_high", "+.2f"),
-    *(("LMS p (Holm)", "lms_p", ".4f"), ("Perplexity p (Holm)", "perplexity_p", ".4f")),
+    *_ranged("Perplexity %", "perplexity", "+.2f", "Perplexity", " %"),
+    ("LMS p (Holm)", "lms_p", ".4f"),
+    ("Perplexity p (Holm)", "perplexity_p", ".4f"),
     ("Verdict", "verdict", ""),
 )
 _INTERVALS = (
@@ -52,10 +58,6 @@ _INTERVALS = (
     "kept one by one; the others do not."
 )
 _BEYOND = "A better learning rate may lie beyond the range that was tried."
-_BOUND = (
-    "The bound is the upper end of the 95 % interval of targets minus controls, over seeds, and over passages if they "
-    "were kept one by one."
-)
 _VERDICTS_EXPLAINED = (
     "Better: LMS and perplexity are lower, or the interval of the perplexity ends at 0: it recites less at a "
     "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0, and "
@@ -149,7 +151,7 @@ def _outcome(one: Any, found: Frontiers, notes: Footnotes, *, several: bool) -> 
         floors=reached,
         unknown_floor="no controls" if math.isnan(operating.loc[one.objective, "control_lms"]) else "",
         several=several,
-        marks=notes.mark(_INTERVALS, *([_BOUND] if reached else [])),
+        marks=notes.mark(_INTERVALS, *([BOUND] if reached else [])),
     )
 
 
@@ -176,7 +178,7 @@ def _nothing_compared(found: Frontiers, notes: Footnotes) -> str:
         floor = _below_floor(one)
         told.append(
             f"{one.model}, {one.objective} recites {one.lms:.2f} tokens on average at a perplexity of "
-            f"{one.perplexity:.2f}{f'; what it recites {floor_text(*floor)}{notes.mark(_BOUND)}' if floor else ''}"
+            f"{one.perplexity:.2f}{f'; what it recites {floor_text(*floor)}{notes.mark(BOUND)}' if floor else ''}"
         )
     return f"Nothing is compared{': ' if told else ''}{'. '.join(told)}."
 
@@ -185,16 +187,13 @@ def _lead(results: Results) -> str:
     runs = results.checkpoints
     if len(runs) == 1:
         return f"One checkpoint, no interval over seeds: {runs[0].title}. {LMS_EXPLAINED}."
-    models = joined(one.model for one in runs)
-    objectives = len({one.objective for one in runs})
+    models, objectives = joined(one.model for one in runs), len({one.objective for one in runs})
     rates = sorted({one.learning_rate for one in runs if one.learning_rate is not None})
-    through = f" at learning rate{'s' * (len(rates) > 1)} {joined([f'{rate:g}' for rate in rates])}" if rates else ""
-    seeds = len({one.seed for one in runs if one.seed is not None}) or 1
+    through = f" at learning rate{'s' * (len(rates) > 1)} {joined(f'{rate:g}' for rate in rates)}" if rates else ""
+    seeds = len({one.seed for one in runs} - {None})
     counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
-    return (
-        f"Runs of {models} under {objectives} objective{'s' * (objectives > 1)}{through}, at their last checkpoint; "
-        f"{counted}. {LMS_EXPLAINED}."
-    )
+    under = f"under {objectives} objective{'s' * (objectives > 1)}{through}"
+    return f"Runs of {models} {under}, at their last checkpoint; {counted}. {LMS_EXPLAINED}."
 
 
 def _findings(points: "pd.DataFrame", notes: Footnotes) -> list[str]:
@@ -274,21 +273,15 @@ def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
         "reference of the means over the pairs.",
         _VERDICTS_EXPLAINED,
     )
-    at_equal_rates = (
-        "As the differences at the operating points, but both at the same learning rate, which need not be the best "
-        "for either.",
-    )
-    who, rates = (*_WHO, ("Against", "reference", "")), (_RATE, ("Against's rate", "reference_rate", "g"))
+    at_equal_rates = ["As at the operating points, but at one learning rate, which need not be the best for either."]
     operating, equal = (frame[frame["at"] == at] for at in ("operating points", "equal rates"))
+    who = (*_WHO, ("Against", "reference", ""), _RATE)
+    columns = (*who, ("Against's rate", "reference_rate", "g"), *_COMPARED)
     title = "Differences at the operating points"
     return (
-        tabulate("differences", title, operating, (*who, *rates, *_COMPARED), at_operating_points),
+        tabulate("differences", title, operating, columns, at_operating_points),
         tabulate(
-            "equal_learning_rate",
-            "Differences at equal learning rate",
-            equal,
-            (*who, _RATE, *_COMPARED),
-            at_equal_rates,
+            "equal_learning_rate", "Differences at equal learning rate", equal, (*who, *_COMPARED), at_equal_rates
         ),
     )
 

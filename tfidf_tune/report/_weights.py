@@ -22,8 +22,6 @@ _UP_COLOR, _DOWN_COLOR = (213, 94, 0), (0, 114, 178)
 _STRONGEST_SHARE = 0.65  # of its color at the highest level; the rest is background, so that text stays legible
 _UNDERLINED_LEVEL = 2  # levels from here on are underlined: color is not the only sign
 _SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
-_TF_WORDS = {"count": "raw counts", "log": "1 + ln count", "binary": "idf alone"}
-_NEUTRAL = 0.02  # a smaller relative change of the share counts as none
 _BAND_NOTE = (
     "Rank 1 is the most frequent token of this text. A share of the weight above the share of tokens: these tokens "
     "count more than under plain cross-entropy."
@@ -45,32 +43,20 @@ def weights_report(
         "the first token of a block is never a label"
     )
     bands = frequency_bands(labels)
+    first = bands.iloc[0]
+    finding = (
+        f"With tf={form}, the {first['frequency rank'].split()[-1]} most frequent tokens hold "
+        f"{first['% of tokens']:.1f} % of the tokens and {first[f'% of weight, {form}']:.1f} % of the weight."
+    )
     shares = ("% of tokens", *(f"% of weight, {each}" for each in WEIGHTS))
     columns = [("frequency rank", "frequency rank", ""), *((share, share, ".1f") for share in shares)]
     title = "Share of the weight by token frequency"
     return Report(
         "Token weights under TF-IDF",
-        findings(form, bands),
+        [finding],
         [tabulate("frequency_bands", title, bands, columns, [_BAND_NOTE])],
         provenance={**provenance, "window": window, "statistics": statistics},
     )
-
-
-def findings(form: TermFrequency, bands: "pd.DataFrame") -> list[str]:
-    """Say what each TF form does to frequent tokens, the chosen form first."""
-    first = bands.iloc[0]
-    sentences = []
-    for each in (form, *(other for other in WEIGHTS if other != form)):
-        tokens, weight = first["% of tokens"], first[f"% of weight, {each}"]
-        effect = "hardly change"
-        if abs(weight / tokens - 1) > _NEUTRAL:
-            effect = "lift" if weight > tokens else "lower"
-        sentences.append(
-            f"With tf={each}, the {first['frequency rank'].split()[-1]} most frequent tokens hold {tokens:.1f} % of "
-            f"the tokens and {weight:.1f} % of the weight: {_TF_WORDS[each]} {effect}{'' if each == 'count' else 's'} "
-            "frequent tokens here."
-        )
-    return sentences
 
 
 def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import is_leftover, update_files
-from tfidf_tune.report._document import Report, finite
+from tfidf_tune.report._document import Continuation, Report, finite
 from tfidf_tune.report._figures import draw
 from tfidf_tune.report._html import html_page
 from tfidf_tune.report._markdown import markdown
@@ -101,16 +101,7 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         }
         for table in report.tables
     ]
-    examples = [
-        vars(example)
-        | {
-            "continuations": [
-                vars(one) | {"pieces": [{"text": text, "recited": recited} for text, recited in one.pieces]}
-                for one in example.continuations
-            ]
-        }
-        for example in report.examples
-    ]
+    examples = [vars(one) | {"continuations": list(map(_shown, one.continuations))} for one in report.examples]
     shown = {name: getattr(report, name) for name in ("title", "verdict", "lead", "statements")}
     return shown | {
         "tables": tables,
@@ -121,3 +112,7 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         "provenance": report.provenance,
         "files": files,
     }
+
+
+def _shown(one: Continuation) -> dict[str, Any]:
+    return vars(one) | {"pieces": [{"text": text, "recited": recited} for text, recited in one.pieces]}

@@ -80,9 +80,8 @@ def import_results(folders: Sequence[str | Path]) -> Results:
         ValueError: If a file cannot be read (the message names file and line), or two runs have the same model,
             objective, learning rate and seed.
     """
-    labelled = [split_label(str(folder)) for folder in folders]
     found: dict[Path, _ResultsFile] = {}
-    for label, folder in labelled:
+    for label, folder in [split_label(str(folder)) for folder in folders]:  # refuses any before one is read
         for file, result in _results_below(folder, label):
             if found.setdefault(file, result).run[0] is None:  # a label counts, in whichever folder
                 found[file] = result
@@ -196,12 +195,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _model_name(config: Mapping[str, Any]) -> str:
-    model = config["model"]
-    component = str(model.get("_component_", ""))
-    if "qlora" in component or model.get("quantize_base"):
+    component = str(config["model"].get("_component_", ""))
+    method = "LoRA" if "lora_" in component else "full"
+    if "qlora" in component or config["model"].get("quantize_base"):
         method = "QLoRA"
-    else:
-        method = "LoRA" if "lora_" in component else "full"
     return f"{Path(str(config['checkpointer'].get('checkpoint_dir'))).name} ({method})"
 
 
