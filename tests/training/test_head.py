@@ -186,7 +186,7 @@ def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(name, head, rec
         steps[each] = step(model, loss, make_batch())
         captured = capsys.readouterr()
         assert captured.out == ""
-        reason = "the output projection has adapters"
+        reason = "the output projection is a LoRALinear"
         report = f"head '{head}' cannot be used because {reason}; logits are computed in 5 chunks\n"
         assert captured.err == (report if each == head else "")
         assert len(model(make_batch()["tokens"])) == 5

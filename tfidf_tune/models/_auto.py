@@ -185,11 +185,7 @@ def _build_transformers(
 
 
 def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str]) -> list[str]:
-    """Return the layers that ``lora_targets`` means; ``layers`` says which are of an attention.
-
-    Raises:
-        ValueError: If there is no layer of a name; the message goes on after "has".
-    """
+    """Return the layers that ``lora_targets`` means; ``layers`` says which are of an attention."""
     if targets == "all-linear":
         return [*layers]
     possible = f"possible are attention, all-linear, or a list of {', '.join(layers)}"

@@ -194,12 +194,10 @@ def _are_equal(logits: Tensor) -> bool:
 
 
 def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
-    """Find the linear layers within the decoder layers.
+    """Find the linear layers within the decoder layers: by name within a layer, and by name within the model.
 
-    Returns:
-        tuple[dict[str, bool], list[str]]: their names within a layer, ``self_attn.q_proj``, with whether they are of an
-        attention, which is known by its name or, as in RecurrentGemma's ``temporal_block``, by its class; their names
-        within the model.
+    Names within a layer, ``self_attn.q_proj``, come with whether they are of an attention. It is known by its name or,
+    as in RecurrentGemma's ``temporal_block``, by its class.
     """
     kinds: dict[str, bool] = {}
     names = []

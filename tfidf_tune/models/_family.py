@@ -119,6 +119,8 @@ class ModelFamily(ABC):
         activation = getattr(config, name)
         yield name, _SYNONYMS.get(activation, activation), _activation_name(mlp.activation)
         rotary = getattr(attention.pos_embeddings, "rotary", attention.pos_embeddings)
+        longest: Any = model.max_seq_len
+        yield "max_seq_len", min(longest, config.max_position_embeddings), longest
         # A config without a choice stands for transformers' constants.
         theirs = getattr(config, "rope_parameters", None) or {"rope_theta": 10_000.0, "rope_type": "default"}
         yield "rope_base", float(theirs["rope_theta"]), float(rotary.base)

@@ -18,13 +18,8 @@ NF4_MULTIPLE = 64 * 256
 def quantize(model: nn.Module, names: list[str]) -> str:
     """Replace linear layers of a model by layers with NF4 weights; in place.
 
-    One library holds them all: torchao if it can, else bitsandbytes.
-
-    Returns:
-        str: why it is not torchao; empty if it is.
-
-    Raises:
-        ValueError: If neither can.
+    One library holds them all: torchao if it can, else bitsandbytes, and then the reason is returned. A ValueError says
+    why neither can.
     """
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
     reasons = [

@@ -194,11 +194,7 @@ class GPTNeoXFamily(ModelFamily):
     ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
     def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
-        """Build the model of a checkpoint's config.
-
-        Raises:
-            ValueError: If it has dropout outside of the attention, as torchtune's layers have not.
-        """
+        """Build the model; dropout outside of the attention, which torchtune's layers lack, is a ValueError."""
         if config.hidden_dropout:
             raise ValueError(f"hidden_dropout is {config.hidden_dropout}")
         return gpt_neox(

@@ -105,11 +105,7 @@ class GPTJFamily(ModelFamily):
     ignored = (".attn.bias", ".attn.masked_bias")
 
     def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
-        """Build the model of a checkpoint's config.
-
-        Raises:
-            ValueError: If it has dropout outside of the attention, as torchtune's layers have not.
-        """
+        """Build the model; dropout outside of the attention, which torchtune's layers lack, is a ValueError."""
         for name in ("embd_pdrop", "resid_pdrop"):
             if getattr(config, name):
                 raise ValueError(f"{name} is {getattr(config, name)}")

@@ -99,12 +99,13 @@ class LlamaFamily(ModelFamily):
         self._qkv_bias = qkv_bias
 
     def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
-        """Build the model of a checkpoint's config, with any type of rotary embeddings, tied head or own.
-
-        Raises:
-            ValueError: If its rotary embeddings change with the length, or its activation is not supported.
-        """
-        _check_rope(config, max_seq_len)
+        """Build the model; rotary embeddings that change with the length, and other activations, are a ValueError."""
+        rope = config.rope_parameters
+        limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        if rope["rope_type"] in ("dynamic", "longrope") and max_seq_len > limit:  # no table has such frequencies
+            raise ValueError(f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("only a part of each head is rotated")
         dim, num_heads, num_kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         head_dim, inner = _head_dim(config), config.intermediate_size
         attention_bias = bool(getattr(config, "attention_bias", False))
@@ -181,19 +182,6 @@ class LlamaFamily(ModelFamily):
         window, max_seq_len = getattr(config, "sliding_window", None), cast(int, model.max_seq_len)
         # torchtune's models have no window, which is the same if no sequence is longer than it
         yield "sliding_window", window if window is not None and window < max_seq_len else None, None
-
-
-def _check_rope(config: PreTrainedConfig, max_seq_len: int) -> None:
-    """Refuse rotary embeddings whose frequencies depend on the length of a sequence, which a table cannot have."""
-    rope = config.rope_parameters
-    limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-    if rope["rope_type"] in ("dynamic", "longrope") and max_seq_len > limit:
-        raise ValueError(
-            f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens, and max_seq_len is "
-            f"{max_seq_len}"
-        )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("only a part of each head is rotated")
 
 
 def _head_dim(config: PreTrainedConfig) -> int:

@@ -254,9 +254,6 @@ class _TorchtuneModel:
         if {name for name in names if name not in theirs or name not in ours} <= {"output.weight"}:
             # A model with other layers may lack these settings.
             problems += family.differing_settings(self.model, base.config)
-        limit = getattr(base.config, "max_position_embeddings", None)
-        if limit is not None and getattr(self.model, "max_seq_len", 0) > limit:
-            problems.append(f"max_seq_len is {limit} in the checkpoint, {self.model.max_seq_len} in the model")
         problems += [
             f"{family.hf_name(name)} is {theirs.get(name, 'missing')} in the checkpoint, "
             f"{ours.get(name, 'missing')} in the model"
@@ -347,9 +344,8 @@ def _family_of(base: BaseCheckpoint) -> ModelFamily:
     model_type = base.config.model_type
     if model_type not in FAMILIES:
         raise ValueError(
-            f"the checkpoint {base.folder} is of the architecture '{model_type}', which torchtune's modules do not "
-            f"have (only {', '.join(sorted(FAMILIES))}): set model._component_ to tfidf_tune.models.auto, or for "
-            "LoRA tfidf_tune.models.lora_auto"
+            f"the checkpoint {base.folder} is of the architecture '{model_type}', torchtune's modules have only "
+            f"{', '.join(FAMILIES)}: set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
         )
     return FAMILIES[model_type]
 

@@ -53,12 +53,7 @@ class BaseCheckpoint:
 
 
 def find_checkpoint(checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool) -> BaseCheckpoint:
-    """Find a checkpoint; of one on the hub the weights are downloaded after :func:`read_config`.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, it cannot be downloaded, or a file is missing.
-        ValueError: As :func:`read_config`, or if the index of the weights is damaged.
-    """
+    """Find a checkpoint; of one on the hub the weights are downloaded after :func:`read_config`."""
     folder = Path(checkpoint_dir).expanduser()
     if folder.is_dir():
         if revision is not None:
@@ -90,12 +85,7 @@ def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) ->
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Read a config with transformers' defaults and current names; refuse what cannot be trained.
-
-    Raises:
-        FileNotFoundError: If there is no config.json.
-        ValueError: If it is not of a causal language model with plain weights, or needs code that is not trusted.
-    """
+    """Read a config with transformers' defaults and current names; refuse what cannot be trained."""
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(
@@ -144,14 +134,10 @@ def _find_weight_files(folder: Path) -> list[Path]:
 
 
 def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
-    """Compare config.json with the names, shapes and dtypes of the weights; weights stay on disk.
+    """Refuse weights that transformers could not load as config.json describes them; weights stay on disk.
 
     Returns:
-        tuple[Any, list[str]]: transformers' model of config.json on the meta device, and names of weights that it
-        does not use.
-
-    Raises:
-        ValueError: If transformers could not load the checkpoint as config.json describes it.
+        tuple[Any, list[str]]: transformers' model on the meta device, and names of weights that it does not use.
     """
     weights = {name: value for file in base.weight_files for name, value in read_weights(file).items()}
     # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
@@ -264,13 +250,10 @@ def write_weights(
 
 
 def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]:
-    """Read the files that are copied into every checkpoint of a run: tokenizer, chat template, generation config.
+    """Read the files that are copied into every checkpoint of a run, by name relative to the folder.
 
     Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. With
     ``has_code`` the Python files are copied, too.
-
-    Returns:
-        dict[str, bytes]: content by the name relative to the folder.
     """
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
     if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>

@@ -41,9 +41,17 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     Raises:
         SetupError: If it cannot be built from these settings.
     """
+    name, given = cfg.model["_component_"], {}
+    if "hf_config" in inspect.signature(find_component("model", name)).parameters:
+        given["hf_config"] = getattr(checkpointer, "transformers_config", None)
+        if given["hf_config"] is None:
+            raise SetupError(
+                f"config: model: {name} needs the checkpoint's config: set checkpointer._component_ to "
+                "tfidf_tune.training.HFCheckpointer"
+            )
     with set_default_dtype(run.dtype), torch.device("meta"):
         try:
-            model: nn.Module = instantiate(cfg, "model", **_handed_over(cfg, checkpointer))
+            model: nn.Module = instantiate(cfg, "model", **given)
         except SetupError as error:
             if "block size" not in str(error):  # torchao's words, which do not name the setting
                 raise
@@ -62,19 +70,6 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
             )
         keep_adapters_in_fp32(model)
     return model
-
-
-def _handed_over(cfg: FinetuneConfig, checkpointer: HFCheckpointer | None) -> dict[str, Any]:
-    builder = find_component("model", cfg.model["_component_"])
-    if "hf_config" not in inspect.signature(builder).parameters:
-        return {}
-    hf_config = getattr(checkpointer, "transformers_config", None)
-    if hf_config is None:
-        raise SetupError(
-            f"config: model: {cfg.model['_component_']} needs the checkpoint's config: set checkpointer._component_ to "
-            "tfidf_tune.training.HFCheckpointer"
-        )
-    return {"hf_config": hf_config}
 
 
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
@@ -199,8 +194,6 @@ def _refusal(model: nn.Module) -> str | None:
     head: Any = getattr(model, "output", None) if hasattr(model, "chunked_output") else None
     if head is None:
         return f"a {type(getattr(model, 'hf', model)).__name__} computes its logits itself"
-    if hasattr(head, "adapter_params"):
-        return "the output projection has adapters"
     if type(head) not in (nn.Linear, TiedLinear):
         return f"the output projection is a {type(head).__name__}"
     linear = head.tied_module if isinstance(head, TiedLinear) else head
