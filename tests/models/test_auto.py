@@ -199,7 +199,7 @@ def test_layers_that_peft_refuses_get_no_adapters():
     adapted = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if hasattr(module, "lora_A")}
     assert adapted == {"in_proj", "x_proj", "dt_proj"}
     with pytest.raises(
-        ValueError, match="MambaForCausalLM has no linear layers of an attention: possible are attention, all-linear"
+        ValueError, match="MambaForCausalLM has no linear layer 'attention': possible are attention, all-linear"
     ):
         on_meta(lora_auto, config)
 

@@ -151,7 +151,7 @@ def test_lora_settings_are_read_off_the_model_whose_layers_must_have_the_same():
     for attribute in ("rank", "alpha"):
         model = build()
         setattr(model.layers[1].attn.q_proj, attribute, 7)
-        with pytest.raises(ValueError, match=r"layers differ in .*: \[.*7.*\]; give all the same"):
+        with pytest.raises(ValueError, match=r"layers of LoRALinear differ in .*: \[.*7.*\]; give all the same"):
             LoRASettings.of(model)
 
 

@@ -112,7 +112,7 @@ def _build(
     if implementation != "transformers":
         window = None if max_seq_len else getattr(hf_config, "sliding_window", None)
         try:
-            model = _build_torchtune(hf_config, min(length, window or length), targets, linear)
+            decoder = _build_torchtune(hf_config, min(length, window or length), targets, linear)
         except ValueError as error:
             if implementation == "torchtune":
                 raise ValueError(
@@ -121,15 +121,12 @@ def _build(
                 ) from error
             reasons.append(f"not torchtune's modules: {error}")
         else:
-            model.implementation = "torchtune's modules"  # type: ignore[assignment]
-            return model
-    hf, peft_config, not_torchao = _build_transformers(hf_config, targets, linear)
-    if not_torchao:
-        reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
+            decoder.implementation = "torchtune's modules"  # type: ignore[assignment]
+            return decoder
+    model = _build_transformers(hf_config, length, targets, linear, reasons)
     because = f" ({'; '.join(reasons)})" if reasons else ""
-    wrapped = HFCausalLM(hf, length, peft_config)
-    wrapped.implementation = f"{type(hf).__name__} of transformers{because}"  # type: ignore[assignment]
-    return wrapped
+    model.implementation = f"{type(model.hf).__name__} of transformers{because}"  # type: ignore[assignment]
+    return model
 
 
 def _build_torchtune(
@@ -154,12 +151,16 @@ def _build_torchtune(
 
 
 def _build_transformers(
-    hf_config: PreTrainedConfig, targets: str | Sequence[str], linear: LinearFactory
-) -> tuple[Any, Any, str]:
-    """Return transformers' model, the config of its LoRA layers, if it has any, and why its NF4 is not torchao's."""
-    hf = build_hf(hf_config, dtype=torch.get_default_dtype())
+    hf_config: PreTrainedConfig,
+    max_seq_len: int,
+    targets: str | Sequence[str],
+    linear: LinearFactory,
+    reasons: list[str],
+) -> HFCausalLM:
+    """Build transformers' own model; why its NF4 is not torchao's is added to the reasons."""
+    hf: Any = build_hf(hf_config, dtype=torch.get_default_dtype())
     if not targets:
-        return hf, None, ""
+        return HFCausalLM(hf, max_seq_len)
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
     kinds, names = linear_layers(hf)
@@ -170,8 +171,9 @@ def _build_transformers(
     except ValueError as error:
         raise ValueError(f"lora_targets: {type(hf).__name__} has {error}") from error
     is_transposed = any(type(module) is Conv1D and name.endswith(tuple(chosen)) for name, module in hf.named_modules())
-    not_torchao = quantize(hf, names) if linear.quantize_base else ""
-    hf.is_loaded_in_4bit = bool(not_torchao)  # PEFT then has layers for those of bitsandbytes
+    if linear.quantize_base and (not_torchao := quantize(hf, names)):
+        reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
+        hf.is_loaded_in_4bit = True  # PEFT then has layers for those of bitsandbytes
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=linear.lora_rank,
@@ -181,21 +183,18 @@ def _build_transformers(
         fan_in_fan_out=is_transposed,
         inference_mode=False,
     )
-    return inject_adapter_in_model(config, hf), config, not_torchao
+    return HFCausalLM(inject_adapter_in_model(config, hf), max_seq_len, config)
 
 
 def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str]) -> list[str]:
     """Return the layers that ``lora_targets`` means; ``layers`` says which are of an attention."""
-    if targets == "all-linear":
-        return [*layers]
-    possible = f"possible are attention, all-linear, or a list of {', '.join(layers)}"
-    if targets == "attention":
-        if not any(layers.values()):
-            raise ValueError(f"no linear layers of an attention: {possible}")
-        return [name for name, is_attention in layers.items() if is_attention]
-    # `q_proj` is a name of `self_attn.q_proj`.
-    names = [targets] if isinstance(targets, str) else targets
-    for target in names:
-        if not any(f".{name}".endswith(f".{target}") for name in layers):
+    chosen = set()
+    for target in [targets] if isinstance(targets, str) else targets:
+        kinds = {"all-linear": {True, False}, "attention": {True}}.get(target, set())
+        # `q_proj` is a name of `self_attn.q_proj`.
+        meant = {name for name, kind in layers.items() if kind in kinds or f".{name}".endswith(f".{target}")}
+        if not meant:
+            possible = f"possible are attention, all-linear, or a list of {', '.join(layers)}"
             raise ValueError(f"no linear layer {target!r}: {possible}")
-    return [name for name in layers if any(f".{name}".endswith(f".{target}") for target in names)]
+        chosen |= meant
+    return [name for name in layers if name in chosen]

@@ -187,11 +187,7 @@ def gpt_decoder(
     has_mlp_norm: bool = True,
     output_bias: bool = False,
 ) -> TransformerDecoder:
-    """Build a decoder of layer norms and MLPs with two biased layers around an attention, as GPT-NeoX and GPT-J are.
-
-    ``attention`` makes that of a layer, ``sizes`` are those below. Attention and MLP are side by side if
-    ``is_parallel``; without ``has_mlp_norm`` they share a norm.
-    """
+    """Build a decoder of layer norms and MLPs with two biased layers around an attention, as GPT-NeoX and GPT-J are."""
     vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
     norm = partial(nn.LayerNorm, embed_dim, eps=norm_eps)
     layer_class = ParallelSelfAttentionLayer if is_parallel else TransformerSelfAttentionLayer

@@ -114,9 +114,6 @@ def gpt_neox(
         attention_bias (bool): whether the attention's linear layers have a bias. Default: True.
         use_parallel_residual (bool): attention and MLP side by side, not one after the other. Default: True.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
     """
     pos_embeddings = PartialRotaryEmbeddings(
         Qwen2RotaryPositionalEmbeddings(int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base)
@@ -158,9 +155,6 @@ def pythia(size: str, linear: LinearFactory = PLAIN) -> TransformerDecoder:
     Args:
         size (str): ``70m``, ``160m``, ``410m``, ``1b``, ``1.4b``, ``2.8b``, ``6.9b`` or ``12b``.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
 
     Raises:
         ValueError: If the size is another one.

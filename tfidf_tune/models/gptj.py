@@ -39,9 +39,6 @@ def gptj(
         norm_eps (float): epsilon of the layer norms. Default: 1e-5.
         attn_dropout (float): dropout of the attention weights. Default: 0.0.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
     """
     pos_embeddings = PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len))
 
@@ -68,14 +65,7 @@ def gptj(
 
 
 def gptj_6b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
-    """Build GPT-J 6B, with the sizes of https://huggingface.co/EleutherAI/gpt-j-6b/blob/main/config.json.
-
-    Args:
-        linear (LinearFactory): makes the linear layers. Default: plain ones.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
-    """
+    """Build GPT-J 6B, with the sizes of https://huggingface.co/EleutherAI/gpt-j-6b/blob/main/config.json."""
     return gptj(
         vocab_size=50_400, num_layers=28, num_heads=16, embed_dim=4096, max_seq_len=2048, rotary_dim=64, linear=linear
     )

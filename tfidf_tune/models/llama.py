@@ -34,14 +34,7 @@ from tfidf_tune.models._family import ModelFamily, activation
 
 
 def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
-    """Build TinyLlama 1.1B, "TinyLlama: An Open-Source Small Language Model" (https://arxiv.org/abs/2401.02385).
-
-    Args:
-        linear (LinearFactory): settings of LoRA. Default: plain linear layers.
-
-    Returns:
-        TransformerDecoder: the model, randomly initialised.
-    """
+    """Build TinyLlama 1.1B, "TinyLlama: An Open-Source Small Language Model" (https://arxiv.org/abs/2401.02385)."""
     builder = llama2 if linear == PLAIN else partial(lora_llama2, **asdict(linear))
     # https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
     model: TransformerDecoder = builder(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchtune.modules.peft import LoRALinear
 
 from tfidf_tune.training._components import find_component
 from tfidf_tune.training._distributed import parameters_by_name
@@ -34,12 +35,15 @@ class LoRASettings:
         adapters = {name: module for name, module in model.named_modules() if hasattr(module, "adapter_params")}
         if not adapters:
             return None
-        settings = {(type(m).__name__, m.rank, m.alpha, float(getattr(m.dropout, "p", 0.0))) for m in adapters.values()}
-        kind, rank, alpha, dropout = next(iter(settings))
-        if len(settings) > 1 or kind != "LoRALinear":
+        kinds = {type(module) for module in adapters.values()}
+        loras: Any = adapters.values() if kinds == {LoRALinear} else ()
+        settings = {(lora.rank, lora.alpha, float(getattr(lora.dropout, "p", 0.0))) for lora in loras}
+        if len(settings) != 1:
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise ValueError(
-                f"layers differ in (class, rank, alpha, dropout): {sorted(settings)}; give all the same of LoRALinear"
+                f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}; give all the same of LoRALinear"
             )
+        rank, alpha, dropout = settings.pop()
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
 
     @classmethod
