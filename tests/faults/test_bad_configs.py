@@ -172,7 +172,7 @@ LORA = [
     value("model.lora_dropout", 1.0, r"model: lora_dropout is 1\.0: Input should be less than 1", lora=True),
     value("model.lora_attn_modules", [], r"config: model: Must pass one or more of .*'q_proj', .*lora_mod", lora=True),
     value("model.lora_attn_modules", ["o_proj"], r"names 'o_proj', .*possible are k_proj, output_proj", lora=True),
-    value("model.use_dora", True, r"DoRALinear.*; give all the same of LoRALinear", lora=True),
+    value("model.use_dora", True, r"DoRALinear.*; give all the same LoRALinear", lora=True),
     value(
         "model.quantize_base",
         True,

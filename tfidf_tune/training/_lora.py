@@ -41,7 +41,7 @@ class LoRASettings:
         if len(settings) != 1:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise ValueError(
-                f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}; give all the same of LoRALinear"
+                f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}; give all the same LoRALinear"
             )
         rank, alpha, dropout = settings.pop()
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
