@@ -143,7 +143,7 @@ def test_other_data_is_described_too(command, tiny_checkpoint, tmp_path):
         (
             (f"{{{ours}}}", "Data: 40 documents, 40 sequences ("),
             (f"{{{ours}, packed: true}}", "Data: 40 documents, "),
-            (f"{{{theirs}}}", "Data: 40 sequences (about "),
+            (f"{{{theirs}}}", "Data: 40 sequences"),
             (f"[{{{ours}}}, {{{theirs}}}]", "Data: 40 documents, 40 sequences ("),
         )
     ):

@@ -170,24 +170,15 @@ def _passages(dataset: Any) -> Sequence[Passage]:
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
     """Identify a data set by length, injected passages, and up to 64 items: ``80 items (3f786850e387550f)``."""
     digest = hashlib.sha256()
-    for item in _samples(dataset):
+    length = len(cast(Sized, dataset))
+    for index in range(0, length, -(-length // _NUM_SAMPLES)):
+        item = dataset[index]
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
     for passages in map(_passages, parts_of(dataset)):
         if passages:
             digest.update(json.dumps([passage.values() for passage in passages]).encode())
-    return f"{len(cast(Sized, dataset))} items ({digest.hexdigest()[:16]})"
-
-
-def mean_length(dataset: Dataset[Any]) -> float:
-    """Return the mean number of tokens of up to 64 sequences, spread evenly over the data set."""
-    lengths = [len(item["tokens"]) for item in _samples(dataset)]
-    return sum(lengths) / len(lengths)
-
-
-def _samples(dataset: Dataset[Any]) -> Iterator[Any]:
-    length = len(cast(Sized, dataset))
-    return (dataset[index] for index in range(0, length, -(-length // _NUM_SAMPLES)))
+    return f"{length} items ({digest.hexdigest()[:16]})"
 
 
 def build_dataloader(

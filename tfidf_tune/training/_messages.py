@@ -25,7 +25,7 @@ from tfidf_tune.models import dequantize_4bit
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._data import mean_length, parts_of, probe_files
+from tfidf_tune.training._data import parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
 from tfidf_tune.training._errors import SetupError, first_line, setup_errors
 from tfidf_tune.training._lora import LoRASettings, is_adapter
@@ -148,8 +148,7 @@ def _describe(dataset: Any) -> str:
     unit = "packed row" if is_packed(dataset) else "sequence"
     if isinstance(source, SequenceDataset):
         return f"{prefix}{counted(length, unit)} ({source.num_tokens:,} tokens)"
-    # Tokens of data sets of other packages are estimated from a sample.
-    return f"{prefix}{counted(length, unit)} (about {round(length * mean_length(dataset)):,} tokens)"
+    return f"{prefix}{counted(length, unit)}"
 
 
 def _describe_passages(passages: Sequence[Passage]) -> str:
