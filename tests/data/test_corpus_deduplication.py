@@ -16,9 +16,8 @@ from processes import kill_when
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.data._corpus_deduplication import deduplicate_corpus
-from tfidf_tune.data._deduplication import Deduplication
+from tfidf_tune.data._deduplication import Deduplication, similarity, word_ngrams
 from tfidf_tune.data._disk_tasks import TaskRunner
-from tfidf_tune.data._near_copies import similarity, word_ngrams
 
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))]
 

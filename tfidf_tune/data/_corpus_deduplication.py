@@ -25,9 +25,8 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.writers import JsonlWriter
 from loguru import logger
 
-from tfidf_tune.data._deduplication import Deduplication
+from tfidf_tune.data._deduplication import Deduplication, Hashes, bands, signature, word_ngrams
 from tfidf_tune.data._disk_tasks import Step, TaskRunner, begin, file_stamps, progress
-from tfidf_tune.data._near_copies import Hashes, bands, signature, word_ngrams
 from tfidf_tune.data._sources import SampleBy, load_rows
 
 _WORK = "unfinished"

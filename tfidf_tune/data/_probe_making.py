@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune.data._deduplication import Hashes
 from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
 from tfidf_tune.data._duplicates import (
     CUT,
@@ -29,7 +30,6 @@ from tfidf_tune.data._duplicates import (
     without_overlaps,
 )
 from tfidf_tune.data._embedded import embedded_documents
-from tfidf_tune.data._near_copies import Hashes
 from tfidf_tune.data._passages import Passage, make_passages
 from tfidf_tune.data._sources import (
     EMBEDDED,

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune._files import atomic_file
+from tfidf_tune.data._deduplication import Hashes, bands
 from tfidf_tune.data._disk_tasks import TaskRunner, progress
 from tfidf_tune.data._duplicates import without_overlaps
-from tfidf_tune.data._near_copies import Hashes, bands
 from tfidf_tune.data._sources import SampleBy, load_documents
 from tfidf_tune.data._windows import Places, TextBatch, band_keys, chosen_words, hashes, make_batch, window_keys
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune.data._near_copies import BASE, IS_WORD, Hashes, hash_functions, joined_words, mixed, powers
+from tfidf_tune.data._deduplication import BASE, IS_WORD, Hashes, hash_functions, joined_words, mixed, powers
 
 Places = npt.NDArray[np.int64]
 
@@ -125,7 +125,7 @@ def window_keys(batch: TextBatch, chosen: Places, num_bytes: int) -> Hashes:
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
     """Return the keys of the bands of each window's :func:`signature`, uint64 ``[num_windows, num_bands]``.
 
-    Near copies by :mod:`tfidf_tune.data._near_copies` have a key in common. Case does not count if the batch ignores
+    Near copies by :mod:`tfidf_tune.data._deduplication` have a key in common. Case does not count if the batch ignores
     it, nor what is between words. ``chosen`` are the first words of windows, ``size`` the words of an n-gram, and
     ``bands`` the number of bands and the hash functions in each.
     """
