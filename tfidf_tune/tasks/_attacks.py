@@ -124,9 +124,8 @@ def generation(num_samples: int | None, temperature: float, top_k: int, num_beam
         return {}
     check_at_least(1, num_samples=num_samples)
     check_at_least(0, top_k=top_k)
-    require_number(
-        "temperature", temperature, 0, 100, "logits are divided by it", reason="nearly uniform", positive=True
-    )
+    meaning = "logits are divided by it"
+    require_number("temperature", temperature, 0, 100, meaning, reason="nearly uniform", positive=True)
     return {"num_samples": num_samples, "do_sample": True, "temperature": float(temperature), "top_k": top_k}
 
 

@@ -5,6 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from tfidf_tune._checks import check_at_least
 from tfidf_tune.results import run_of
 
 MODEL_NAME = "tfidf-hf"
@@ -114,8 +115,6 @@ def evaluate(
 def check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
     import torch
-
-    from tfidf_tune._checks import check_at_least
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"

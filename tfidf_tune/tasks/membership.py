@@ -45,7 +45,7 @@ def documents(
     both as far as the model has positions.
     """
     lengths = whole_numbers(prefix_lengths)
-    check_at_least(1, prefix_lengths=min(lengths), max_new_tokens=max_new_tokens)
+    check_at_least(1, max_new_tokens=max_new_tokens)
     check_at_least(0, offset=offset)
     settings, prompts, passages = probed(metadata, probe_file, offset + max(lengths))
     longest = num_positions(metadata)

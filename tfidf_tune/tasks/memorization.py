@@ -50,8 +50,6 @@ def documents(
     ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
     """
     lengths = [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
-    for length in lengths:
-        check_at_least(1, prefix_lengths=length)
     check_at_least(0, offset=offset)
     check_at_least(1, max_new_tokens=max_new_tokens)
     require_noise(prompt_noise)
@@ -169,6 +167,8 @@ def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
     lengths = list(numbers) if isinstance(numbers, Sequence) else [numbers]
     if not lengths:
         raise ValueError("prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]")
+    for length in lengths:
+        check_at_least(1, prefix_lengths=length)
     return list(dict.fromkeys(lengths))
 
 
