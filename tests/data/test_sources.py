@@ -146,7 +146,7 @@ def test_an_unreadable_source_is_refused_by_name(tmp_path):
             load_documents(source)
     (tmp_path / "mixed").mkdir()
     (tmp_path / "mixed" / "a.txt").write_text("one")
-    corrupt = r"cannot read '.*bad.*'; is it a complete \w+ file.*\? \w+: \S"
+    corrupt = r"cannot read '.*bad.*'; is it a complete \w+ file.*\? \w+ after row \d+: \S"
     for name, contents, column, message in (
         ("a.csv", b"text\none\n", "text", r"a\.csv' has text of no known format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
         ("mixed/b.jsonl", JSON_LINES, "text", "has text of json and text format"),
@@ -213,7 +213,7 @@ def test_running_out_of_memory_while_reading_is_reported_with_the_position(tmp_p
     (tmp_path / "a.txt").write_text("a\n")
     read = datasets.IterableDataset.from_generator(rows)
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: read)
-    with pytest.raises(ValueError, match=r"a\.txt': memory ran out after line 32, one of the next may be very"):
+    with pytest.raises(ValueError, match=r"cannot read '.*a\.txt'.* MemoryError after line 32"):
         list(load_documents(str(tmp_path / "a.txt")))
 
 

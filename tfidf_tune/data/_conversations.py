@@ -16,12 +16,9 @@ TrainOn = Literal["completions", "last", "all"]
 Message = dict[str, Any]
 
 # What a row holds -> its columns, the first format that a row has counts.
-FORMATS: dict[str, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "conversations": ("conversations",),
-    "prompt and completion": ("prompt", "completion"),
-    "instruction and output": ("instruction", "output"),
-    "text": ("text",),
+FORMATS: dict[str, list[str]] = {
+    name: name.split(" and ")
+    for name in ("messages", "conversations", "prompt and completion", "instruction and output", "text")
 }
 _ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
 _WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
@@ -76,10 +73,9 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
         row = {"messages" if isinstance(row[column], list) else "text": row[column], "tools": row.get("tools")}
     possible = [name for name, columns in FORMATS.items() if row.keys() >= {*columns}]
     if not possible:
-        formats = "; ".join(" and ".join(columns) for columns in FORMATS.values())
         raise ValueError(
-            f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {formats}. Rename columns, or "
-            "name a column of conversations or texts by source_column"
+            f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {'; '.join(FORMATS)}. Rename "
+            "columns, or name a column of conversations or texts by source_column"
         )
     name = next((name for name in possible if all(row[key] is not None for key in FORMATS[name])), "empty")
     if name == "empty":
@@ -95,7 +91,7 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
 
 def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Formatting) -> Text | Chat:
     is_instruction = name == "instruction and output"
-    columns = (*FORMATS[name], "input") if is_instruction else FORMATS[name]
+    columns = FORMATS[name] + ["input"] * is_instruction
     texts = [row.get(key) or "" for key in columns]
     for key, text in zip(columns, texts, strict=True):
         if not isinstance(text, str):
@@ -129,7 +125,8 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
 
 def _messages(value: Any, column: str, place: str) -> list[Message]:
     messages: list[Message] = []
-    for one in value if isinstance(value, list) else [value]:
+    given: list[Any] = value if isinstance(value, list) else [None]
+    for one in given:
         match one:
             case {"from": str(role), "value": str(content)}:
                 message = {"role": _ROLES.get(role, role), "content": content}

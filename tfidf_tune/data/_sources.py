@@ -150,12 +150,8 @@ def _streamed(failure: str, where: str, unit: str, *args: Any, **options: Any) -
             for values in zip(*columns.values(), strict=True):
                 number += 1
                 yield f"{where!r}, {unit} {number}", dict(zip(columns, values, strict=True))
-    except MemoryError as error:
-        raise ValueError(
-            f"{where!r}: memory ran out after {unit} {number}, one of the next may be very long: split it into several"
-        ) from error
-    except Exception as error:  # every format and the hub have their own error types
-        raise ValueError(f"{failure} {type(error).__name__}: {error}") from error
+    except Exception as error:  # every format and the hub have their own error types; a row can be too long for memory
+        raise ValueError(f"{failure} {type(error).__name__} after {unit} {number}: {error}") from error
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
