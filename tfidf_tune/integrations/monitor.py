@@ -8,19 +8,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tfidf_tune._checks import require_choice, require_integer
 from tfidf_tune._files import remove_folder
 from tfidf_tune.analysis import MemorizationProbe, evaluating, greedy_continuations
 from tfidf_tune.data import HFTokenizer, read_probe_file
 from tfidf_tune.integrations._trainer import base_model
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 _BELOW_THRESHOLD = "below_threshold"
 
@@ -65,7 +62,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         probe_file: str | Path,
         every_n_steps: int,
         *,
-        trainer: "Trainer",
+        trainer: Trainer,
         prefix_length: int = 50,
         max_new_tokens: int = 128,
         batch_size: int = 32,
@@ -88,14 +85,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         self._keeps = stop_above is not None and when_above == "keep"
         self._was_above = False
 
-    def on_train_begin(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
-    ) -> None:
-        """Measure the model that training starts from.
-
-        Raises:
-            ValueError: If it is above the threshold that would end training.
-        """
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Measure the model that training starts from; raise a ``ValueError`` above a threshold that ends training."""
         if state.global_step > 0:  # resumed
             return
         metrics = self._measure(args, state, control)
@@ -105,9 +96,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
                 "does not know yet"
             )
 
-    def on_step_end(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure if it is due, or if this step is the last."""
         if state.global_step % self._every_n_steps and not control.should_training_stop:
             return
@@ -116,15 +105,13 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = control.should_save = True
             _report(state, f"training stops after step {state.global_step}: {self._probe.verdict(metrics)}")
 
-    def on_train_end(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the final model, if something else ended training after a step without a measurement."""
         logged = (entry for entry in state.log_history if "memorization_target_lms" in entry)
         if all(entry["step"] != state.global_step for entry in logged):
             self._measure(args, state, control)
 
-    def _measure(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl") -> dict[str, float]:
+    def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> dict[str, float]:
         should_log = control.should_log
         with evaluating(self._trainer.model):
             metrics = self._probe.measure(_TransformersModel(self._trainer.model))
@@ -135,7 +122,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             self._keep(args, state, metrics)
         return metrics
 
-    def _keep(self, args: "TrainingArguments", state: "TrainerState", metrics: dict[str, float]) -> None:
+    def _keep(self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
         is_above = self._probe.is_above(metrics)
         folder = Path(args.output_dir) / _BELOW_THRESHOLD
         if is_above and state.global_step == 0 and args.should_save:
@@ -170,7 +157,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
 class _TransformersModel:
     """A model of transformers or PEFT, as a measurement needs it."""
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     def logits(self, ids_bs: Tensor, num_last: int) -> Tensor:
@@ -182,7 +169,7 @@ class _TransformersModel:
         return greedy_continuations(self._model, prompts, num_tokens)
 
 
-def _tokenizer_of(trainer: "Trainer") -> HFTokenizer:
+def _tokenizer_of(trainer: Trainer) -> HFTokenizer:
     """Return the trainer's tokenizer with the fingerprint that probe files have."""
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     if getattr(tokenizer, "eos_token_id", None) is None:
@@ -193,7 +180,7 @@ def _tokenizer_of(trainer: "Trainer") -> HFTokenizer:
     return HFTokenizer(tokenizer)
 
 
-def _check_model(model: "PreTrainedModel", probe: MemorizationProbe) -> None:
+def _check_model(model: PreTrainedModel, probe: MemorizationProbe) -> None:
     """Refuse a model that the probe cannot be measured on, before training."""
     config, model_class = model.config.get_text_config(), type(base_model(model))
     known = inspect.signature(model_class.forward).parameters  # TRL replaces that of the instance
@@ -219,7 +206,7 @@ def _check_model(model: "PreTrainedModel", probe: MemorizationProbe) -> None:
         raise ValueError(f"memorization cannot be measured: {problem}")
 
 
-def _report(state: "TrainerState", message: str) -> None:
+def _report(state: TrainerState, message: str) -> None:
     if state.is_world_process_zero:
         print(message, file=sys.stderr)
 

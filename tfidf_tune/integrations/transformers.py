@@ -216,9 +216,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 f"{checkpoint} has no {file.name}: the weighting begins with an empty state (the checkpoint was "
                 "written without a weighting, or by another number of processes)"
             )
-            return
-        # Another weighting is an error here that names the settings: without the file it begins with an empty state.
-        self.weighting.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        else:  # the state of another weighting is an error that names the settings
+            self.weighting.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
     def _state_file(self, folder: str) -> Path:
         suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
@@ -289,8 +288,7 @@ def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
     Labels are shifted, the sum over the tokens is divided by ``num_items_in_batch``, and evaluation is plain
     cross-entropy and leaves the weighting unchanged. Unlike with :class:`TokenWeightingMixin`, a row is one document,
     the state of the weighting is not in the checkpoints, nothing is added to the logs, and the weighting does not get
-    the special tokens: call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`. It cannot count all
-    tokens, because the function gets only labels.
+    the special tokens: call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`.
 
     Args:
         loss (WeightedCrossEntropyLoss): the objective.
@@ -299,7 +297,7 @@ def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
         Callable[..., Tensor]: called with outputs, labels ``[b, s]`` that are not shifted, and ``num_items_in_batch``.
 
     Raises:
-        ValueError: If the weighting counts all tokens.
+        ValueError: If the weighting counts all tokens: the function gets only labels.
     """
     require_no_tokens(loss.weighting, "the Trainer")
 
