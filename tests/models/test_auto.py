@@ -60,7 +60,7 @@ BEYOND = {"max_position_embeddings": 4 * LENGTH}
 # What torchtune's modules cannot represent, and the reason that is given.
 NOT_REPRESENTABLE = [
     ("Llama", BEYOND | {"rope_parameters": ROPE["longrope"] | {"rope_theta": 500.0}}, "change beyond 64 tokens"),
-    ("Llama", {"hidden_act": "relu"}, "the activation 'relu' is not one of silu, gelu, gelu_pytorch_tanh"),
+    ("Llama", {"hidden_act": "relu"}, "the activation 'relu' is not one of silu, swish, gelu, gelu_pytorch_tanh"),
     ("GPT-J", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
     ("GPT-NeoX", {"hidden_dropout": 0.1}, "hidden_dropout is 0.1"),
     ("GPT-NeoX", {"tie_word_embeddings": True}, "tie_word_embeddings is True in the checkpoint, False in the model"),

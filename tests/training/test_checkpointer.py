@@ -110,7 +110,7 @@ LLAMA3_ROPE = {
         (
             {"norm_eps": 1e-6},
             {"hidden_act": "gelu"},
-            "is gelu in the checkpoint, silu in the model\n.*\nmake `model`",
+            r"is GELU\(.*\) in the checkpoint, SiLU\(\) in the model\n.*\nmake `model`",
         ),
         ({}, {"quantization_config": {"quant_method": "gptq"}}, "is quantized \\(quantization_config: .*gptq"),
         ({}, {"rope_parameters": LLAMA3_ROPE}, "rope type is llama3 in the checkpoint, default in the model"),

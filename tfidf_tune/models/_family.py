@@ -116,8 +116,7 @@ class ModelFamily(ABC):
         yield "tie_word_embeddings", config.tie_word_embeddings, isinstance(model.output, TiedLinear)
         yield "num_attention_heads", config.num_attention_heads, attention.num_heads
         name = "hidden_act" if hasattr(config, "hidden_act") else "activation_function"
-        activation = getattr(config, name)
-        yield name, _SYNONYMS.get(activation, activation), _activation_name(mlp.activation)
+        yield name, repr(activation(getattr(config, name))), repr(mlp.activation)
         rotary = getattr(attention.pos_embeddings, "rotary", attention.pos_embeddings)
         longest: Any = model.max_seq_len
         yield "max_seq_len", min(longest, config.max_position_embeddings), longest
@@ -142,23 +141,14 @@ class ModelFamily(ABC):
         return [theirs.format(layer) for theirs, ours in self.modules.items() if ours == pattern]
 
 
-# Other names for the tanh approximation of GELU, https://arxiv.org/abs/1606.08415
-_SYNONYMS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
-
-
 def activation(name: str) -> nn.Module:
     """Build the activation of a config; a ValueError names one that is not supported."""
-    known = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_pytorch_tanh": nn.GELU(approximate="tanh")}
-    name = _SYNONYMS.get(name, name)
+    tanh = nn.GELU(approximate="tanh")  # https://arxiv.org/abs/1606.08415, with several names in transformers
+    known = {"silu": nn.SiLU(), "swish": nn.SiLU(), "gelu": nn.GELU()}
+    known |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), tanh)
     if name not in known:
         raise ValueError(f"the activation {name!r} is not one of {', '.join(known)}")
     return known[name]
-
-
-def _activation_name(activation: nn.Module) -> str:
-    if isinstance(activation, nn.GELU):
-        return "gelu_pytorch_tanh" if activation.approximate == "tanh" else "gelu"
-    return type(activation).__name__.lower()
 
 
 def _without_layer(module: str) -> tuple[str, str]:
