@@ -8,7 +8,7 @@ truncated text is then encoded in one piece, so that its ids are those of a text
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ def squad_dataset(
     """
     _check_room("max_seq_len", max_seq_len, tokenizer, squad_prompt("", ""), num_target=2)
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
-    limits = _Limits(max_seq_len, max_seq_len, max_seq_len)
+    limits = (max_seq_len, max_seq_len, max_seq_len)
     examples = (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split))
     place = TextSource(source, name, split)
     return _prompt_target_dataset(tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir)
@@ -121,7 +121,7 @@ def cnn_dailymail_dataset(
     check_at_least(2, max_target_tokens=max_target_tokens)  # a token and EOS
     lengths = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
     check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
-    limits = _Limits(max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
+    limits = (max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
     examples = map(_news_example, load_rows(source, _NEWS_COLUMNS, name=name, split=split))
     place = TextSource(source, name, split)
     return _prompt_target_dataset(tokenizer, examples, limits, summarization_prompt(""), place, packed, cache_dir)
@@ -142,24 +142,16 @@ def encode_prompts(
     encoded: list[list[int]] = []
     cut: set[int] = set()
     examples = [*map(_Example, prompts, texts)]
-    for ids, is_cut in _fit_prompts(tokenizer, examples, [max_tokens - len(bos)] * len(examples)):
-        index = len(encoded)
+    for index, (ids, is_cut) in enumerate(_fit_prompts(tokenizer, examples, repeat(max_tokens - len(bos)))):
         if ids is None:
             raise ValueError(
                 f"{max_tokens} tokens are too few for the prompt {prompts[index]('')[:200]!r}, even without its text: "
                 "raise the limit"
             )
         encoded.append(bos + ids.tolist())
-        cut |= {index} if is_cut else set()
+        if is_cut:
+            cut.add(index)
     return encoded, cut
-
-
-class _Limits(NamedTuple):
-    """The most tokens of an example, of its BOS and prompt, and of its target and EOS."""
-
-    total: int
-    prompt: int
-    target: int
 
 
 class _Example(NamedTuple):
@@ -209,13 +201,17 @@ def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: s
 def _prompt_target_dataset(
     tokenizer: TextTokenizer,
     examples: Iterable[_Example | None],
-    limits: _Limits,
+    limits: tuple[int, int, int],
     empty_prompt: str,
     place: TextSource,
     packed: bool,
     cache_dir: str | None,
 ) -> Dataset[dict[str, Any]]:
-    """Tokenize examples, where None is a row that gives none, and log how many were truncated."""
+    """Tokenize examples, where None is a row that gives none, and log how many were truncated.
+
+    ``limits`` are the most tokens of an example, of its BOS and prompt, and of its target and EOS.
+    """
+    max_tokens, max_prompt, max_target = limits
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
 
@@ -227,8 +223,8 @@ def _prompt_target_dataset(
             given = [example for example in batch if example is not None]
             encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in given))
             whole = [ids[len(ending) :] for ids in encoded]
-            targets = [np.concatenate([ids[: limits.target - 1], eos]) for ids in whole]
-            room = [min(limits.prompt, limits.total - len(target)) - len(bos) for target in targets]
+            targets = [np.concatenate([ids[: max_target - 1], eos]) for ids in whole]
+            room = [min(max_prompt, max_tokens - len(target)) - len(bos) for target in targets]
             counts["num_documents"] += len(batch)
             counts["num_left_out"] += len(batch) - len(given)
             prompts = _fit_prompts(tokenizer, given, room)
@@ -265,11 +261,11 @@ def _prompt_target_dataset(
 
 
 def _fit_prompts(
-    tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Sequence[int]
+    tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Iterable[int]
 ) -> Iterator[tuple[TokenArray | None, bool]]:
     """Yield the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens."""
     prompts = encode_texts(tokenizer, (example.prompt(example.text) for example in examples))
-    for example, ids, limit in zip(examples, prompts, max_tokens, strict=True):
+    for example, ids, limit in zip(examples, prompts, max_tokens, strict=False):
         is_cut = len(ids) > limit
         yield _truncated(tokenizer, example, len(ids), limit) if is_cut else ids, is_cut
 
