@@ -254,7 +254,10 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
         ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"tokenizer": short}, r"is 256, above max_seq_len 64, .*: lower block_size"),
-        ({"tokenizer": short, "texts": [*TEXTS, "a b " * 99]}, r"the longest of texts .* above max_.*: lower its len"),
+        (
+            {"tokenizer": short, "texts": [*TEXTS, "a b " * 99]},
+            r"the longest of texts .* above max_.*: lower the longest",
+        ),
         ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': a canary has at least 2 tokens"),
         ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] is .* no part of another"),
     ):

@@ -1,12 +1,10 @@
-"""Passages whose memorization is measured: their choice, their places in training data, and the probe file.
+"""Passages whose memorization is measured: their choice and their places in training data.
 
 - In blocks of text: :func:`injected_corpus_dataset`, after "Demystifying Verbatim Memorization in Large Language
-  Models" (Huang, Yang and Potts 2024): known passages are repeated at random places of a corpus, and the trained model
-  is prompted with their beginnings.
+  Models" (Huang, Yang and Potts 2024): passages are repeated in a corpus, and the model is prompted with their starts.
 - In the answers of examples: :func:`choose_completions`, for ``sft_dataset``.
 - In rows of a user's own data set: :class:`InjectedCanaries`, after "The Secret Sharer" (Carlini et al. 2019,
-  https://arxiv.org/abs/1802.08232): what the trained model knows of inserted text is compared with text that was drawn
-  in the same way but not inserted.
+  https://arxiv.org/abs/1802.08232): inserted text is compared with text drawn in the same way but not inserted.
 """
 
 import logging
@@ -15,24 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, tee
 from pathlib import Path
-from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
-from tfidf_tune._files import atomic_file
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._duplicates import (
-    LONG_RUN,
-    SEPARATOR,
-    LearnedRuns,
-    Mask,
-    Positions,
-    join_documents,
-    name_repeated_windows,
-    none_within,
-)
+from tfidf_tune.data._duplicates import LONG_RUN, SEPARATOR, LearnedRuns, Mask, Positions, join_documents
 from tfidf_tune.data._embedded import embedded_documents
 from tfidf_tune.data._passages import (
     NOISE_KINDS,
@@ -99,20 +86,6 @@ def _slots(num_base: int, num_targets: int, num_repeats: int, seed: int, *, shuf
     slots = np.argsort(drawn) if shuffle_base else np.append(np.sort(drawn[num_copies:]), drawn[:num_copies])
     slots[num_base:] = np.sort(slots[num_base:].reshape(num_targets, num_repeats), axis=1).ravel()
     return slots
-
-
-def _unique_windows(
-    tokenizer: TextTokenizer, corpus: TokenArray, length: int, num_shared: int, rng: np.random.Generator
-) -> Iterator[tuple[int, TokenArray]]:
-    """Draw starts and ids of windows of a corpus of :func:`join_documents`, without overlap.
-
-    The corpus repeats no ``num_shared`` consecutive tokens of them.
-    """
-    chooser = WindowChooser(tokenizer, corpus, length, rng)
-    is_unique = none_within(name_repeated_windows(corpus, num_shared) > 0, length - num_shared + 1)
-    for start in chooser.random(chooser.fits & is_unique[: len(chooser.fits)]):
-        chooser.take(np.array([start]))
-        yield start, chooser.window(start)
 
 
 # Blocks
@@ -310,27 +283,23 @@ def injected_corpus_dataset(
         **deduplication.settings,
     }
     folder, counts = cached_folder(cache_dir, settings, build)
-    cached_probe = probe = folder / "probe.jsonl"
+    probe = folder / "probe.jsonl"
+    passages = read_probe_file(probe)
     if probe_file:
         probe = Path(probe_file).expanduser()
-        with atomic_file(probe) as temporary:
-            copyfile(cached_probe, temporary)
+        write_probe_file(probe, passages)
     blocks = np.load(folder / "blocks.npy", mmap_mode="r")
-    return InjectedCorpusDataset(blocks, passages=read_probe_file(cached_probe), probe_file=probe, **counts)
+    return InjectedCorpusDataset(blocks, passages=passages, probe_file=probe, **counts)
 
 
 class _Material(NamedTuple):
-    """What a corpus is made of; ``base`` is documents, or blocks ``[num_blocks, block_size]`` in the aligned layout.
-
-    ``lengths`` are the tokens of the documents that were read for the base; ``num_left_out`` counts those that were
-    left out, or the passages that were taken out of them.
-    """
+    """What a corpus is made of."""
 
     targets: list[TokenArray]
     controls: list[TokenArray]
-    base: TokenArray | list[TokenArray]
-    lengths: list[int]
-    num_left_out: int
+    base: TokenArray | list[TokenArray]  # aligned blocks or documents
+    lengths: list[int]  # tokens of the documents that were read for the base
+    num_left_out: int  # documents, or passages that were taken out of them
 
 
 def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
@@ -391,14 +360,14 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     num_windows = sum(length // least for length in lengths)
     by_rule = max(1, min(_MOST_TARGETS, max(_LEAST_TARGETS, num_windows // 10), num_windows // 4))
     corpus = join_documents(documents)
-    rng = np.random.default_rng(0)  # the same passages for every seed
-    drawn = [*islice(_unique_windows(tokenizer, corpus, least, least, rng), sum(spec.numbers(by_rule)))]
-    num_targets, num_controls = spec.numbers(by_rule, len(drawn))
-    drawn = drawn[: num_targets + num_controls]
-    windows = [window for _, window in drawn]
+    chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed
+    starts = [*islice(chooser.unique(least), sum(spec.numbers(by_rule)))]
+    num_targets, num_controls = spec.numbers(by_rule, len(starts))
+    starts = starts[: num_targets + num_controls]
+    windows = [chooser.window(start) for start in starts]
 
     is_base = corpus != SEPARATOR
-    for start, _ in drawn:
+    for start in starts:
         is_base[start : start + least] = False
     base, _ = _cut_base((corpus[first:end] for first, end in label_runs(is_base)), tokenizer.eos_id, spec, _ALL)
     num_read = len(documents) if spec.is_concatenated else (sum(lengths) + len(lengths)) // spec.block_size
@@ -422,7 +391,7 @@ def _cut_base(
 
 
 def _require_enough(*amounts: tuple[int, int, str]) -> None:
-    """Raise a ValueError with all that is missing: what was found, what is needed, and of what."""
+    """Refuse amounts found that are less than needed, all in one message."""
     missing = [f"found {found} {what}, needed {needed}" for found, needed, what in amounts if found < needed]
     if missing:
         raise ValueError(
@@ -458,8 +427,7 @@ def _inject(
 ) -> tuple[TokenArray, Positions]:
     """Put copies at random places between base blocks, or between documents that are then cut into blocks.
 
-    Returns the blocks, and where in their tokens each copy starts, int64 ``[num_targets, num_repeats]``, ascending for
-    each target; the last ones may end beyond the blocks.
+    Returns the blocks, and where in their tokens each copy starts, ``[num_targets, num_repeats]``, in ascending order.
     """
     end = np.array([eos_id] if spec.is_concatenated else [], dtype=np.int32)
     pieces = [*base, *(copy.token_ids for row in copies for copy in row)]
@@ -523,11 +491,7 @@ def choose_completions(
 
     The first ``num_own`` examples are those of the source. ``kept`` returns which of the examples with these numbers,
     in this order, stay. Occurrences are counted in the tokens that are learned, of all turns: conversations are often
-    exported turn by turn, so that the last answer of a row is an earlier one of the next rows. See ``Answer`` for what
-    an occurrence is.
-
-    Raises:
-        ValueError: If there are too few examples for them.
+    exported turn by turn, so that the last answer of a row is an earlier one of the next rows.
     """
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
@@ -543,16 +507,14 @@ def choose_completions(
     found = [runs.locate(runs.occurrences(runs.last[first])) for first in chosen]
     avoided.update(index for places in found for index in places[:, 0].tolist())
     controls = runs.occurring_once(candidates, targets.num_controls, trained, avoided, are_trained=False)
-    if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls):
+    base = sorted({*range(num_own)}.difference(controls))
+    if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
             f"{source!r}: num_targets is {targets.num_targets} and num_controls {targets.num_controls}, but there are "
             f"only {len(chosen)} answers of {targets.min_target_tokens} tokens or more for targets={targets.kind}, and "
-            f"{len(controls)} for controls: lower these numbers or min_target_tokens, or set targets=random. Of "
-            f"controls and random targets, no other example learns {_SHARED} in a run"
+            f"{len(controls)} for controls; {len(base)} examples are left. Lower these numbers or min_target_tokens, "
+            f"or set targets=random. No example learns {_SHARED} of a control, or of another random target, in a run"
         )
-    base = sorted({*range(num_own)}.difference(controls))
-    if not base:
-        raise ValueError(f"the {num_own} examples of {source!r} are all targets or controls: lower num_controls")
 
     numbers = np.array([*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32)
     order = numbers[np.argsort(_slots(len(base), len(chosen), num_copies, targets.seed))]
@@ -652,12 +614,16 @@ class InjectedCanaries:
         check_at_least(0, num_controls=num_controls, seed=seed)
         check_at_least(2, block_size=block_size)
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
-        given = {"special_tokens": tokenizer.num_special_tokens_to_add()}
-        if texts is None:
-            check_fits_model(self._tokenizer, lower="block_size", block_size=block_size, **given)
-        else:
-            given["the longest of texts"] = _longest(self._tokenizer, texts)
-            check_fits_model(self._tokenizer, lower="its length", **given)
+        length = {"block_size": block_size}
+        if texts is not None:
+            lengths, joined = [len(ids) for ids in encode_texts(self._tokenizer, texts)], "\0".join(texts)
+            for index, text in enumerate(texts):
+                if lengths[index] < 2 or joined.count(text) > 1:
+                    what = "a canary has at least 2 tokens and is no part of another"
+                    raise ValueError(f"texts[{index}] is {text!r}: {what}")
+            length = {"the longest of texts": max(lengths, default=0)}
+        special = tokenizer.num_special_tokens_to_add()
+        check_fits_model(self._tokenizer, lower=" and ".join(length), special_tokens=special, **length)
         self._repeats = np.resize(numbers, num_targets)
         self._num_canaries = num_targets + num_controls
         self._block_size = block_size
@@ -723,11 +689,11 @@ class InjectedCanaries:
     def _draw(self, dataset: "Dataset", column: str) -> list[str]:
         """Draw canaries that the column does not contain, in random order."""
         rng = np.random.default_rng(self._seed)
-        candidates: Iterator[str]
-        if self._texts is None:
-            candidates = _embedded_texts(self._tokenizer, self._block_size, rng)
-        else:
-            candidates = map(self._texts.__getitem__, rng.permutation(len(self._texts)))
+        candidates = (
+            _embedded_texts(self._tokenizer, self._block_size, rng)
+            if self._texts is None
+            else map(self._texts.__getitem__, rng.permutation(len(self._texts)))
+        )
         drawn: list[str] = []
         while more := list(islice(candidates, self._num_canaries - len(drawn))):
             known: set[str] = set()
@@ -747,19 +713,9 @@ class InjectedCanaries:
 def _embedded_texts(tokenizer: HFTokenizer, length: int, rng: np.random.Generator) -> Iterator[str]:
     """Draw texts of ``length`` tokens that do not overlap, and with no long stretch that the embedded text repeats."""
     documents = embedded_documents("train") + embedded_documents("validation")
-    corpus = join_documents(encode_texts(tokenizer, documents))
-    for _, ids in _unique_windows(tokenizer, corpus, length, min(SHARED_TOKENS, length), rng):
+    chooser = WindowChooser(tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng)
+    for start in chooser.unique(min(SHARED_TOKENS, length)):
         # A token can differ at the start of a text: byte-level tokenizers have another one without the space before.
-        text = tokenizer.decode(ids.tolist()).strip()
+        text = tokenizer.decode(chooser.window(start).tolist()).strip()
         if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:
             yield text
-
-
-def _longest(tokenizer: HFTokenizer, texts: Sequence[str]) -> int:
-    """Return the tokens of the longest text; each has a prompt and its end, and is no part of another."""
-    lengths = [len(ids) for ids in encode_texts(tokenizer, texts)]
-    joined = "\0".join(texts)
-    for index, text in enumerate(texts):
-        if lengths[index] < 2 or joined.count(text) > 1:
-            raise ValueError(f"texts[{index}] is {text!r}: a canary has at least 2 tokens and is no part of another")
-    return max(lengths, default=0)

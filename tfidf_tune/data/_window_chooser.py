@@ -6,7 +6,15 @@ from itertools import takewhile
 
 import numpy as np
 
-from tfidf_tune.data._duplicates import CUT, SEPARATOR, DuplicatedStretch, Mask, Positions, none_within
+from tfidf_tune.data._duplicates import (
+    CUT,
+    SEPARATOR,
+    DuplicatedStretch,
+    Mask,
+    Positions,
+    name_repeated_windows,
+    none_within,
+)
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray
 
 SHARED_TOKENS = 50
@@ -92,6 +100,14 @@ class WindowChooser:
                 yield start
             else:
                 self.take(np.array([start]))  # counted once
+
+    def unique(self, num_shared: int) -> Iterator[int]:
+        """Draw and take random windows of which the corpus repeats no ``num_shared`` consecutive tokens."""
+        are_repeated = name_repeated_windows(self._corpus, num_shared) > 0
+        is_unique = none_within(are_repeated, self._length - num_shared + 1)
+        for start in self.random(self.fits & is_unique[: len(self.fits)]):
+            self.take(np.array([start]))
+            yield start
 
     def start_of(self, start: int) -> Start:
         """Return whether the window at token ``start`` starts a document, a line, a word or none of these."""
