@@ -6,16 +6,17 @@ Only the others are decoded.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.analysis._decoding import batches_of_prompts
 from tfidf_tune.analysis._metrics import longest_memorized_substring, longest_prefix_match
 from tfidf_tune.analysis._probe import check_passages
@@ -48,6 +49,8 @@ class MemorizationProbe:
         max_new_tokens (int): most tokens that are generated and compared. Default: 128.
         batch_size (int): passages in a forward pass. Default: 32.
         stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
+        when_above (Literal["stop", "keep"]): whether training ends above the threshold, or the last model below it is
+            kept. Default: "stop".
 
     Raises:
         ValueError: If a setting is out of range, there is no target, or a passage is too short or of another tokenizer.
@@ -62,7 +65,9 @@ class MemorizationProbe:
         max_new_tokens: int = 128,
         batch_size: int = 32,
         stop_above: float | None = None,
+        when_above: Literal["stop", "keep"] = "stop",
     ) -> None:
+        require_choice("when_above", when_above, ("stop", "keep"))
         check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if not any(passage.kind == "target" for passage in passages):
             raise ValueError(
@@ -75,6 +80,9 @@ class MemorizationProbe:
         self._prompts, self._references = ([*parts] for parts in zip(*divided, strict=True))
         self._eos_id = tokenizer.eos_id
         self._batch_size, self._stop_above = batch_size, stop_above
+        self.keeps: bool = stop_above is not None and when_above == "keep"
+        """Whether the last model below the threshold is kept."""
+        self._was_above = False
         if stop_above is not None:
             longest = max(map(len, self._references))
             meaning = "it is a threshold for the mean LMS of the targets, in tokens"
@@ -88,8 +96,31 @@ class MemorizationProbe:
         """Return whether the targets' mean LMS is above the threshold."""
         return self._stop_above is not None and metrics["memorization_target_lms"] > self._stop_above
 
-    def verdict(self, metrics: dict[str, float]) -> str:
-        """Say that the mean LMS is above the threshold."""
+    def reason_to_stop(self, metrics: dict[str, float]) -> str | None:
+        """Say why training has to end, if the mean LMS is above a threshold that ends it."""
+        return self._verdict(metrics) if self.is_above(metrics) and not self.keeps else None
+
+    def keep_below(
+        self, step: int, metrics: dict[str, float], folder: Path, save: Callable[[Path], None]
+    ) -> str | None:
+        """Save a model into ``folder`` unless its mean LMS is above the threshold, if models are kept at all.
+
+        Returns:
+            str | None: the message for the user when the first model is above it.
+        """
+        if not self.keeps:
+            return None
+        is_above, was_above = self.is_above(metrics), self._was_above
+        self._was_above = is_above
+        if not is_above:
+            save(folder)
+            return None
+        if was_above:
+            return None
+        kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
+        return f"step {step}: {self._verdict(metrics)}; {kept}"
+
+    def _verdict(self, metrics: dict[str, float]) -> str:
         return (
             f"the targets' mean LMS is {metrics['memorization_target_lms']:.1f} tokens, above stop_above="
             f"{self._stop_above:g}"

@@ -7,13 +7,14 @@ import inspect
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tfidf_tune._checks import require_choice, require_integer
+from tfidf_tune._checks import require_integer
 from tfidf_tune._files import remove_folder
 from tfidf_tune.analysis import MemorizationProbe, evaluating, greedy_continuations
 from tfidf_tune.data import HFTokenizer, read_probe_file
@@ -70,7 +71,6 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         when_above: Literal["stop", "keep"] = "stop",
     ) -> None:
         require_integer("every_n_steps", every_n_steps, 1)
-        require_choice("when_above", when_above, ("stop", "keep"))
         self._probe = MemorizationProbe(
             read_probe_file(probe_file),
             _tokenizer_of(trainer),
@@ -78,32 +78,29 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             stop_above=stop_above,
+            when_above=when_above,
         )
         _check_model(trainer.model, self._probe)
         self._trainer = trainer
         self._every_n_steps = every_n_steps
-        self._keeps = stop_above is not None and when_above == "keep"
-        self._was_above = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the model that training starts from; raise a ``ValueError`` above a threshold that ends training."""
         if state.global_step > 0:  # resumed
             return
-        metrics = self._measure(args, state, control)
-        if self._probe.is_above(metrics) and not self._keeps:
+        if reason := self._probe.reason_to_stop(self._measure(args, state, control)):
             raise ValueError(
-                f"before training {self._probe.verdict(metrics)}: choose a higher threshold, or targets that the model "
-                "does not know yet"
+                f"before training {reason}: choose a higher threshold, or targets that the model does not know yet"
             )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure if it is due, or if this step is the last."""
         if state.global_step % self._every_n_steps and not control.should_training_stop:
             return
-        metrics = self._measure(args, state, control)
-        if self._probe.is_above(metrics) and not self._keeps and not control.should_training_stop:
+        reason = self._probe.reason_to_stop(self._measure(args, state, control))
+        if reason and not control.should_training_stop:
             control.should_training_stop = control.should_save = True
-            _report(state, f"training stops after step {state.global_step}: {self._probe.verdict(metrics)}")
+            _report(state, f"training stops after step {state.global_step}: {reason}")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the final model, if something else ended training after a step without a measurement."""
@@ -118,21 +115,13 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             # In train mode TRL's trainers would add the means of their own metrics to these, and forget them.
             self._trainer.log(dict(metrics))
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
-        if self._keeps:
-            self._keep(args, state, metrics)
-        return metrics
-
-    def _keep(self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
-        is_above = self._probe.is_above(metrics)
         folder = Path(args.output_dir) / _BELOW_THRESHOLD
-        if is_above and state.global_step == 0 and args.should_save:
+        if self._probe.keeps and state.global_step == 0 and args.should_save:
             remove_folder(folder)  # of another run
-        if not is_above:
-            self._save(folder, is_writer=args.should_save)
-        elif not self._was_above:
-            kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
-            _report(state, f"step {state.global_step}: {self._probe.verdict(metrics)}; {kept}")
-        self._was_above = is_above
+        save = partial(self._save, is_writer=args.should_save)
+        if notice := self._probe.keep_below(state.global_step, metrics, folder, save):
+            _report(state, notice)
+        return metrics
 
     def _save(self, folder: Path, *, is_writer: bool) -> None:
         """Write the model into a temporary folder, and rename that when it is complete."""

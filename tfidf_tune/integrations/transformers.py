@@ -31,7 +31,7 @@ from tfidf_tune.integrations._trainer import (
     shifted_labels,
     token_batch,
 )
-from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy
+from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy, weight_statistics, weight_sums
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting
 from tfidf_tune.weighting._weighting import require_no_tokens
 
@@ -145,7 +145,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         batch = self._token_batch(inputs, (outputs.logits if hidden is None else hidden).shape[1])
         terms = self._token_loss.terms(logits, batch)
         valid = batch.labels != IGNORE_INDEX
-        self._weight_statistics.add(terms.cross_entropy, terms.weights, valid)
+        self._weight_statistics.add(terms.cross_entropy, terms.weights, batch.labels)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
             loss = loss + self.model.config.get_text_config().router_aux_loss_coef * outputs.aux_loss
@@ -250,12 +250,10 @@ class _WeightStatistics:
         self._sums = torch.zeros(4, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
         self._largest = torch.zeros(1, device=device)
 
-    def add(self, cross_entropy: Tensor, weights: Tensor, valid: Tensor) -> None:
-        """Add the mean cross-entropy of a mini-batch, its weights, and where it has labels, ``[b, s]`` both."""
-        num_valid = valid.sum()
-        # Deviations from 1, where most weights are: small differences would be lost in a mean of squares.
-        deviations = ((weights - 1).square_() * valid).sum()
-        self._sums += torch.stack([num_valid, cross_entropy * num_valid, weights.sum(), deviations])
+    def add(self, cross_entropy: Tensor, weights: Tensor, labels: Tensor) -> None:
+        """Add the mean cross-entropy of a mini-batch, its weights and its labels, ``[b, s]`` both."""
+        num_valid = (labels != IGNORE_INDEX).sum()
+        self._sums += torch.stack([num_valid, cross_entropy * num_valid, *weight_sums(weights, labels)])
         torch.maximum(self._largest, weights.max(), out=self._largest)
 
     def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -263,17 +261,17 @@ class _WeightStatistics:
 
         ``gather`` joins the tensors ``[1, n]`` of all processes along the first dimension.
         """
-        num_valid, cross_entropy, weights, deviations = gather(self._sums[None]).sum(0).tolist()
+        num_valid, cross_entropy, total, deviations = gather(self._sums[None]).sum(0)
         largest = gather(self._largest[None]).max().item()
         self._sums.zero_()
         self._largest.zero_()
         if num_valid == 0:
             return {}
-        mean = weights / num_valid
+        mean, std = weight_statistics(total, deviations, int(num_valid))
         return {
-            "cross_entropy": cross_entropy / num_valid,
-            "weight_mean": mean,
-            "weight_std": max(deviations / num_valid - (mean - 1) ** 2, 0.0) ** 0.5,
+            "cross_entropy": (cross_entropy / num_valid).item(),
+            "weight_mean": mean.item(),
+            "weight_std": std.item(),
             "weight_max": largest,
         }
 

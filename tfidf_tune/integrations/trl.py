@@ -65,8 +65,8 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
             predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
         vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
         weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))[:, :num_predicted]
-        valid = batch.labels[:, :num_predicted] != IGNORE_INDEX
-        cross_entropy = -predictions.log_probability.sum() / valid.sum().clamp_min(1)
-        self._weight_statistics.add(cross_entropy, weights, valid)
+        labels = batch.labels[:, :num_predicted]
+        cross_entropy = -predictions.log_probability.sum() / (labels != IGNORE_INDEX).sum().clamp_min(1)
+        self._weight_statistics.add(cross_entropy, weights, labels)
         outputs["log_probs"] = log_probs * weights
         return outputs

@@ -8,7 +8,14 @@ from tfidf_tune.loss._cross_entropy import (
     weighted_mean,
 )
 from tfidf_tune.loss._fused import fused_cross_entropy
-from tfidf_tune.loss._weighted import CrossEntropyLoss, LossTerms, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.loss._weighted import (
+    CrossEntropyLoss,
+    LossTerms,
+    TFIDFCrossEntropyLoss,
+    WeightedCrossEntropyLoss,
+    weight_statistics,
+    weight_sums,
+)
 
 __all__ = [
     "CrossEntropyLoss",
@@ -20,5 +27,7 @@ __all__ = [
     "linear_token_cross_entropy",
     "token_cross_entropy",
     "token_predictions",
+    "weight_statistics",
+    "weight_sums",
     "weighted_mean",
 ]

@@ -46,6 +46,19 @@ class LossTerms(NamedTuple):
     weights: Tensor
 
 
+def weight_sums(weights: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the weights of labels, and that of their squared deviations from 1; ``[b, s]`` both."""
+    return weights.sum(), ((weights - 1).square() * (labels != IGNORE_INDEX)).sum()
+
+
+def weight_statistics(total: Tensor, deviations: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of weights from their :func:`weight_sums`."""
+    mean = total / max(num_tokens, 1)
+    # About 1, where most weights are: small differences would be lost in a mean of squares.
+    variance = deviations / max(num_tokens, 1) - (mean - 1).square()
+    return mean, variance.clamp_min(0).sqrt()
+
+
 class WeightedCrossEntropyLoss(nn.Module):
     r"""Cross-entropy in which every token counts by its weight: :math:`-\frac{1}{M}\sum_i w_i \log P(x_i | x_{<i})`.
 

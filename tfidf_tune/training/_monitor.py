@@ -15,7 +15,7 @@ from tfidf_tune.loss import HeadInput
 from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._data import read_passages
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._errors import setup_errors
 from tfidf_tune.training._metrics import ProgressLog, require_finite
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
 
@@ -34,9 +34,7 @@ class MemorizationMonitor:
         self._probe = probe
         self._run = run
         self._every_n_steps: int = section.every_n_steps
-        self._keeps: bool = section.stop_above is not None and section.when_above == "keep"
         self._cache_dtype = mixed_precision_dtype(cfg.fsdp_param_dtype) or run.dtype
-        self._was_above = False
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Return whether a step, or the start as step 0, is followed by a measurement."""
@@ -61,18 +59,15 @@ class MemorizationMonitor:
         with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
             metrics = self._probe.measure(PreparedModel(model, self._run.device, self._cache_dtype))
         progress.log(step, metrics)
-        is_above = self._probe.is_above(metrics)
-        below_threshold = self._run.output_dir / BELOW_THRESHOLD
-        if self._keeps and not is_above:
+
+        def save_finite(folder: Path) -> None:
             require_finite(model, step)
-            save(below_threshold)
-        elif self._keeps and not self._was_above:
-            kept = f"the last model below it is in {below_threshold}"
-            kept = kept if below_threshold.exists() else "no model was below it"
-            progress.note(f"step {step}: {self._probe.verdict(metrics)}; {kept}")
-        self._was_above = is_above
+            save(folder)
+
+        if notice := self._probe.keep_below(step, metrics, self._run.output_dir / BELOW_THRESHOLD, save_finite):
+            progress.note(notice)
         progress.restart_clock()
-        return self._probe.verdict(metrics) if is_above and not self._keeps else None
+        return self._probe.reason_to_stop(metrics)
 
 
 def build_monitor(
@@ -87,19 +82,16 @@ def build_monitor(
     if section is None:
         return None
     with setup_errors("config: memorization_monitor"):
-        settings = {name: section[name] for name in ("prefix_length", "max_new_tokens", "batch_size", "stop_above")}
+        settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps")}
         probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, **settings)
-    model_: Any = model
-    if probe.num_positions > model_.max_seq_len:
-        raise SetupError(
-            f"config: memorization_monitor: a prompt and its continuation have up to {probe.num_positions} tokens, the "
-            f"model takes at most {model_.max_seq_len}: lower max_new_tokens or prefix_length"
-        )
-    if not implementation_of(model).has_caches:
-        raise SetupError(
-            f"config: memorization_monitor: a {type(model).__name__} has no KV caches to generate text with: set it to "
-            "null"
-        )
+        max_seq_len: Any = model.max_seq_len
+        if probe.num_positions > max_seq_len:
+            raise ValueError(
+                f"a prompt and its continuation have up to {probe.num_positions} tokens, the model takes at most "
+                f"{max_seq_len}: lower max_new_tokens or prefix_length"
+            )
+        if not implementation_of(model).has_caches:
+            raise ValueError(f"a {type(model).__name__} has no KV caches to generate text with: set it to null")
     return MemorizationMonitor(probe, cfg, run)
 
 

@@ -1,9 +1,8 @@
 """The training loop and its step."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from tfidf_tune._signals import Interrupted, StopRequest, stop_request
-from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune._signals import Interrupted, stop_request
+from tfidf_tune.loss import WeightedCrossEntropyLoss, weight_statistics, weight_sums
 from tfidf_tune.training._batches import (
     UNPADDED_TOKENS,
     Batch,
@@ -34,7 +33,7 @@ from tfidf_tune.training._monitor import MemorizationMonitor
 from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.training._snapshot import TrainState
-from tfidf_tune.weighting import IGNORE_INDEX, TokenBatch
+from tfidf_tune.weighting import TokenBatch
 
 
 class StepResult(NamedTuple):
@@ -95,7 +94,7 @@ def train_step(
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
-    cross_entropy, weights, deviations, weight_max = (total.clone() for _ in range(4))
+    cross_entropy, weight_sum, deviations, weight_max = (total.clone() for _ in range(4))
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
         labels = batch["labels"]
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
@@ -114,11 +113,12 @@ def train_step(
         torch.autograd.backward(scaler.scale(terms.loss * share))
         total += terms.loss.detach() * share
         cross_entropy += terms.cross_entropy * share
-        weights += terms.weights.sum()
-        deviations += ((terms.weights - 1).square() * (labels != IGNORE_INDEX)).sum()
+        of_batch, deviations_of_batch = weight_sums(terms.weights, labels)
+        weight_sum += of_batch
+        deviations += deviations_of_batch
         weight_max = torch.maximum(weight_max, terms.weights.max())
-    of_all = gather_tensors(torch.stack([total, cross_entropy, weights, deviations, weight_max]))
-    total, cross_entropy, weights, deviations, _ = of_all.sum(0)
+    of_all = gather_tensors(torch.stack([total, cross_entropy, weight_sum, deviations, weight_max]))
+    total, cross_entropy, weight_sum, deviations, _ = of_all.sum(0)
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
         [parameter for group in optimizer.param_groups for parameter in group["params"]],
@@ -134,14 +134,12 @@ def train_step(
     scaler.update()
     next_scale = scaler.get_scale()
     optimizer.zero_grad(set_to_none=True)
-    weight_mean = weights / max(num_tokens, 1)
-    # About 1, where most weights are: small differences would be lost in a mean of squares.
-    variance = deviations / max(num_tokens, 1) - (weight_mean - 1).square()
+    weight_mean, weight_std = weight_statistics(weight_sum, deviations, num_tokens)
     metrics = {
         "loss": total,
         "cross_entropy": cross_entropy,
         "weight_mean": weight_mean,
-        "weight_std": variance.clamp_min(0).sqrt(),
+        "weight_std": weight_std,
         "weight_max": of_all[:, 4].max(),
         "grad_norm": grad_norm,
     }
@@ -183,9 +181,7 @@ def train(
     total_steps = progress.total_steps
     state.model.train()
     state.loss.train()
-    checkpoints = _Checkpoints(
-        cfg, run, state, progress, resume, save, milestone_steps(cfg.save_at_percent, total_steps)
-    )
+    checkpoints = _Checkpoints(cfg, run, state, progress, resume, save)
     checkpoints.note_missed()
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
@@ -199,13 +195,16 @@ def train(
     )
     steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
     with stop_request() as request, _naming_last_checkpoint(resume):
+
+        def next_batches() -> StepBatches:  # none after the last step
+            return agree_on_step(next(steps, []), stop=request.signal_number)
+
         progress.start()
-        if monitor is not None and resume.step == 0 and (verdict := monitor.measure(0, state.model, progress, save)):
+        if monitor is not None and resume.step == 0 and (reason := monitor.measure(0, state.model, progress, save)):
             raise TrainingError(
-                f"before training {verdict}: choose a higher threshold, or targets that the model does not know yet"
+                f"before training {reason}: choose a higher threshold, or targets that the model does not know yet"
             )
         resume.restore_random_states()
-        next_batches = partial(_next_step, steps, request)
         batches = next_batches()
         for step in range(resume.step + 1, total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
@@ -226,31 +225,27 @@ def train(
             if not result.skipped and state.lr_scheduler is not None:
                 state.lr_scheduler.step()
 
-            # Without a pause the next batches come before metrics are read, which waits for a GPU; with one after the
-            # checkpoint, which an error in the data must not prevent.
-            measures = monitor is not None and monitor.is_due(step, total_steps)
-            pauses = measures or checkpoints.are_due(step)
-            if not pauses:
+            # A GPU still computes: the next batches are fetched before anything waits for it. A step that is measured
+            # or saved fetches them afterwards, so that an error in the data does not cost the checkpoint.
+            is_measured = monitor is not None and monitor.is_due(step, total_steps)
+            is_saved = checkpoints.are_due(step)
+            if not (is_measured or is_saved):
                 batches = next_batches()
-            if pauses or guard.looks_at_each_step or progress.is_due(step):
+            if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
-
-            verdict = monitor.measure(step, state.model, progress, save) if monitor is not None and measures else None
-            if verdict is not None and step < total_steps:
-                name = checkpoints.write_last(step, total_steps)
-                progress.note(
-                    f"the run ends after step {step} of {total_steps}: {verdict}; {name} is written; "
-                    f"{resume.last_checkpoint()}"
-                )
-                return
-            if checkpoints.are_due(step):
+            if monitor is not None and is_measured:
+                reason = monitor.measure(step, state.model, progress, save)
+                if reason is not None and step < total_steps:
+                    checkpoints.write_last(step, reason)
+                    return
+            if is_saved:
                 checkpoints.write(step)
-            if pauses:
+            if is_measured or is_saved:
                 batches = next_batches()
 
             if batches.stop and step < total_steps:
-                if resume.is_kept and not checkpoints.are_due(step):
+                if resume.is_kept and not is_saved:
                     guard.check()
                     checkpoints.write(step)
                 raise Interrupted(
@@ -258,52 +253,55 @@ def train(
                 )
 
 
-@dataclass(frozen=True)
 class _Checkpoints:
     """What a run writes after a step: milestones, by ``save(folder)``, and a checkpoint to resume from."""
 
-    cfg: FinetuneConfig
-    run: Run
-    state: TrainState
-    progress: ProgressLog
-    resume: ResumePoint
-    save: Callable[[Path], None]
-    milestones: dict[int, list[int]]
+    def __init__(
+        self,
+        cfg: FinetuneConfig,
+        run: Run,
+        state: TrainState,
+        progress: ProgressLog,
+        resume: ResumePoint,
+        save: Callable[[Path], None],
+    ) -> None:
+        self._folder, self._every_n_steps = run.output_dir, cfg.save_every_n_steps
+        self._state, self._progress, self._resume, self._save = state, progress, resume, save
+        self._milestones = milestone_steps(cfg.save_at_percent, progress.total_steps)
 
     def note_missed(self) -> None:
         """Report the milestones that a resumed run has passed without a checkpoint."""
-        passed = [percent for step in self.milestones if step <= self.resume.step for percent in self.milestones[step]]
-        missing = [name for name in map(milestone_name, passed) if not (self.run.output_dir / name).is_dir()]
-        if missing:
-            self.progress.note(
-                f"{', '.join(missing)} of save_at_percent will not be written: step {self.resume.step} is done already"
+        step = self._resume.step
+        passed = [milestone_name(each) for at, percents in self._milestones.items() if at <= step for each in percents]
+        if missing := [name for name in passed if not (self._folder / name).is_dir()]:
+            self._progress.note(
+                f"{', '.join(missing)} of save_at_percent will not be written: step {step} is done already"
             )
 
     def are_due(self, step: int) -> bool:
         """Return whether anything is written after a step."""
-        every = self.cfg.save_every_n_steps
-        return step in self.milestones or (self.resume.is_kept and every is not None and step % every == 0)
+        every = self._every_n_steps
+        return step in self._milestones or (self._resume.is_kept and every is not None and step % every == 0)
 
-    def write(self, step: int, percents: Sequence[int] = ()) -> None:
-        """Write the milestones of a step, or others, and the checkpoint to resume from."""
-        require_finite(self.state.model, step)
-        for percent in percents or self.milestones.get(step, ()):
-            self.save(self.run.output_dir / milestone_name(percent))
-        if self.resume.is_kept:
-            self.resume.save(step, self.state, self.progress)
-        self.progress.restart_clock()
+    def write(self, step: int) -> None:
+        """Write the milestones of a step, if it has some, and the checkpoint to resume from."""
+        require_finite(self._state.model, step)
+        for percent in self._milestones.get(step, ()):
+            self._save(self._folder / milestone_name(percent))
+        if self._resume.is_kept:
+            self._resume.save(step, self._state, self._progress)
+        self._progress.restart_clock()
 
-    def write_last(self, step: int, total_steps: int) -> str:
-        """Write a milestone after a step that ends the run early; return its name."""
+    def write_last(self, step: int, reason: str) -> None:
+        """Write a milestone after a step that ends the run early, and report it."""
+        total_steps = self._progress.total_steps
         # Rounded up: not the name of an earlier milestone.
-        percents = self.milestones.get(step) or [-(-100 * step // total_steps)]
-        self.write(step, percents)
-        return milestone_name(percents[-1])
-
-
-def _next_step(steps: Iterator[list[Batch]], request: StopRequest) -> StepBatches:
-    """Fetch the mini-batches of the next step, none after the last; the processes agree on whether to begin it."""
-    return agree_on_step(next(steps, []), stop=request.signal_number)
+        percents = self._milestones.setdefault(step, [-(-100 * step // total_steps)])
+        self.write(step)
+        self._progress.note(
+            f"the run ends after step {step} of {total_steps}: {reason}; {milestone_name(percents[-1])} is written; "
+            f"{self._resume.last_checkpoint()}"
+        )
 
 
 def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
