@@ -6,8 +6,9 @@ Checkpoints are ``output_dir/resume/step_120``: written atomically, verified bef
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed.checkpoint.api import CheckpointException
@@ -19,8 +20,8 @@ from tfidf_tune._files import remove_folder, remove_leftovers, sync_to_disk
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
-from tfidf_tune.training._distributed import gather_objects, is_lost_process, is_main_process
-from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, first_line
+from tfidf_tune.training._distributed import gather_objects, is_main_process
+from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 from tfidf_tune.training._snapshot import (
@@ -36,6 +37,7 @@ from tfidf_tune.training._snapshot import (
     write_snapshot,
 )
 
+Value = TypeVar("Value")
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
 _FREE_KEYS = (
@@ -60,10 +62,10 @@ class ResumeFolder:
         """
         damages: list[str] = []
         for checkpoint in self._checkpoints():
-            problem = _first_problem(checkpoint)
-            if problem is None:
+            damage = _damage_of(checkpoint)
+            if damage is None:
                 return checkpoint, damages
-            damages.append(f"{checkpoint} is damaged: {problem}")
+            damages.append(f"{checkpoint} is damaged: {damage}")
         if damages:
             raise SetupError(
                 f"no resume checkpoint is intact: {'; '.join(damages)}. Move {self.folder} and the milestones next to "
@@ -82,26 +84,21 @@ class ResumeFolder:
         final = self.folder / f"step_{step}"
         temporary = self.folder / f".{final.name}.partial"
         try:
-            _on_main_process(lambda: _make_empty(temporary))
+            if is_main_process():
+                shutil.rmtree(temporary, ignore_errors=True)
+            _on_each_process(lambda: temporary.mkdir(parents=True) if is_main_process() else None)
             if not all(_on_each_process(temporary.is_dir)):
                 raise OSError(f"{self.folder} is not the same folder for all processes: use a shared file system")
             _on_each_process(lambda: write_files(temporary))
             parts = _on_each_process(lambda: describe_own_files(temporary))
             files = {name: entry for part in parts for name, entry in part.items()}
-            _on_main_process(lambda: self._finish(temporary, final, step, files))
-        except Exception as error:
+            _on_each_process(lambda: self._finish(temporary, final, step, files) if is_main_process() else None)
+        except OSError as error:
+            raise TrainingError(f"resume checkpoint {final} could not be written: {error}") from error
+        finally:
             if is_main_process():
                 shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, RuntimeError) and is_lost_process(error):
-                raise
-            raise TrainingError(f"resume checkpoint {final} could not be written: {cause_of(error)}") from error
         return final
-
-    def remove_leftovers(self) -> None:
-        """Remove what a killed process left."""
-        if is_main_process():
-            for path in self.folder.glob(".step_*"):
-                shutil.rmtree(path)
 
     def _checkpoints(self) -> list[Path]:
         """Return the checkpoints, the newest first."""
@@ -122,38 +119,26 @@ class ResumeFolder:
             remove_folder(checkpoint)
 
 
-def _first_problem(checkpoint: Path) -> str | None:
-    """Check the files on every process; return the first problem."""
-    problem = None
+def _damage_of(checkpoint: Path) -> OSError | None:
     try:
-        check_files(checkpoint)
-    except Exception as error:  # whatever it is, all processes have to hear of it
-        problem = first_line(error) if isinstance(error, ValueError) else cause_of(error)
-    return next((found for found in gather_objects(problem) if found), None)
+        _on_each_process(partial(check_files, checkpoint))
+    except OSError as error:
+        return error
+    return None
 
 
-def _on_main_process(work: Callable[[], None]) -> None:
-    _on_each_process(work if is_main_process() else lambda: None)
-
-
-def _on_each_process(work: Callable[[], Any]) -> list[Any]:
-    """Return the results of all processes; a failure on one raises on all, so that no process waits forever."""
-    result, failure = None, None
+def _on_each_process(work: Callable[[], Value]) -> list[Value]:
+    """Return the results of all processes; any failure raises an OSError on all, so that no process waits forever."""
+    outcome: list[Value] = []
+    failure, cause = None, None
     try:
-        result = work()
+        outcome.append(work())
     except Exception as error:
-        failure = error
-    outcomes = gather_objects((result, None if failure is None else cause_of(failure)))
-    if failure is not None:
-        raise failure
-    if causes := [cause for _, cause in outcomes if cause]:
-        raise OSError(causes[0])
-    return [value for value, _ in outcomes]
-
-
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+        failure, cause = error, cause_of(error)
+    outcomes = gather_objects((outcome, cause))
+    if causes := [each for _, each in outcomes if each]:
+        raise OSError(causes[0]) from failure
+    return [result for results, _ in outcomes for result in results]
 
 
 class ResumePoint:
@@ -172,7 +157,7 @@ class ResumePoint:
         self.checkpoint = checkpoint
         self.is_kept = folder.keep_last_n > 0
         self._inputs: dict[str, Any] = {}
-        self._random_states: dict[str, Any] | None = None
+        self._random_states: dict[str, Any] = {}
         self.step: int = 0 if checkpoint is None else step_of(checkpoint)
         self.tokens_seen: int = 0 if checkpoint is None else read_process_file(checkpoint)["tokens_seen"]
 
@@ -198,8 +183,9 @@ class ResumePoint:
         Raises:
             TrainingError: If the checkpoint does not fit the run.
         """
-        self._folder.remove_leftovers()
         if is_main_process():
+            for path in self._folder.folder.glob(".step_*"):
+                shutil.rmtree(path)
             remove_leftovers(self._folder.folder.parent)
         if self.checkpoint is None:
             return
@@ -212,7 +198,7 @@ class ResumePoint:
 
     def restore_random_states(self) -> None:
         """Restore the random states, as the last thing before training."""
-        if self._random_states is not None:
+        if self._random_states:
             set_random_states(self._random_states)
 
     def save(self, step: int, state: TrainState, progress: ProgressLog) -> None:
@@ -221,14 +207,9 @@ class ResumePoint:
         Raises:
             TrainingError: If it cannot be written; earlier ones are not changed.
         """
-
-        def write(folder: Path) -> None:
-            write_snapshot(
-                folder, state, settings=self._settings, inputs=self._inputs, tokens_seen=progress.tokens_seen
-            )
-
         progress.sync_to_disk()
-        self.checkpoint = self._folder.write(step, write)
+        content = self._settings, self._inputs, progress.tokens_seen
+        self.checkpoint = self._folder.write(step, lambda folder: write_snapshot(folder, state, *content))
 
 
 def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
@@ -259,7 +240,7 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
 
 def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed, as plain values."""
-    resolved = cast("dict[str, Any]", OmegaConf.to_container(cast(DictConfig, cfg), resolve=True))
+    resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
     settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
     world_size, _ = get_world_size_and_rank()
     # The number of processes may change as long as a mini-batch of all holds the same sequences.

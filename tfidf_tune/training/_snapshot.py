@@ -12,17 +12,16 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
@@ -35,7 +34,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import file_sha256, sync_to_disk
@@ -72,18 +70,15 @@ class TrainState:
 
 
 def write_snapshot(
-    folder: Path, state: TrainState, *, settings: Mapping[str, Any], inputs: Mapping[str, Any], tokens_seen: int
+    folder: Path, state: TrainState, settings: Mapping[str, Any], inputs: Mapping[str, Any], tokens_seen: int
 ) -> None:
     """Write the files of this process into an existing folder; every process has to call."""
     world_size, rank = get_world_size_and_rank()
     optimizer = _optimizer_state(state.model, state.optimizer)
     tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
-    try:
-        with _suppress_single_process_warning():
-            writer = HuggingFaceStorageWriter(str(folder), _file_numbers(tensors), save_distributed=True)
-            save(_without_shared_memory(tensors), storage_writer=writer)
-    except CheckpointException as error:
-        raise OSError(cause_of(error)) from error
+    with _suppress_single_process_warning():
+        writer = HuggingFaceStorageWriter(str(folder), _file_numbers(tensors), save_distributed=True)
+        save(_without_shared_memory(tensors), storage_writer=writer)
     groups = state.optimizer.param_groups
     content = {
         "inputs": dict(inputs),
@@ -125,20 +120,20 @@ def write_manifest(folder: Path, step: int, files: Mapping[str, Any]) -> None:
 
 
 def check_files(checkpoint: Path) -> None:
-    """Raise a ValueError unless this process's share of the files is what the manifest says."""
+    """Raise an OSError unless this process's share of the files is what the manifest says."""
     manifest = _read_manifest(checkpoint)
     if (version := manifest["format_version"]) != _FORMAT_VERSION:
-        raise ValueError(
+        raise OSError(
             f"another version of tfidf-tune wrote it, in format {version}; this one reads format {_FORMAT_VERSION}"
         )
     if manifest["step"] != step_of(checkpoint):
-        raise ValueError(f"{_MANIFEST} is of step {manifest['step']}")
+        raise OSError(f"{_MANIFEST} is of step {manifest['step']}")
     for name in _own_share(manifest["files"]):
         path = checkpoint / name
         if not path.is_file():
-            raise ValueError(f"{name} is missing")
+            raise OSError(f"{name} is missing")
         if _described(path) != manifest["files"][name]:
-            raise ValueError(f"{name} is not what was written (size or SHA-256)")
+            raise OSError(f"{name} is not what was written (size or SHA-256)")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -151,7 +146,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_bytes())
         return {key: manifest[key] for key in ("format_version", "step", "files")}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{_MANIFEST} cannot be read ({cause_of(error)})") from error
+        raise OSError(f"{_MANIFEST} cannot be read ({cause_of(error)})") from error
 
 
 def _own_share(names: Iterable[str]) -> list[str]:
@@ -159,9 +154,9 @@ def _own_share(names: Iterable[str]) -> list[str]:
     return sorted(names)[rank::world_size]
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> Any:
     """Read the settings of the run that wrote a checkpoint."""
-    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / _SETTINGS)))
+    return OmegaConf.to_container(OmegaConf.load(folder / _SETTINGS))
 
 
 def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
@@ -174,21 +169,22 @@ def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
     return content
 
 
-def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
+def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     """Restore a freshly built state in place; every process has to call.
 
     Returns:
-        dict[str, Any] | None: random states for :func:`set_random_states`. None if the number of processes has changed,
-        which is reported on stderr.
+        dict[str, Any]: random states for :func:`set_random_states`, empty if the number of processes has changed, which
+        is reported on stderr.
 
     Raises:
         TrainingError: If the run has different weights or optimizer state.
     """
     world_size, rank = get_world_size_and_rank()
-    first = read_process_file(folder)
-    saved_world_size: int = first["num_processes"]
+    own = read_process_file(folder)
+    saved_world_size: int = own["num_processes"]
     same_processes = world_size == saved_world_size
-    own = read_process_file(folder, rank) if same_processes else first
+    if same_processes:
+        own = read_process_file(folder, rank)
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
     tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
     if differing := set(own["tensors"]) ^ tensors.keys():
@@ -196,22 +192,32 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
             f"{folder} does not have the weights and optimizer state of this run: only one of them has "
             f"{min(differing)}; the checkpoint may be of another version of the optimizer"
         )
+    reader = HuggingFaceStorageReader(str(folder))
+    reader.fs = _ListedFiles()
     with _suppress_single_process_warning():
-        load(tensors, storage_reader=_tensor_reader(folder))
+        load(tensors, storage_reader=reader)
     if optimizer := {**optimizer, **own["optimizer_values"]}:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
         set_optimizer_state_dict(state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT)
-    _set_group_settings(state.optimizer, own["optimizer_groups"])
+    for group, saved in zip(state.optimizer.param_groups, own["optimizer_groups"], strict=True):
+        for key, value in saved.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
     if state.lr_scheduler is not None:
         state.lr_scheduler.load_state_dict(own["lr_scheduler"])
     state.scaler.load_state_dict(own["scaler"])
-    has_window = same_processes or all(
-        _equal(read_process_file(folder, other)["loss"], own["loss"]) for other in range(saved_world_size)
+    windows = [] if same_processes else [read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
+    has_window = all(
+        window.keys() == own["loss"].keys() and all(torch.equal(window[name], own["loss"][name]) for name in window)
+        for window in windows
     )
     if has_window:
         state.loss.load_state_dict(own["loss"])
     if same_processes:
-        return cast("dict[str, Any]", own["random_states"])
+        random_states: dict[str, Any] = own["random_states"]
+        return random_states
     if is_main_process():
         window = "all processes use its window (loss.sync)" if saved_world_size == 1 else "the window is kept"
         window = window if has_window else "the loss starts with an empty window (each process had its own)"
@@ -221,7 +227,7 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any] | None:
             "restored, and floating-point sums are rounded differently",
             file=sys.stderr,
         )
-    return None
+    return {}
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
@@ -271,25 +277,9 @@ def _optimizer_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of an optimizer's state, not copied; a quantized one by its parts."""
     tensors: dict[str, Tensor] = {}
     for name, value in values.items():
-        if not isinstance(value, Tensor):
-            continue
-        local = local_tensor(value)
-        if isinstance(value, DTensor) and is_traceable_wrapper_subclass(local):
-            raise TrainingError(
-                f"{name} is a sharded {type(local).__name__}, which a resume checkpoint cannot hold: choose another "
-                "optimizer, one process, or keep_last_n_checkpoints=0"
-            )
-        tensors |= {name: value} if isinstance(value, DTensor) else plain_tensors(value, name)
+        if isinstance(value, Tensor):
+            tensors |= {name: value} if isinstance(value, DTensor) else plain_tensors(value, name)
     return tensors
-
-
-def _set_group_settings(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
-    for group, saved in zip(optimizer.param_groups, settings, strict=True):
-        for key, value in saved.items():
-            if isinstance(group.get(key), Tensor):
-                group[key].copy_(value)
-            else:
-                group[key] = value
 
 
 def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -315,21 +305,11 @@ def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 class _ListedFiles(FileSystem):
     """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
         return [str(Path(path) / name) for name in sorted(_read_manifest(Path(path))["files"])]
-
-
-def _tensor_reader(folder: Path) -> HuggingFaceStorageReader:
-    reader = HuggingFaceStorageReader(str(folder))
-    reader.fs = _ListedFiles()
-    return reader
 
 
 @contextmanager
